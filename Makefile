@@ -116,6 +116,14 @@ bench-trees: $(STAMP)
 bench-alpha: $(STAMP)
 	$(BIN)/python -m benchmarks.alpha $(ARGS)
 
+# Laws, costs and speeds of our pairs, as Leviathan et al. (2023) measured theirs, for `make papers`: twenty minutes.
+bench-papers: $(STAMP)
+	$(BIN)/python -m benchmarks.papers.measure $(ARGS)
+
+# Tables 1 to 5 and Figures 2 to 4 of that paper beside the newest of these; writes docs/papers.md: seconds.
+papers: $(STAMP)
+	$(BIN)/python -m benchmarks.papers $(ARGS)
+
 # Speed as `outrider tune` expects it and as it is, at temperatures 0 and 1: an hour.
 bench-tune: $(STAMP)
 	$(BIN)/python -m benchmarks.tune $(ARGS)
@@ -158,7 +166,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune coupled-parity bench-never-slower
+.PHONY: bench-long bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

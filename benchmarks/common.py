@@ -258,6 +258,13 @@ def with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of GitHub's Markdown, numbers to the right of the first column."""
+    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
+    return "\n".join(lines)
+
+
 @dataclass
 class Report:
     """Sections of a result file, printed as they come."""
@@ -276,10 +283,7 @@ class Report:
         self._parts.append(paragraph)
 
     def table(self, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Add a table of GitHub's Markdown, numbers to the right of the first column."""
-        lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
-        lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
-        self.text(f"## {heading}\n\n" + "\n".join(lines))
+        self.text(f"## {heading}\n\n{markdown_table(columns, rows)}")
 
     def verdict(self, violations: Sequence[str], well: str = "No violation.") -> None:
         """Add what was to hold and did not, or else `well`."""

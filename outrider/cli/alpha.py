@@ -57,7 +57,7 @@ def alpha(
 
     alpha is the mean of the sum of min(target, draft), the probability that a draft token is kept under rejection
     (Leviathan et al. 2023, Table 3); coupled and greedy are how often the draft's token is the target's under those
-    rules.
+    rules. Beside them stands the temperature at which the draft alone would have to draw for the largest alpha.
     """
     with errors_as_lines():
         for name, value in (("max-tokens", max_tokens), ("num-prompts", num_prompts)):
@@ -146,6 +146,25 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts, of two or more.",
         style="dim",
     )
+    _show_temperatures(rows, console)
+
+
+def _show_temperatures(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(
+        title="The draft's best temperature, where the target keeps its own",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("drafter", overflow="fold")
+    for name in ("target's", "best", "alpha there", "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        best = row["draft_temperature"]
+        if best is not None:
+            numbers = (f"{temperature:g}" for temperature in (row["setting"]["temperature"], best["temperature"]))
+            table.add_row(_name(row["drafter"]), *numbers, shown(**best["alpha"]), shown(**best["gain"]))
+    console.print(table)
 
 
 def shown(mean: float | None, error: float | None) -> str:

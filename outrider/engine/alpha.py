@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ TABLES = ("unigram", "bigram", "ngram", "lookup")
 SEED = 20230101
 AT_ONCE = 8
 """Answers that the target writes side by side. Doubling it doubles the cache that both models need."""
+DRAFT_TEMPERATURES = (1.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
+"""Temperatures of a draft that are compared, over the target's, or themselves where that is 0; of equals the first.
+Each costs a softmax of the draft's logits a token. Twice as many: the best is met more closely."""
+
+LawAt = Callable[[SamplingParams], RowLaw | None]
+"""The law of one position under any parameters; None where the drafter has no guess."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Task:
     """Fields of SamplingParams: temperature, top_k, top_p, min_p."""
     dtype: str = "auto"
     device: str = "auto"
+    leniences: list[float] = field(default_factory=list)
+    """For each the rows tell what would be kept under it, of the same text."""
 
     @classmethod
     def read(cls, line: str) -> Task:
@@ -116,36 +125,115 @@ def half_width(moves: Sequence[float]) -> float:
     return 1.96 * math.sqrt(sum(move * move for move in moves) * len(moves) / (len(moves) - 1))
 
 
+@dataclass(frozen=True)
+class TargetToken:
+    """A token that the target wrote."""
+
+    id: int
+    position: int
+    """Of the sequence."""
+    law: RowLaw
+    """What it was drawn from."""
+    whole: RowLaw
+    """The same at temperature 1 and without cuts."""
+
+    def keeps(self, token_id: int, lenience: float) -> bool:
+        """Return whether the token would be kept there at temperature 0: it has at least `lenience` times the
+        probability of the best one (Leviathan et al. 2023, A.5).
+        """
+        return self.whole.score(token_id) >= float(self.whole.scores.max()) + math.log(lenience)
+
+
 @dataclass
 class Tally:
     """Collects the values of one drafter under one setting at each token, a list a prompt."""
 
+    temperatures: Sequence[float]
+    """Of the draft, compared; the first is the target's own."""
+    leniences: Sequence[float] = ()
     alpha: list[list[float]] = field(default_factory=list)
     bound: list[list[float]] = field(default_factory=list)
     coupled: list[list[float]] = field(default_factory=list)
     greedy: list[list[float]] = field(default_factory=list)
     drafted: list[list[float]] = field(default_factory=list)
+    at_temperature: list[list[list[float]]] = field(init=False)
+    """alpha by the draft's temperature."""
+    lenient: list[list[list[float]]] = field(init=False)
+    """What would be kept, by lenience."""
+
+    def __post_init__(self) -> None:
+        self.at_temperature = [[] for _ in self.temperatures]
+        self.lenient = [[] for _ in self.leniences]
 
     def begin(self) -> None:
-        for values in (self.alpha, self.bound, self.coupled, self.greedy, self.drafted):
+        single = (self.alpha, self.bound, self.coupled, self.greedy, self.drafted)
+        for values in (*single, *self.at_temperature, *self.lenient):
             values.append([])
 
-    def add(self, target: RowLaw, draft: RowLaw | None, said: int, params: SamplingParams, position: int) -> None:
-        """Add one token. said: the target's token there, picked by the noise of `params`."""
-        self.drafted[-1].append(float(draft is not None))
-        if draft is None:
+    def add(self, token: TargetToken, draft: LawAt, params: SamplingParams) -> None:
+        """Compare the drafter's law with the target's at one token, which the noise of `params` picked."""
+        law = draft(params)
+        self.drafted[-1].append(float(law is not None))
+        if law is None:
             return
-        alpha = float(np.minimum(target.probs(), draft.probs_at(target)).sum())
+        alpha = overlap(token.law, law)
         self.alpha[-1].append(alpha)
         self.bound[-1].append(alpha / (2.0 - alpha))  # (1 - TV) / (1 + TV), TV = 1 - alpha
-        self.coupled[-1].append(float(coupled_id(draft, params, position) == said))
-        self.greedy[-1].append(float(_best(target) == _best(draft)))
+        self.coupled[-1].append(float(coupled_id(law, params, token.position) == token.id))
+        self.greedy[-1].append(float(_best(token.law) == _best(law)))
+        for values, temperature in zip(self.at_temperature, self.temperatures, strict=True):
+            other = draft(replace(params, temperature=temperature))
+            assert other is not None, "a temperature bans no token"
+            values[-1].append(overlap(token.law, other))
+        for values, lenience in zip(self.lenient, self.leniences, strict=True):
+            kept = token.keeps(_best(law), lenience) if params.greedy else overlap(token.law, law, lenience)
+            values[-1].append(float(kept))
 
     def row(self, drafter: str, setting: dict[str, float]) -> dict[str, Any]:
         names = ("alpha", "bound", "coupled", "greedy", "drafted")
-        estimates = {name: asdict(Estimate.of(getattr(self, name))) for name in names}
+        estimates: dict[str, Any] = {name: asdict(Estimate.of(getattr(self, name))) for name in names}
+        estimates["draft_temperature"] = self._best_temperature()
+        if self.leniences:
+            found = [asdict(Estimate.of(values)) for values in self.lenient]
+            estimates["lenient"] = [
+                {"lenience": lenience, **each} for lenience, each in zip(self.leniences, found, strict=True)
+            ]
         num_tokens = sum(map(len, self.drafted))
         return {"drafter": drafter, "setting": setting, "num_tokens": num_tokens, **estimates}
+
+    def _best_temperature(self) -> dict[str, Any] | None:
+        """Return the draft's temperature with the largest alpha, that alpha, and what it gains; None without a guess.
+
+        The gain is over the target's temperature, on the same tokens.
+        """
+        found = [Estimate.of(values) for values in self.at_temperature]
+        if found[0].mean is None:
+            return None
+        best = max(range(len(found)), key=lambda index: found[index].mean)  # type: ignore[arg-type, return-value]
+        gains = [
+            [mine - own for mine, own in zip(*pair, strict=True)]
+            for pair in zip(self.at_temperature[best], self.at_temperature[0], strict=True)
+        ]
+        return {
+            "temperature": self.temperatures[best],
+            "alpha": asdict(found[best]),
+            "gain": asdict(Estimate.of(gains)),
+        }
+
+
+def draft_temperatures(temperature: float) -> list[float]:
+    """Return the temperatures of a draft that are compared at the target's, which is the first."""
+    if temperature == 0.0:
+        return sorted(DRAFT_TEMPERATURES)
+    return [temperature * each for each in DRAFT_TEMPERATURES]
+
+
+def overlap(target: RowLaw, draft: RowLaw, lenience: float = 1.0) -> float:
+    """Return the probability that a draft token is kept by the rule by token: the sum of min(target / lenience, draft).
+
+    Leviathan et al. 2023, Corollary 3.6 and, below a lenience of 1, A.5.
+    """
+    return float(np.minimum(target.probs() / lenience, draft.probs_at(target)).sum())
 
 
 def _best(law: RowLaw) -> int:
@@ -161,16 +249,16 @@ class LawModel:
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
 
-    def laws(self, ids: Sequence[int], start: int, params: SamplingParams) -> Iterator[RowLaw]:
+    def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], RowLaw]]:
         """Yield the laws after ids[:start], ids[:start + 1], ... ids[:-1]."""
         table = self.runner.pool.new_table()
         try:
             logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)])
         finally:
             table.free()
-        host, state = HostLogits(logits), SamplingState(params, (), ())
+        host = HostLogits(logits)
         for index in range(len(ids) - start):
-            yield host.law(index, LogitRow(state))
+            yield partial(_law_of_logits, host, index)
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
         """Return prompt and answer of each, every token picked by coupled noise: an exact draw.
@@ -199,6 +287,10 @@ class LawModel:
         return sequences
 
 
+def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> RowLaw:
+    return host.law(index, LogitRow(SamplingState(params, (), ())))
+
+
 def measure(task: Task) -> Iterator[dict[str, Any]]:
     """Yield the events; the last one has the rows. Raises OutriderError."""
     tokenizer = tokenizer_of(task.target)
@@ -224,7 +316,8 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
             tables[drafter.name] = _table(drafter, tokenizer)
     rows = []
     for setting in task.settings:
-        tallies = {drafter.name: Tally() for drafter in task.drafters}
+        temperatures = draft_temperatures(setting.get("temperature", 1.0))
+        tallies = {drafter.name: Tally(temperatures, task.leniences) for drafter in task.drafters}
         params = [
             SamplingParams(max_tokens=task.max_tokens, seed=SEED + i, acceptance=AcceptanceRule.COUPLED, **setting)  # type: ignore[arg-type]
             for i in range(len(prompts))
@@ -251,26 +344,30 @@ def _compare(
     params: SamplingParams,
 ) -> None:
     """Compare all drafters along one answer: ids[start:] is the target's own."""
-    targets = list(target.laws(ids, start, params))
+    whole = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    tokens = [
+        TargetToken(ids[at], at, law(params), law(whole)) for at, law in enumerate(target.laws(ids, start), start=start)
+    ]
     for name, tally in tallies.items():
         tally.begin()
         if name in models:
-            laws: Iterable[RowLaw | None] = models[name].laws(ids, start, params)
+            laws: Iterable[LawAt] = models[name].laws(ids, start)
         else:
-            laws = _table_laws(tables[name], ids, start, params, targets[0].vocab_size)
-        for at, (own, draft) in enumerate(zip(targets, laws, strict=True)):
-            tally.add(own, draft, ids[start + at], params, start + at)
+            laws = _table_laws(tables[name], ids, start, target.runner.facts.vocab_size)
+        for token, draft in zip(tokens, laws, strict=True):
+            tally.add(token, draft, params)
 
 
-def _table_laws(
-    table: drafting.Drafter, ids: list[int], start: int, params: SamplingParams, vocab_size: int
-) -> Iterator[RowLaw | None]:
-    """Yield the table's laws under the same temperature and cuts as a model's logits."""
-    follower, row = table.open(ids[:start], start), LogitRow(SamplingState(params, (), ()))
+def _table_laws(table: drafting.Drafter, ids: list[int], start: int, vocab_size: int) -> Iterator[LawAt]:
+    """Yield the table's laws, under temperature and cuts as a model's; each holds until the next is asked for."""
+    follower = table.open(ids[:start], start)
     for token_id in ids[start:]:
-        counts = follower.walk().next()
-        yield None if counts is None else law_of_counts(counts, row, vocab_size)
+        yield partial(_law_of_counts, follower.walk().next(), vocab_size)
         follower.append([token_id])
+
+
+def _law_of_counts(counts: drafting.Counts | None, vocab_size: int, params: SamplingParams) -> RowLaw | None:
+    return None if counts is None else law_of_counts(counts, LogitRow(SamplingState(params, (), ())), vocab_size)
 
 
 def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.cli.alpha import drafter_of
+from outrider.cli.alpha import drafter_of, show
 from outrider.cli.main import app
-from outrider.engine.alpha import Estimate, LawModel, Task
+from outrider.engine.alpha import MODEL, DrafterSpec, Estimate, LawModel, Tally, TargetToken, Task, measure
+from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -63,6 +67,8 @@ def test_the_target_itself_is_always_right_and_another_keeps_within_its_bounds(
         own = rows[temperature, "target"]
         assert own["alpha"]["mean"] == pytest.approx(1.0, abs=1e-4)
         assert own["coupled"]["mean"] == own["greedy"]["mean"] == 1.0
+        assert own["draft_temperature"]["temperature"] == temperature
+        assert own["draft_temperature"]["gain"]["mean"] == 0.0
     other = rows[1.0, "draft"]
     slack = other["coupled"]["error"] + 1e-9
     assert 0.1 < other["alpha"]["mean"] < 0.9
@@ -70,6 +76,44 @@ def test_the_target_itself_is_always_right_and_another_keeps_within_its_bounds(
     greedy = rows[0.0, "draft"]
     assert greedy["alpha"]["mean"] == pytest.approx(greedy["greedy"]["mean"])
     assert rows[1.0, "ngram"]["drafted"]["mean"] < 1.0 == other["drafted"]["mean"]
+
+
+@pytest.mark.parametrize(("sharper", "temperature", "best"), [(0.8, 1.0, 0.8), (2.0, 0.5, 1.0)])
+def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
+    tmp_path: Path, sharper: float, temperature: float, best: float
+) -> None:
+    """Its logits are `sharper` times the target's."""
+    for name, sharpness in (("target", 1.5), ("draft", 1.5 * sharper)):
+        tiny_llama(tmp_path / name, seed=4, hidden_size=16, num_layers=1, context=64, sharpness=sharpness)
+    drafter = DrafterSpec(MODEL, str(tmp_path / "draft"))
+    settings = [{"temperature": temperature}]
+    *_, measured = measure(Task(str(tmp_path / "target"), [drafter], ["the 1", "the 2"], 12, settings))
+    (row,) = measured["rows"]
+    found = row["draft_temperature"]
+    assert found["temperature"] == pytest.approx(best)
+    assert found["alpha"]["mean"] == pytest.approx(1.0, abs=1e-5) and row["alpha"]["mean"] < 0.99
+    assert found["gain"]["mean"] == pytest.approx(found["alpha"]["mean"] - row["alpha"]["mean"])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show(measured["rows"], console)
+    shown = console.export_text().splitlines()[-1].split()
+    assert shown[1:3] == [f"{temperature:g}", f"{best:g}"] and shown[3].startswith("1.000±")
+
+
+def test_lenience_keeps_what_the_paper_says() -> None:
+    """A.5: above temperature 0 the sum of min(target / lenience, draft); at 0 what is nearly as likely as the best."""
+    target, draft = law(0.5, 0.3, 0.2), law(0.2, 0.7, 0.1)
+    tally = Tally([1.0], [1.0, 0.5, 0.1])
+    tally.begin()
+    tally.add(TargetToken(0, 1, target, target), lambda params: draft, SamplingParams(temperature=1.0))
+    kept = [each["mean"] for each in tally.row("", {})["lenient"]]
+    assert kept == pytest.approx([0.2 + 0.3 + 0.1, 0.2 + 0.6 + 0.1, 1.0])
+    greedy = TargetToken(0, 1, one_hot(0, 3), target)
+    assert [greedy.keeps(1, lenience) for lenience in (1.0, 0.61, 0.59)] == [False, False, True]
+    assert greedy.keeps(0, 1.0) and not greedy.keeps(2, 0.5)
+
+
+def law(*probs: float) -> RowLaw:
+    return RowLaw(len(probs), np.log(np.array(probs, dtype=np.float32)))
 
 
 def test_an_answer_ends_with_its_end_of_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from outrider.cli.tuning import runs
 from outrider.cli.tuning import study as study_module
 from outrider.cli.tuning.choice import choose, fastest_of
 from outrider.cli.tuning.costs import Costs, costs_of
-from outrider.cli.tuning.expected import Acceptance, expected_speed, expected_tokens, improvement
+from outrider.cli.tuning.expected import Acceptance, expected_speed
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
 from outrider.cli.tuning.settings import (
@@ -35,29 +35,6 @@ from outrider.wire.processes import StopFlag
 from outrider.wire.tree_shape import TreeShape
 from tests.unit import simulated_pair
 from tests.unit.simulated_pair import MAX_TOKENS, PROMPT_S, answer, moods, one_pass, round_s
-
-# ---- the paper
-
-TABLE_1 = [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)]
-"""alpha, gamma, speed where drafts cost nothing (Leviathan et al. 2023)."""
-TABLE_4 = [
-    (0.02, 7, 0.75, 3.2), (0.04, 7, 0.80, 3.3), (0.11, 7, 0.82, 2.5),
-    (0.02, 7, 0.62, 2.3), (0.04, 5, 0.68, 2.4), (0.11, 3, 0.71, 2.0),
-    (0.02, 5, 0.65, 2.4), (0.04, 5, 0.73, 2.6), (0.11, 3, 0.74, 2.0),
-    (0.02, 5, 0.53, 1.9), (0.04, 3, 0.55, 1.8), (0.11, 3, 0.56, 1.6),
-]  # fmt: skip
-"""c, gamma, alpha, expected improvement: T5 small, base and large; alpha has two digits there."""
-
-
-@pytest.mark.parametrize(("alpha", "gamma", "speed"), TABLE_1)
-def test_tokens_of_a_round_are_the_papers(alpha: float, gamma: int, speed: float) -> None:
-    assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.006)
-
-
-@pytest.mark.parametrize(("c", "gamma", "alpha", "expected"), TABLE_4)
-def test_the_improvement_is_the_papers(c: float, gamma: int, alpha: float, expected: float) -> None:
-    assert improvement(alpha, gamma, c) == pytest.approx(expected, abs=0.07)
-
 
 EVERY_K = range(13)
 

@@ -1,4 +1,4 @@
-"""How fast speculation should be: Leviathan et al. 2023 with one alpha and one cost, and with all that was measured."""
+"""How fast speculation should be with all that was measured; `theory` says it of one alpha and one cost."""
 
 from __future__ import annotations
 
@@ -8,26 +8,6 @@ from dataclasses import dataclass
 from outrider.cli.tuning.costs import Cost, Costs
 from outrider.cli.tuning.runs import Pass, TimedAnswer
 from outrider.client import TokenKind
-
-
-def expected_tokens(alpha: float, k: int) -> float:
-    """Return the tokens of a round of k drafts kept with probability alpha (Leviathan et al. 2023, equation 1)."""
-    if alpha == 1.0:
-        return k + 1.0
-    return (1.0 - alpha ** (k + 1)) / (1.0 - alpha)
-
-
-def improvement(alpha: float, k: int, c: float) -> float:
-    """Return the factor on the speed of plain decoding (Leviathan et al. 2023, Theorem 3.8).
-
-    c: a draft token's time over a step of the target, which is taken to be as fast with k + 1 tokens as with one.
-    """
-    return expected_tokens(alpha, k) / (k * c + 1.0)
-
-
-def best_k(alpha: float, c: float, most: int) -> int:
-    """Return the k of the largest improvement, 0 to `most` (Leviathan et al. 2023, Figure 3); the smaller of equals."""
-    return max(range(most + 1), key=lambda k: (improvement(alpha, k, c), -k))
 
 
 @dataclass(frozen=True)

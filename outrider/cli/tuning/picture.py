@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.cli.tuning.expected import best_k
 from outrider.cli.tuning.study import Study
+from outrider.cli.tuning.theory import best_k
 from outrider.wire.errors import ConfigError
 
 if TYPE_CHECKING:

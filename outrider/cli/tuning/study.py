@@ -10,8 +10,9 @@ from outrider.cli.progress import Tell
 from outrider.cli.tuning import settings
 from outrider.cli.tuning.choice import Ratio, Recommendation, choose, fastest_of, speeds_of
 from outrider.cli.tuning.costs import Costs, costs_of
-from outrider.cli.tuning.expected import Acceptance, expected_speed, improvement
+from outrider.cli.tuning.expected import Acceptance, expected_speed
 from outrider.cli.tuning.runs import Pass, Workload, lead_in, run_interleaved
+from outrider.cli.tuning.theory import improvement
 from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.errors import InvalidRequest
 
