@@ -31,6 +31,7 @@ ROUTED: dict[str, Any] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window": 16, "tie_word_embeddings": False},
     "glm4_moe": {**ROUTED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
     | {"use_qk_norm": True, "attention_bias": True},
     "deepseek_v3": ROUTED

@@ -135,6 +135,14 @@ def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
 
 
+def test_embeddings_that_were_trained_unscaled_are_caught(sound: Sound) -> None:
+    scaled = sound.other()
+    scaled.head.facts = replace(scaled.head.facts, embedding_scale=8.0)
+    found = score_dflash(scaled, sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label == "with unscaled embeddings"
+    assert found.winner.agreement == 1.0 and scaled.head.facts.embedding_scale == 8.0
+
+
 def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
     generator = torch.Generator().manual_seed(5)
     best = torch.randint(0, 97, (NUM_TOKENS - 1,), generator=generator)

@@ -6,8 +6,7 @@ that follows a draft the *carry*, the head's own output there. `HeadPath` hands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,9 +17,6 @@ from transformers import Cache
 from outrider.engine.heads.head_network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.reduced_vocab import spread
-
-Misreading = tuple[str, AbstractContextManager[None]]
-"""A way in which files are misread, by what it would be, and the context in which the head is wired so."""
 
 
 class HeadFacts(Protocol):
@@ -80,10 +76,6 @@ class CarryHead(HeadNetwork):
     def decide(self, facts: Any) -> None:
         """Go on with other facts, of which none changes a tensor."""
         self.facts = facts
-
-    def misreadings(self) -> Sequence[Misreading]:
-        """Return the ways in which files of this kind are misread, beside taps of other layers."""
-        return ()
 
     def forward(
         self,

@@ -6,8 +6,9 @@ block follows them: the last committed token, the anchor, and masks behind it. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
-from outrider.engine.heads.head_network import LlamaHead, llama_config
+from outrider.engine.heads.head_network import LlamaHead, Misreading, llama_config
 from outrider.engine.heads.markov import MarkovHead, MarkovKind
 from outrider.engine.heads.reduced_vocab import spread
 
@@ -57,6 +58,8 @@ class DFlashConfig:
     """Whether the attention's linear layers have one."""
     trained_context: int = 2048
     """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
+    embedding_scale: float = 1.0
+    """Of the table's rows, where a block's tokens are embedded."""
     markov_rank: int = 0
     """r, of DSpark's sequential head; 0 for none."""
     markov_kind: MarkovKind = "vanilla"
@@ -102,6 +105,18 @@ class DFlashHead(LlamaHead):
         self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
         self.rotary_emb = LlamaRotaryEmbedding(self.config)
 
+    def misreadings(self) -> Sequence[Misreading]:
+        return (("with unscaled embeddings", self._unscaled()),) if self.facts.embedding_scale != 1 else ()
+
+    @contextmanager
+    def _unscaled(self) -> Iterator[None]:
+        facts = self.facts
+        self.facts = replace(facts, embedding_scale=1.0)
+        try:
+            yield
+        finally:
+            self.facts = facts
+
     def forward(
         self,
         input_ids: Tensor,
@@ -119,7 +134,7 @@ class DFlashHead(LlamaHead):
         num_rows, num_places = features.shape[1], input_ids.shape[1]
         if position_ids is None:
             position_ids = torch.arange(num_rows + num_places, device=input_ids.device)[None]
-        hidden = self.embed_tokens(input_ids)  # [1, Q, d]
+        hidden = self.embed_tokens(input_ids) * self.facts.embedding_scale  # [1, Q, d]
         rows = features.to(hidden.dtype)
         rotary = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:

@@ -158,6 +158,7 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
     vocab_size = vocab_size_of(files, inner, target)
     rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
     from_anchor = _from_anchor(keys, is_dspark=is_dspark)
+    lends_module = "embed_tokens.weight" not in tensors and not is_wrapped
     return DFlashConfig(
         width=opened_width(files, tensors, target, taps),
         ffn_width=inner.intermediate_size,
@@ -179,6 +180,7 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
         from_anchor=from_anchor,
         has_bias=bool(getattr(inner, "attention_bias", False)),
         trained_context=inner.max_position_embeddings,
+        embedding_scale=target.embedding_scale if lends_module else 1.0,  # z-lab's blocks go through it
         markov_rank=0 if rank is None else keys.number("markov_rank", "dspark_markov_rank", least=0),
         markov_kind=_markov_kind(files, keys),
     )

@@ -14,8 +14,8 @@ from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading
-from outrider.engine.heads.head_network import LlamaHead, llama_config
+from outrider.engine.heads.carry_head import CarryHead
+from outrider.engine.heads.head_network import LlamaHead, Misreading, llama_config
 from outrider.engine.heads.opening import Norm
 
 

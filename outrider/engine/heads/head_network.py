@@ -5,6 +5,7 @@ PagedPath runs them with block tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,8 @@ H = TypeVar("H", bound="HeadNetwork")
 
 Shape = tuple[int, int]
 """(heads, numbers a head) of what a layer caches of a token."""
+Misreading = tuple[str, AbstractContextManager[None]]
+"""A way in which files are misread, by what it would be, and the context in which the head is wired so."""
 
 
 class HeadNetwork(PreTrainedModel):
@@ -51,6 +54,10 @@ class HeadNetwork(PreTrainedModel):
     def make_rotary(self, device: torch.device) -> None:
         """Make the rotary frequencies, which are no tensors of the files."""
         raise NotImplementedError
+
+    def misreadings(self) -> Sequence[Misreading]:
+        """Return the ways in which files of this kind are misread, beside taps of other layers."""
+        return ()
 
     def mapped(self, logits: Tensor) -> Tensor:
         """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading
-from outrider.engine.heads.head_network import Shape
+from outrider.engine.heads.carry_head import CarryHead
+from outrider.engine.heads.head_network import Misreading, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class JoinedHead(CarryHead):
         super().__init__(config)
         self.facts = facts
         self.model: Any = MODEL_MAPPING[type(config)](config)
+        self.model.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
         norm_class, self.model.norm = type(self.model.norm), nn.Identity()
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)

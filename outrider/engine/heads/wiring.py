@@ -224,6 +224,9 @@ def score_dflash(loaded: LoadedDFlash, seen: Seen, num_layers: int) -> Outcome:
     others.append(way("with the norm of the rows left out", taps, unnormed))
     place = "later" if facts.from_anchor else "earlier"
     others.append(way(f"reading one place {place}", taps, opening, from_anchor=not facts.from_anchor))
+    for label, misread in loaded.head.misreadings():
+        with misread:
+            others.append(way(label, taps, opening))
     return Outcome(way("as configured", taps, opening), others)
 
 
