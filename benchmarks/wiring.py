@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, REPO, Report, head_at, parser
 from benchmarks.common import read_prompts as prompts_of
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.maps import target_ids
@@ -154,7 +154,7 @@ def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     path, facts = HeadPath(head), sound.runner.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None
-    return LoadedHead(runner, path, head, files.opening, files.undecided)
+    return LoadedHead(runner, path, files.opening, files.undecided)
 
 
 def texts(num: int) -> Iterator[str]:

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING
 
-from outrider.engine.heads.carry_head import CarryHead, HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash_files import read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import HeadFiles, HeadNetwork
 from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import read_eagle1
 from outrider.engine.heads.peagle_files import read_peagle
@@ -83,7 +83,7 @@ def of_peagle(folder: Path) -> str:
 def test_heads_that_were_trained_over_the_table_read_it_as_it_is(
     write: Callable[[Path], str],
     read: Callable[[Checkpoint, TargetFiles], HeadFiles],
-    head_class: type[CarryHead],
+    head_class: type[HeadNetwork],
     target_folder: str,
     tmp_path: Path,
 ) -> None:

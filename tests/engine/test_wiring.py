@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, made
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.loader import LoadedHead, load_head, load_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, Way, _HeadRun, score_head, score_medusa, taps_to_probe

@@ -19,7 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from outrider.engine.heads.carry_head import CarryHead
-from outrider.engine.heads.head_network import Misreading, Shape
+from outrider.engine.heads.head_network import Misreading, Shape, swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class JoinedHead(CarryHead):
         exchanged = ("with embedding and feature exchanged", self._exchanged())
         if not self.facts.joins_normed:
             return (exchanged,)
-        return exchanged, ("with the norms of embedding and features swapped", self._swapped_norms())
+        return exchanged, ("with the norms of embedding and features swapped", swapped(self, "enorm", "hnorm"))
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.model.embed_tokens(input_ids)  # [1, T, d]
@@ -117,11 +117,3 @@ class JoinedHead(CarryHead):
             yield
         finally:
             self._is_exchanged = False
-
-    @contextmanager
-    def _swapped_norms(self) -> Iterator[None]:
-        self.enorm, self.hnorm = self.hnorm, self.enorm
-        try:
-            yield
-        finally:
-            self.enorm, self.hnorm = self.hnorm, self.enorm
