@@ -18,7 +18,7 @@ from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Seen, score_head
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.paths.forward_path import BLOCK_SIZE, NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.block_heads import BLOCK, BlockHead
 from tests.engine.heads import LAYERS, target
@@ -114,6 +114,19 @@ def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
 )
 def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...], label: str) -> None:
     found = score_head(with_taps(sound.loaded, *taps), sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
+
+
+@pytest.mark.parametrize(
+    ("trained", "read", "label"),
+    [
+        (LAYERS, NORMED, "reading before the final norm"),
+        (NORMED, LAYERS, "reading after the final norm"),
+    ],
+)
+def test_the_wrong_side_of_the_final_norm_is_caught(sound: Sound, trained: int, read: int, label: str) -> None:
+    seen = told(said(with_taps(sound.loaded, 2, trained), sound.seen))
+    found = score_head(with_taps(sound.loaded, 2, read), seen, LAYERS)
     assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
 

@@ -29,6 +29,7 @@ from outrider.engine.heads.reduced_vocab import UNMAPPED
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -302,6 +303,21 @@ def test_an_embedding_of_the_mask_in_a_file_of_its_own_is_refused(target_folder:
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"mask_embedding\.pt"):
         read_dflash(Checkpoint(folder), TargetFiles(target_folder), is_dspark=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "last"),
+    [
+        ({"dflash_config": {**ZLAB["dflash_config"], "target_layer_ids": [1, LAYERS - 1]}}, NORMED),
+        ({"dflash_config": {"mask_token_id": MASK}, "aux_hidden_state_layer_ids": [2, LAYERS]}, LAYERS),
+    ],
+)
+def test_the_last_layer_is_read_on_the_side_of_the_norm_that_its_key_means(
+    keys: dict[str, Any], last: int, target_folder: str, tmp_path: Path
+) -> None:
+    files = Checkpoint(BlockHead().write(tmp_path, {**ZLAB, **keys}))
+    read = read_dflash(files, TargetFiles(target_folder), is_dspark=False)
+    assert read.opening.spec.taps == (2, last)
 
 
 def test_names_of_an_encoder_are_known(target_folder: str, tmp_path: Path) -> None:

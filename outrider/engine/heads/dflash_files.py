@@ -30,6 +30,7 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import model_file
 from outrider.engine.paths.block_cache import layer_limits
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
@@ -125,7 +126,7 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
             f"{target.num_layers} layers; give the target that it was made for",
             param="target_model",
         )
-    taps = _taps(files, keys, target.num_layers, layers.num_hidden_layers)
+    taps = _taps(files, keys, target.num_layers, layers.num_hidden_layers, is_dspark=is_dspark)
     shared = llama_facts(files, tensors, layers, target, taps)
     rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
     from_anchor = _from_anchor(keys, is_dspark=is_dspark)
@@ -146,15 +147,25 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
     )
 
 
-def _taps(files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+def _taps(
+    files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int, *, is_dspark: bool
+) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] in speculators' key, and h[k + 1] in all others',
     which name a layer by its output. Without a key, those that z-lab takes for a draft of so many layers.
+
+    What the last layer's id means, trainers do not agree on. z-lab's code, as NeMo AutoModel's, takes it of
+    transformers' hidden_states, where it is normed; DeepSpec, vLLM and SGLang, and so SpecForge and speculators, take
+    it before the final norm. Here a DFlash head reads it as in z-lab's code, where it is named in z-lab's key. The
+    wiring test tries the other.
     """
     said = {
         "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
         "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
     }
-    return agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
+    taps = agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
+    if is_dspark or said["aux_hidden_state_layer_ids"] is not None:
+        return taps
+    return tuple(NORMED if tap == num_layers else tap for tap in taps)
 
 
 def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:

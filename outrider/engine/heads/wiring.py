@@ -156,23 +156,33 @@ def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
 
 
 def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return other taps by what they would be: all of them or one moved by a layer, and two of them exchanged."""
+    """Return other taps by what they would be: all of them or one moved by a layer, two of them exchanged, and the last
+    layer's output on the other side of the final norm.
+    """
+
+    def moved(tap: int, by: int) -> int | None:
+        return tap + by if tap != NORMED and 0 <= tap + by <= num_layers else None
+
     taps = tuple(taps)
-    if taps == (NORMED,):
-        return [("reading before the final norm", (num_layers,))]
-    found: dict[tuple[int, ...], str] = {taps: "as configured"}
+    found: dict[tuple[int | None, ...], str] = {taps: "as configured"}
     for by, where in ((-1, "lower"), (1, "higher")):
-        found.setdefault(tuple(tap + by for tap in taps), f"reading one layer {where}")
+        found.setdefault(tuple(moved(tap, by) for tap in taps), f"reading one layer {where}")
     for place, tap in enumerate(taps):
-        for by in (-1, 1):
-            one = (*taps[:place], tap + by, *taps[place + 1 :])
-            found.setdefault(one, f"reading tap {tap + by} in place of {tap}")
+        ways = {moved(tap, by): f"reading tap {tap + by} in place of {tap}" for by in (-1, 1)}
+        ways |= {NORMED: "reading after the final norm"} if tap == num_layers else {}
+        ways |= {num_layers: "reading before the final norm"} if tap == NORMED else {}
+        for other, label in ways.items():
+            found.setdefault((*taps[:place], other, *taps[place + 1 :]), label)
     for a, b in combinations(range(len(taps)), 2):
         swapped = list(taps)
         swapped[a], swapped[b] = taps[b], taps[a]
         found.setdefault(tuple(swapped), f"with taps {taps[a]} and {taps[b]} exchanged")
     del found[taps]
-    return [(label, way) for way, label in found.items() if all(0 <= tap <= num_layers for tap in way)]
+    return [
+        (label, way)
+        for some, label in found.items()
+        if len(way := tuple(t for t in some if t is not None)) == len(taps)
+    ]
 
 
 @torch.inference_mode()
@@ -191,7 +201,9 @@ def score_head(loaded: LoadedHead, seen: Seen, num_layers: int) -> Outcome:
 
     others = [way(label, shifted) for label, shifted in _shifts(taps, num_layers)]
     if loaded.opening.output_norm is not None:
-        others.append(way("with the norm of the rows left out", taps, replace(loaded, opening=_unnormed(loaded.opening))))
+        others.append(
+            way("with the norm of the rows left out", taps, replace(loaded, opening=_unnormed(loaded.opening)))
+        )
     for label, misread in loaded.head.misreadings():
         with misread:
             others.append(way(label, taps))
