@@ -32,7 +32,7 @@ from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.medusa import MedusaHeads
-from outrider.engine.heads.medusa_files import MedusaFiles, read_medusa
+from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_head, score_medusa
@@ -245,7 +245,7 @@ def exchanged(seen: Seen) -> Seen:
     return replace(seen, taps={**seen.taps, NORMED: seen.taps[last], last: seen.taps[NORMED]})
 
 
-def another_medusa(sound: LoadedMedusa, files: MedusaFiles, seed: int) -> LoadedMedusa:
+def another_medusa(sound: LoadedMedusa, files: HeadFiles, seed: int) -> LoadedMedusa:
     tensors = shuffled(float32(files.tensors), torch.Generator().manual_seed(seed))
     return replace(sound, heads=MedusaHeads.of(files.facts, tensors))
 

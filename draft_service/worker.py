@@ -62,8 +62,9 @@ def _with_model(base: Base[WorkerState]) -> Parts:
             path, mask = state.head.path, state.head.mask
             if isinstance(path, BlockHeadPath):
                 markov = path.head.markov_head
-                some = (feeder, keeper, path)
-                return DFlashDrafter(*some) if markov is None else DSparkDrafter(*some, markov)
+                if markov is None:
+                    return DFlashDrafter(feeder, keeper, path)
+                return DSparkDrafter(feeder, keeper, path, markov)
             return HeadDrafter(feeder, keeper, path) if mask is None else PEagleDrafter(feeder, keeper, mask)
         if isinstance(state, PardState):
             return PardDrafter(feeder, keeper, state.mask_id)

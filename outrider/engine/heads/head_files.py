@@ -268,10 +268,10 @@ def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadF
     if "lm_head.weight" in missing:
         rows, ids = target.projection(), tensors.get("draft_ids")
         tensors["lm_head.weight"] = (rows if ids is None else rows.index_select(0, ids)).to(dtype)
-    num_rows = {name: facts.vocab_size for name in ROW_PER_ID} | {name: facts.draft_vocab_size for name in ROW_PER_DRAFT}
-    for name in num_rows.keys() & tensors.keys():
-        if len(tensors[name]) > num_rows[name]:
-            tensors[name] = tensors[name][: num_rows[name]].clone()  # not a view, which would keep the rest in memory
+    for names, num_rows in ((ROW_PER_ID, facts.vocab_size), (ROW_PER_DRAFT, facts.draft_vocab_size)):
+        for name in names:
+            if name in tensors and len(tensors[name]) > num_rows:
+                tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
 
 def check_shapes(
