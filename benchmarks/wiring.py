@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, REPO, Report, head_at, parser
 from benchmarks.common import read_prompts as prompts_of
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.medusa import MedusaHeads
-from outrider.engine.heads.medusa_files import MedusaFiles, read_medusa
+from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_head, score_medusa
@@ -154,7 +154,7 @@ def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     path, facts = HeadPath(head), sound.runner.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None
-    return LoadedHead(runner, path, head, files.opening, files.undecided)
+    return LoadedHead(runner, path, files.opening, files.undecided)
 
 
 def texts(num: int) -> Iterator[str]:
@@ -245,7 +245,7 @@ def exchanged(seen: Seen) -> Seen:
     return replace(seen, taps={**seen.taps, NORMED: seen.taps[last], last: seen.taps[NORMED]})
 
 
-def another_medusa(sound: LoadedMedusa, files: MedusaFiles, seed: int) -> LoadedMedusa:
+def another_medusa(sound: LoadedMedusa, files: HeadFiles, seed: int) -> LoadedMedusa:
     tensors = shuffled(float32(files.tensors), torch.Generator().manual_seed(seed))
     return replace(sound, heads=MedusaHeads.of(files.facts, tensors))
 

@@ -15,7 +15,7 @@ from draft_service.block import Block, parts_of
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
-from outrider.engine.heads.carry_head import MaskEntry
+from outrider.engine.heads.head_network import MaskEntry
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits

@@ -8,19 +8,13 @@ from functools import partial
 from typing import ClassVar
 
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
+from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
-from outrider.engine.heads.loader import (
-    LoadedDFlash,
-    LoadedHead,
-    LoadedMedusa,
-    load_dflash,
-    load_head,
-    load_medusa,
-)
+from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, score_dflash, score_head, score_medusa
+from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
@@ -39,7 +33,7 @@ class PardState(Loaded):
 
 @dataclass
 class HeadState(Loaded):
-    """A head that is run as a model is, over rows of the target's features."""
+    """A head that is run over rows of the target's features, token by token or block by block."""
 
     head: LoadedHead = field(kw_only=True)
     num_layers: int = field(kw_only=True)
@@ -52,6 +46,11 @@ class HeadState(Loaded):
 
     def score(self, seen: Seen) -> Outcome:
         return score_head(self.head, seen, self.num_layers)
+
+    def info(self) -> pb.WorkerInfo:
+        info = super().info()
+        info.trees = True  # also of what a block says, though its path runs none
+        return info
 
 
 @dataclass
@@ -88,29 +87,7 @@ class MedusaState(WorkerState):
         return info
 
 
-@dataclass
-class DFlashState(Loaded):
-    """A head that fills blocks behind rows of the target's features."""
-
-    head: LoadedDFlash = field(kw_only=True)
-    num_layers: int = field(kw_only=True)
-    """Of the target."""
-    needs_features: ClassVar[bool] = True
-
-    @property
-    def opening(self) -> OpeningMap:
-        return self.head.opening
-
-    def score(self, seen: Seen) -> Outcome:
-        return score_dflash(self.head, seen, self.num_layers)
-
-    def info(self) -> pb.WorkerInfo:
-        info = super().info()
-        info.trees = True  # of what a block says, though its path runs none
-        return info
-
-
-AnyHeadState = HeadState | MedusaState | DFlashState
+AnyHeadState = HeadState | MedusaState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
@@ -125,12 +102,10 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return PardState(
                 config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
             )
-        case DraftKind.EAGLE1 | DraftKind.EAGLE3 | DraftKind.MTP | DraftKind.PEAGLE:
-            return _load_head(config, epoch, kind)
         case DraftKind.MEDUSA:
             return _load_medusa(config, epoch)
-        case DraftKind.DFLASH | DraftKind.DSPARK as kind:
-            return _load_dflash(config, epoch, is_dspark=kind is DraftKind.DSPARK)
+        case _:
+            return _load_head(config, epoch, kind)
 
 
 def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
@@ -138,12 +113,11 @@ def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
     head = load_head(config, target, config.allow_pickle, kind)
     pool, limit = head.runner.pool, head.runner.facts.context_limit
     pool.prefix.enabled = config.prefix_caching
-    slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width))
+    slot_class = ContextSlot if isinstance(head.path, BlockHeadPath) else HeadSlot
+    slots = SlotTable(pool, config.max_slots, limit, partial(slot_class, head.opening.spec.width))
+    num_layers = TargetFiles(target).num_layers
     return HeadState(
-        *(config, epoch, slots, tokenizer_files(target)),
-        runner=head.runner,
-        head=head,
-        num_layers=TargetFiles(target).num_layers,
+        config, epoch, slots, tokenizer_files(target), runner=head.runner, head=head, num_layers=num_layers
     )
 
 
@@ -153,18 +127,6 @@ def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
     slots = OpenSlots(RowSlot, config.max_slots, heads.facts.context_limit)
     num_layers = TargetFiles(target).num_layers
     return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
-
-
-def _load_dflash(config: DraftConfig, epoch: int, *, is_dspark: bool) -> DFlashState:
-    target = _target_of(config)
-    head = load_dflash(config, target, config.allow_pickle, is_dspark=is_dspark)
-    pool, limit = head.runner.pool, head.runner.facts.context_limit
-    pool.prefix.enabled = config.prefix_caching
-    slots = SlotTable(pool, config.max_slots, limit, partial(ContextSlot, head.opening.spec.width))
-    num_layers = TargetFiles(target).num_layers
-    return DFlashState(
-        config, epoch, slots, tokenizer_files(target), runner=head.runner, head=head, num_layers=num_layers
-    )
 
 
 def _target_of(config: DraftConfig) -> str:

@@ -46,8 +46,9 @@ def _with_model(base: Base[WorkerState]) -> Parts:
     from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import DFlashState, HeadState, MedusaState, PardState
+    from draft_service.loading import HeadState, MedusaState, PardState
     from draft_service.model_drafter import ModelDrafter
+    from outrider.engine.heads.block_path import BlockHeadPath
     from outrider.engine.loading.loaded import Loaded
 
     state, keeper, engine = base.loaded, base.keeper, base.engine
@@ -58,19 +59,19 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         assert isinstance(state, Loaded), "all others are run as models are"
         feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
         if isinstance(state, HeadState):
-            mask = state.head.mask
-            return HeadDrafter(feeder, keeper, state.head.path) if mask is None else PEagleDrafter(feeder, keeper, mask)
-        if isinstance(state, DFlashState):
-            markov = state.head.head.markov_head
-            if markov is None:
-                return DFlashDrafter(feeder, keeper, state.head.path)
-            return DSparkDrafter(feeder, keeper, state.head.path, markov)
+            path, mask = state.head.path, state.head.mask
+            if isinstance(path, BlockHeadPath):
+                markov = path.head.markov_head
+                if markov is None:
+                    return DFlashDrafter(feeder, keeper, path)
+                return DSparkDrafter(feeder, keeper, path, markov)
+            return HeadDrafter(feeder, keeper, path) if mask is None else PEagleDrafter(feeder, keeper, mask)
         if isinstance(state, PardState):
             return PardDrafter(feeder, keeper, state.mask_id)
         return ModelDrafter(feeder, keeper)
 
     vocab_size = state.info().vocab_size
-    if isinstance(state, HeadState | MedusaState | DFlashState):
+    if isinstance(state, HeadState | MedusaState):
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 

@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import shape_of
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, write_tensors
@@ -202,18 +203,13 @@ def _facts(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_ro
     try:
         rope = text.rope_parameters
         return Eagle3Config(
+            **shape_of(text),
             width=text.hidden_size,
-            ffn_width=text.intermediate_size,
-            num_heads=text.num_attention_heads,
-            num_kv_heads=text.num_key_value_heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-            epsilon=text.rms_norm_eps,
             rope=rope.get("full_attention", rope),  # keyed by kind of layer where those differ; a head sees all
             vocab_size=target.vocab_size,
             draft_vocab_size=num_rows,
             taps=tuple(taps),
             target_width=target.width,
-            trained_context=text.max_position_embeddings,
         )
     except AttributeError as error:
         raise ConfigError(

@@ -37,63 +37,64 @@ def target(folder: Path, vocab_size: int = VOCAB, **more: Any) -> str:
     return save(random_model(LlamaConfig(**shape), seed=3), folder)
 
 
+class Draws:
+    """Random weights of heads over Llama's layers."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        return self.normal(rows, columns) * 0.9 / columns**0.5
+
+    def norm(self, size: int) -> Tensor:
+        return 0.4 + 1.2 * torch.rand(size, generator=self.generator)
+
+    def vocabulary(self, draft_vocab: int) -> dict[str, Tensor]:
+        """Return embedding and lm_head."""
+        return {"embed_tokens.weight": self.normal(VOCAB, WIDTH), "lm_head.weight": 3 * self.matrix(draft_vocab, WIDTH)}
+
+    def maps(self, draft_vocab: int) -> dict[str, Tensor]:
+        """Return which ids the lm_head's rows are of, where they are not all."""
+        if draft_vocab == VOCAB:
+            return {}
+        kept = torch.randperm(VOCAB, generator=self.generator)[:draft_vocab].sort().values
+        t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, kept, True)
+        return {"d2t": kept - torch.arange(draft_vocab), "t2d": t2d}
+
+    def layer(self, at: str, *, inner: int = WIDTH, qk_norms: bool) -> dict[str, Tensor]:
+        """Return a layer whose attention reads `inner` numbers."""
+        shapes = {
+            "input_layernorm": (WIDTH,),
+            "post_attention_layernorm": (WIDTH,),
+            "self_attn.q_proj": (HEADS * HEAD_DIM, inner),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, inner),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, inner),
+            "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
+            **({"self_attn.q_norm": (HEAD_DIM,), "self_attn.k_norm": (HEAD_DIM,)} if qk_norms else {}),
+            "mlp.gate_proj": (FFN, WIDTH),
+            "mlp.up_proj": (FFN, WIDTH),
+            "mlp.down_proj": (WIDTH, FFN),
+        }
+        return {
+            f"{at}{name}.weight": (self.matrix if shape[1:] else self.norm)(*shape) for name, shape in shapes.items()
+        }
+
+
 @dataclass
-class Eagle3:
+class Head:
     """A head as it was trained: what the straight forward computes, whatever the files say."""
 
-    taps: tuple[int, ...] = (2, 4, 5)
-    """h[k]: the default for 8 layers."""
-    opening_norm: str = "none"
-    residual_normed: bool = False
-    carry_normed: bool = False
-    head_normed: bool = True
-    num_layers: int = 1
-    qk_norms: bool = False
+    draft_vocab: int = VOCAB
     theta: float = 10000.0
-    draft_vocab: int = DRAFT_VOCAB
-    target_width: int = WIDTH
     leaves_out: tuple[str, ...] = ()
     """Tensors that the file lacks: the target's are used."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """With speculators' names, float32, complete."""
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(11)
-        wide = len(self.taps) * self.target_width
-
-        def matrix(rows: int, columns: int) -> Tensor:
-            return torch.randn(rows, columns, generator=generator) * 0.9 / columns**0.5
-
-        def norm(size: int) -> Tensor:
-            return 0.4 + 1.2 * torch.rand(size, generator=generator)
-
-        made = {"fc.weight": matrix(WIDTH, wide), "norm.weight": norm(WIDTH)}
-        made["embed_tokens.weight"] = torch.randn(VOCAB, WIDTH, generator=generator)
-        made["lm_head.weight"] = 3 * matrix(self.draft_vocab, WIDTH)
-        for i in range(self.num_layers):
-            at, inner = f"layers.{i}.", WIDTH * (2 if i == 0 else 1)
-            if i == 0:
-                made[at + "hidden_norm.weight"] = norm(WIDTH)
-            made[at + "input_layernorm.weight"] = norm(WIDTH)
-            made[at + "post_attention_layernorm.weight"] = norm(WIDTH)
-            made[at + "self_attn.q_proj.weight"] = matrix(HEADS * HEAD_DIM, inner)
-            made[at + "self_attn.k_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, inner)
-            made[at + "self_attn.v_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, inner)
-            made[at + "self_attn.o_proj.weight"] = matrix(WIDTH, HEADS * HEAD_DIM)
-            made[at + "mlp.gate_proj.weight"], made[at + "mlp.up_proj.weight"] = matrix(FFN, WIDTH), matrix(FFN, WIDTH)
-            made[at + "mlp.down_proj.weight"] = matrix(WIDTH, FFN)
-            if self.qk_norms:
-                made[at + "self_attn.q_norm.weight"] = norm(HEAD_DIM)
-                made[at + "self_attn.k_norm.weight"] = norm(HEAD_DIM)
-        if self.opening_norm == "each":
-            made.update({f"fc_norm.{i}.weight": norm(self.target_width) for i in range(len(self.taps))})
-        elif self.opening_norm == "all":
-            made["input_norm.weight"] = norm(wide)
-        if self.draft_vocab != VOCAB:
-            kept = torch.randperm(VOCAB, generator=generator)[: self.draft_vocab].sort().values
-            made["d2t"] = kept - torch.arange(self.draft_vocab)
-            made["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, kept, True)
-        self.tensors = made
+    offset = 0.0
+    """Added to weights of norms."""
 
     @property
     def ids(self) -> Tensor:
@@ -107,46 +108,54 @@ class Eagle3:
         if "lm_head.weight" in self.leaves_out:
             self.tensors["lm_head.weight"] = target_tensors["lm_head.weight"][self.ids]
 
-    def write(self, folder: Path, config: dict[str, Any], *, midlayer: bool = True, pickled: bool = False) -> str:
-        """Write the head's files with that config.json and return the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        old, new = ("layers.0.", "midlayer.") if midlayer else ("", "")
-        tensors = {name.replace(old, new, 1): t for name, t in self.tensors.items() if name not in self.leaves_out}
-        (folder / "config.json").write_text(json.dumps(config))
-        if pickled:
-            torch.save(tensors, folder / "pytorch_model.bin")
-        else:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-        return str(folder)
+    def said(self) -> dict[str, Tensor]:
+        """Return what the file holds."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.leaves_out}
 
-    def rows(self, hidden: Tensor) -> Tensor:
-        """Return the features [T, d] of the target's hidden states [n + 1, T, dt] float64."""
-        taps = [hidden[k] for k in self.taps]
-        if self.opening_norm == "each":
-            taps = [_rms(tap, self._get(f"fc_norm.{i}.weight")) for i, tap in enumerate(taps)]
-        line = torch.cat(taps, dim=-1)
-        if self.opening_norm == "all":
-            line = _rms(line, self._get("input_norm.weight"))
-        return line @ self._get("fc.weight").T
+    def get(self, name: str) -> Tensor:
+        return self.tensors[name].double()
+
+    def norm(self, x: Tensor, name: str, epsilon: float = EPS) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + epsilon) * (self.get(f"{name}.weight") + self.offset)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        out = x @ self.get(f"{name}.weight").T
+        return out + self.get(f"{name}.bias") if f"{name}.bias" in self.tensors else out
+
+    def mlp(self, x: Tensor, at: str) -> Tensor:
+        gate = self.linear(x, f"{at}gate_proj")
+        return self.linear(gate * torch.sigmoid(gate) * self.linear(x, f"{at}up_proj"), f"{at}down_proj")
+
+    def attend(self, at: str, asking: Tensor, read: Tensor, sees: Tensor) -> Tensor:
+        """Return what entries find, the last of those that are read. asking [Q, i], read [K, i], sees [Q, K] bool."""
+        q = self._heads(asking, f"{at}q_proj", f"{at}q_norm")
+        k = self._heads(read, f"{at}k_proj", f"{at}k_norm")
+        v = self._heads(read, f"{at}v_proj").repeat_interleave(HEADS // KV_HEADS, 0)
+        q = self._rotate(q, len(read) - len(asking))
+        k = self._rotate(k).repeat_interleave(HEADS // KV_HEADS, 0)
+        scores = (q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)).masked_fill(~sees, -math.inf)
+        out = torch.softmax(scores, -1) @ v  # [H, Q, hd]
+        return self.linear(out.transpose(0, 1).reshape(len(asking), -1), f"{at}o_proj")
+
+    def _heads(self, x: Tensor, name: str, norm: str | None = None) -> Tensor:
+        """Return [heads, T, hd], normed where there is such a norm."""
+        out = self.linear(x, name).view(len(x), -1, HEAD_DIM).transpose(0, 1)
+        return self.norm(out, norm) if f"{norm}.weight" in self.tensors else out
+
+    def _rotate(self, x: Tensor, first: int = 0) -> Tensor:
+        half = HEAD_DIM // 2
+        frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = (first + torch.arange(x.shape[1], dtype=torch.float64))[:, None] * frequencies  # [T, hd / 2]
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+
+
+class Carrying(Head):
+    """One whose own output is the feature of what follows."""
 
     def forward(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
         """Return logits [T, Vd] and carries [T, d] of features [T, d] and as many ids, at positions 0 to T - 1."""
-        x, num = features, len(ids)
-        for i in range(self.num_layers):
-            at = f"layers.{i}."
-            normed = _rms(x, self._get(at + ("hidden_norm.weight" if i == 0 else "input_layernorm.weight")))
-            residual, inner = x, normed
-            if i == 0:
-                embedded = self._get("embed_tokens.weight")[torch.tensor(ids)]
-                inner = torch.cat([_rms(embedded, self._get(at + "input_layernorm.weight")), normed], dim=-1)
-                residual = normed if self.residual_normed else x
-            y = residual + self._attend(at + "self_attn.", inner, num)
-            z = _rms(y, self._get(at + "post_attention_layernorm.weight"))
-            gate, up = z @ self._get(at + "mlp.gate_proj.weight").T, z @ self._get(at + "mlp.up_proj.weight").T
-            x = y + (gate * torch.sigmoid(gate) * up) @ self._get(at + "mlp.down_proj.weight").T
-        normed = _rms(x, self._get("norm.weight"))
-        logits = (normed if self.head_normed else x) @ self._get("lm_head.weight").T
-        return logits, normed if self.carry_normed else x
+        raise NotImplementedError
 
     def carried(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
         """As `forward`, where ids beyond the features take the carry of the entry before them."""
@@ -155,32 +164,71 @@ class Eagle3:
             features = torch.cat([features, carries[-1:]])
         return self.forward(features, ids)
 
-    def _attend(self, at: str, inner: Tensor, num: int) -> Tensor:
-        q, k, v = (
-            (inner @ self._get(f"{at}{name}_proj.weight").T).view(num, -1, HEAD_DIM).transpose(0, 1) for name in "qkv"
-        )  # [heads, T, hd]
-        if self.qk_norms:
-            q, k = _rms(q, self._get(at + "q_norm.weight")), _rms(k, self._get(at + "k_norm.weight"))
-        q, k = self._rotate(q), self._rotate(k)
-        k, v = k.repeat_interleave(HEADS // KV_HEADS, 0), v.repeat_interleave(HEADS // KV_HEADS, 0)
-        scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
-        scores = scores.masked_fill(torch.ones(num, num, dtype=torch.bool).triu(1), -math.inf)
-        out = torch.softmax(scores, -1) @ v  # [H, T, hd]
-        return out.transpose(0, 1).reshape(num, -1) @ self._get(at + "o_proj.weight").T
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        half = HEAD_DIM // 2
-        frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequencies  # [T, hd / 2]
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+@dataclass
+class Eagle3(Carrying):
+    draft_vocab: int = DRAFT_VOCAB
+    taps: tuple[int, ...] = (2, 4, 5)
+    """h[k]: the default for 8 layers."""
+    opening_norm: str = "none"
+    residual_normed: bool = False
+    carry_normed: bool = False
+    head_normed: bool = True
+    num_layers: int = 1
+    qk_norms: bool = False
+    target_width: int = WIDTH
 
-    def _get(self, name: str) -> Tensor:
-        return self.tensors[name].double()
+    def __post_init__(self) -> None:
+        draws, wide = Draws(11), len(self.taps) * self.target_width
+        made = {"fc.weight": draws.matrix(WIDTH, wide), "norm.weight": draws.norm(WIDTH)}
+        made |= draws.vocabulary(self.draft_vocab)
+        made["layers.0.hidden_norm.weight"] = draws.norm(WIDTH)
+        for i in range(self.num_layers):
+            made |= draws.layer(f"layers.{i}.", inner=WIDTH * (2 if i == 0 else 1), qk_norms=self.qk_norms)
+        if self.opening_norm == "each":
+            made |= {f"fc_norm.{i}.weight": draws.norm(self.target_width) for i in range(len(self.taps))}
+        elif self.opening_norm == "all":
+            made["input_norm.weight"] = draws.norm(wide)
+        self.tensors = made | draws.maps(self.draft_vocab)
+
+    def write(self, folder: Path, config: dict[str, Any], *, midlayer: bool = True, pickled: bool = False) -> str:
+        """Write the head's files with that config.json and return the folder."""
+        old, new = ("layers.0.", "midlayer.") if midlayer else ("", "")
+        return write({name.replace(old, new, 1): t for name, t in self.said().items()}, folder, config, pickled=pickled)
+
+    def rows(self, hidden: Tensor) -> Tensor:
+        """Return the features [T, d] of the target's hidden states [n + 1, T, dt] float64."""
+        taps = [hidden[k] for k in self.taps]
+        if self.opening_norm == "each":
+            taps = [self.norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps)]
+        line = torch.cat(taps, dim=-1)
+        return self.linear(self.norm(line, "input_norm") if self.opening_norm == "all" else line, "fc")
+
+    def forward(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
+        x, sees = features, torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        for i in range(self.num_layers):
+            at = f"layers.{i}."
+            residual, inner = x, self.norm(x, f"{at}input_layernorm") if i else x
+            if i == 0:
+                normed = self.norm(x, f"{at}hidden_norm")
+                embedded = self.get("embed_tokens.weight")[torch.tensor(ids)]
+                inner = torch.cat([self.norm(embedded, f"{at}input_layernorm"), normed], dim=-1)
+                residual = normed if self.residual_normed else x
+            y = residual + self.attend(f"{at}self_attn.", inner, inner, sees)
+            x = y + self.mlp(self.norm(y, f"{at}post_attention_layernorm"), f"{at}mlp.")
+        normed = self.norm(x, "norm")
+        return self.linear(normed if self.head_normed else x, "lm_head"), normed if self.carry_normed else x
 
 
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * weight
+def write(tensors: dict[str, Tensor], folder: Path, config: dict[str, Any], *, pickled: bool = False) -> str:
+    """Write a head's files and return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return str(folder)
 
 
 @lru_cache

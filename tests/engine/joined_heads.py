@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from tests.engine.heads import EPS, LAYERS, SHAPE, VOCAB, WIDTH
+from tests.engine.heads import LAYERS, SHAPE, VOCAB, WIDTH, Carrying, Draws, write
 from tests.tiny_models import random_model, save
 
 ROUTED: dict[str, Any] = {
@@ -31,6 +31,7 @@ ROUTED: dict[str, Any] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "sliding_window": 16, "tie_word_embeddings": False},
     "glm4_moe": {**ROUTED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
     | {"use_qk_norm": True, "attention_bias": True},
     "deepseek_v3": ROUTED
@@ -44,9 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Joined:
-    """A head as it was trained: what the straight forward computes, whatever the files say."""
-
+class Joined(Carrying):
     family: str = "llama"
     normed: bool = True
     """Whether embedding and feature are normed before they are joined, and the output before the lm_head."""
@@ -55,17 +54,12 @@ class Joined:
     qkv_bias: bool = False
     shape: dict[str, Any] = field(default_factory=dict)
     target_width: int = WIDTH
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    """embed_tokens, eh_proj, lm_head, perhaps enorm, hnorm and norm, and under `layers.0.` the layer's own as
-    checkpoints have them, float32."""
     whole: dict[str, Tensor] = field(default_factory=dict)
     """Of a target of that family."""
 
     def __post_init__(self) -> None:
         self.shape = {**SHAPE, "num_hidden_layers": LAYERS, "eos_token_id": 5, **SHAPES[self.family]}
-        self.ids = torch.arange(VOCAB)
         self.offset = 1.0 if self.family == "qwen3_next" else 0.0
-        """Added to weights of norms."""
 
     def target(self, folder: Path) -> str:
         """Write a target, take a layer more that it is made with as the head's, and return the folder."""
@@ -86,25 +80,24 @@ class Joined:
         return str(folder)
 
     def _make(self, layer: dict[str, Tensor]) -> None:
-        generator = torch.Generator().manual_seed(11)
+        draws = Draws(11)
 
         def norm(size: int) -> Tensor:
-            return 0.4 + 1.2 * torch.rand(size, generator=generator) - self.offset
+            return draws.norm(size) - self.offset
 
         self.tensors = {name: norm(len(t)) if name.endswith("norm.weight") else t.clone() for name, t in layer.items()}
         for name, tensor in self.tensors.items():
             if name.endswith(("e_score_correction_bias", "_proj.bias")):
-                self.tensors[name] = 0.3 * torch.randn(tensor.shape, generator=generator)
+                self.tensors[name] = 0.3 * draws.normal(*tensor.shape)
         if not self.normed:
             del self.tensors["layers.0.input_layernorm.weight"]
         for name in "qkv" if self.qkv_bias else "":
             rows = self.tensors[f"layers.0.self_attn.{name}_proj.weight"].shape[0]
-            self.tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.randn(rows, generator=generator)
-        self.tensors["embed_tokens.weight"] = torch.randn(VOCAB, WIDTH, generator=generator)
-        self.tensors["eh_proj.weight"] = torch.randn(WIDTH, 2 * WIDTH, generator=generator) / WIDTH**0.5
-        self.tensors["lm_head.weight"] = 3 * torch.randn(VOCAB, WIDTH, generator=generator) / WIDTH**0.5
+            self.tensors[f"layers.0.self_attn.{name}_proj.bias"] = draws.normal(rows)
+        self.tensors |= draws.vocabulary(VOCAB)
+        self.tensors["eh_proj.weight"] = draws.normal(WIDTH, 2 * WIDTH) / WIDTH**0.5
         if self.bias:
-            self.tensors["eh_proj.bias"] = torch.randn(WIDTH, generator=generator)
+            self.tensors["eh_proj.bias"] = draws.normal(WIDTH)
         if self.normed:
             self.tensors |= {f"{name}.weight": norm(WIDTH) for name in ("enorm", "hnorm", "norm")}
 
@@ -114,7 +107,7 @@ class Joined:
             self.tensors[name] = self.whole[name if name == "lm_head.weight" else f"model.{name}"]
         tensors = {name.replace("eh_proj", "fc"): t for name, t in self.tensors.items() if name not in leaves_out}
         said = {**self.shape, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-        return _write(folder, tensors, {**said, "bias": self.bias, **config})
+        return write(tensors, folder, {**said, "bias": self.bias, **config})
 
     def write_in_target(self, target: str, at: int = LAYERS, num_layers: int = 1) -> str:
         """Put an MTP head into the target's checkpoint behind its layers, as DeepSeek and GLM do."""
@@ -135,7 +128,7 @@ class Joined:
         named = self._without_vocabulary("mtp_layers.0.", names)
         tensors = {name.replace("mtp_layers.0.layers.0.", "mtp_layers.0."): tensor for name, tensor in named.items()}
         inner = {**self.shape, "model_type": self.family}
-        return _write(folder, tensors, {"speculators_model_type": "mtp", "transformer_layer_config": inner})
+        return write(tensors, folder, {"speculators_model_type": "mtp", "transformer_layer_config": inner})
 
     def _without_vocabulary(self, prefix: str, names: dict[str, str]) -> dict[str, Tensor]:
         self.tensors["embed_tokens.weight"] = self.whole["model.embed_tokens.weight"]
@@ -152,80 +145,59 @@ class Joined:
 
     def forward(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
         """Return logits [T, V] and carries [T, d] of features [T, d] and as many ids, at positions 0 to T - 1."""
-        embedded = self._get("embed_tokens.weight")[torch.tensor(ids)]
+        embedded = self.get("embed_tokens.weight")[torch.tensor(ids)]
         parts = [embedded, features]
         if self.normed:
-            parts = [self._norm(embedded, "enorm.weight"), self._norm(features, "hnorm.weight")]
-        x = self._linear(torch.cat(parts, -1), "eh_proj")
-        z = self._norm(x, "layers.0.input_layernorm.weight") if self.normed else x
+            parts = [self.norm(embedded, "enorm"), self.norm(features, "hnorm")]
+        x = self.linear(torch.cat(parts, -1), "eh_proj")
+        z = self.norm(x, "layers.0.input_layernorm") if self.normed else x
         y = x + (self._latent(z) if self.family == "deepseek_v3" else self._attend(z))
-        z = self._norm(y, "layers.0.post_attention_layernorm.weight")
-        y = y + (self._mlp(z, "layers.0.mlp.") if "layers.0.mlp.gate_proj.weight" in self.tensors else self._experts(z))
-        normed = self._norm(y, "norm.weight") if self.normed else y
-        return normed @ self._get("lm_head.weight").T, normed if self.carry_normed else y
-
-    def carried(self, features: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
-        """As `forward`, where ids beyond the features take the carry of the entry before them."""
-        while len(features) < len(ids):
-            _, carries = self.forward(features, ids[: len(features)])
-            features = torch.cat([features, carries[-1:]])
-        return self.forward(features, ids)
+        z = self.norm(y, "layers.0.post_attention_layernorm")
+        y = y + (self.mlp(z, "layers.0.mlp.") if "layers.0.mlp.gate_proj.weight" in self.tensors else self._experts(z))
+        normed = self.norm(y, "norm") if self.normed else y
+        return normed @ self.get("lm_head.weight").T, normed if self.carry_normed else y
 
     def _attend(self, z: Tensor) -> Tensor:
         at, size = "layers.0.self_attn.", self.shape["head_dim"]
-        q, k, v = (self._linear(z, f"{at}{name}_proj").view(len(z), -1, size) for name in "qkv")
+        q, k, v = (self.linear(z, f"{at}{name}_proj").view(len(z), -1, size) for name in "qkv")
         gate = None
         if self.family == "qwen3_next":  # a head's query, and then its gate
-            q, gate = self._linear(z, at + "q_proj").view(len(z), -1, 2 * size).chunk(2, dim=-1)
+            q, gate = self.linear(z, at + "q_proj").view(len(z), -1, 2 * size).chunk(2, dim=-1)
         if at + "q_norm.weight" in self.tensors:
-            q, k = self._norm(q, at + "q_norm.weight"), self._norm(k, at + "k_norm.weight")
+            q, k = self.norm(q, at + "q_norm"), self.norm(k, at + "k_norm")
         turned = int(size * self.shape.get("rope_parameters", {}).get("partial_rotary_factor", 1.0))
         q, k = (torch.cat([_rotated(x[..., :turned]), x[..., turned:]], -1) for x in (q, k))
         shared = q.shape[1] // k.shape[1]
         out = _softmaxed(q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
         out = out if gate is None else out * torch.sigmoid(gate)
-        return self._linear(out.flatten(1), at + "o_proj")
+        return self.linear(out.flatten(1), at + "o_proj")
 
     def _latent(self, z: Tensor) -> Tensor:
         at, shape, num = "layers.0.self_attn.", self.shape, len(z)
         turned, plain = shape["qk_rope_head_dim"], shape["qk_nope_head_dim"]
-        low = self._norm(self._linear(z, at + "q_a_proj"), at + "q_a_layernorm.weight", 1e-6)
-        q = self._linear(low, at + "q_b_proj").view(num, -1, plain + turned)
-        low, k_turned = self._linear(z, at + "kv_a_proj_with_mqa").split([shape["kv_lora_rank"], turned], -1)
-        low = self._norm(low, at + "kv_a_layernorm.weight", 1e-6)
-        k, v = self._linear(low, at + "kv_b_proj").view(num, q.shape[1], -1).split([plain, shape["v_head_dim"]], -1)
+        low = self.norm(self.linear(z, at + "q_a_proj"), at + "q_a_layernorm", 1e-6)
+        q = self.linear(low, at + "q_b_proj").view(num, -1, plain + turned)
+        low, k_turned = self.linear(z, at + "kv_a_proj_with_mqa").split([shape["kv_lora_rank"], turned], -1)
+        low = self.norm(low, at + "kv_a_layernorm", 1e-6)
+        k, v = self.linear(low, at + "kv_b_proj").view(num, q.shape[1], -1).split([plain, shape["v_head_dim"]], -1)
         k_turned = _rotated(_by_pairs(k_turned)[:, None]).expand(-1, q.shape[1], -1)
         q = torch.cat([q[..., :plain], _rotated(_by_pairs(q[..., plain:]))], -1)
-        return self._linear(_softmaxed(q, torch.cat([k, k_turned], -1), v).flatten(1), at + "o_proj")
-
-    def _mlp(self, z: Tensor, at: str) -> Tensor:
-        gate = self._linear(z, at + "gate_proj")
-        return self._linear(gate * torch.sigmoid(gate) * self._linear(z, at + "up_proj"), at + "down_proj")
+        return self.linear(_softmaxed(q, torch.cat([k, k_turned], -1), v).flatten(1), at + "o_proj")
 
     def _experts(self, z: Tensor) -> Tensor:
         at = "layers.0.mlp."
-        logits, is_qwen = z @ self._get(at + "gate.weight").T, self.family == "qwen3_next"
+        logits, is_qwen = z @ self.get(at + "gate.weight").T, self.family == "qwen3_next"
         scores = torch.softmax(logits, -1) if is_qwen else torch.sigmoid(logits)
-        best = scores if is_qwen else scores + self._get(at + "gate.e_score_correction_bias")
+        best = scores if is_qwen else scores + self.get(at + "gate.e_score_correction_bias")
         chosen = best.topk(self.shape["num_experts_per_tok"], -1).indices
         weights = scores.gather(1, chosen)
         weights = weights / weights.sum(-1, keepdim=True) * self.shape.get("routed_scaling_factor", 1.0)
-        outputs = torch.stack([self._mlp(z, f"{at}experts.{i}.") for i in range(scores.shape[1])], 1)  # [T, E, d]
+        outputs = torch.stack([self.mlp(z, f"{at}experts.{i}.") for i in range(scores.shape[1])], 1)  # [T, E, d]
         routed = (outputs.gather(1, chosen[..., None].expand(-1, -1, WIDTH)) * weights[..., None]).sum(1)
         if is_qwen:
-            shared = torch.sigmoid(z @ self._get(at + "shared_expert_gate.weight").T)
-            return routed + shared * self._mlp(z, at + "shared_expert.")
-        return routed + self._mlp(z, at + "shared_experts.")
-
-    def _norm(self, x: Tensor, name: str, epsilon: float = EPS) -> Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + epsilon) * (self._get(name) + self.offset)
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        out = x @ self._get(f"{name}.weight").T
-        return out + self._get(f"{name}.bias") if f"{name}.bias" in self.tensors else out
-
-    def _get(self, name: str) -> Tensor:
-        return self.tensors[name].double()
+            shared = torch.sigmoid(z @ self.get(at + "shared_expert_gate.weight").T)
+            return routed + shared * self.mlp(z, at + "shared_expert.")
+        return routed + self.mlp(z, at + "shared_experts.")
 
 
 def _softmaxed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -246,13 +218,6 @@ def _rotated(x: Tensor) -> Tensor:
     angles = torch.arange(len(x), dtype=torch.float64)[:, None, None] * 1e4 ** (-torch.arange(half).double() / half)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-
-
-def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return str(folder)
 
 
 def _more(target: str, tensors: dict[str, Tensor], **config: Any) -> str:

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.block_run import said_of_text
-from outrider.engine.heads.loader import LoadedDFlash, load_dflash
+from outrider.engine.heads.kinds import DraftKind
+from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, score_dflash
+from outrider.engine.heads.wiring import Seen, score_head
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.paths.forward_path import BLOCK_SIZE, NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.block_heads import BLOCK, BlockHead
 from tests.engine.heads import LAYERS, target
@@ -27,21 +29,22 @@ from tests.engine.test_wiring import NUM_TOKENS, seen_with
 
 @dataclass(frozen=True)
 class Sound:
-    loaded: LoadedDFlash
+    loaded: LoadedHead
     seen: Seen
     folder: Path
     """Of target and head."""
     truth: BlockHead
     config: dict[str, Any]
 
-    def other(self, **config: Any) -> LoadedDFlash:
+    def other(self, **config: Any) -> LoadedHead:
         """Return the same tensors under another configuration."""
         return _load(self.folder, self.truth, {**self.config, **config})
 
 
-def _load(folder: Path, truth: BlockHead, config: dict[str, Any]) -> LoadedDFlash:
+def _load(folder: Path, truth: BlockHead, config: dict[str, Any]) -> LoadedHead:
     settings = DraftConfig(model=truth.write(folder / "head", config), device="cpu", dtype="float32")
-    return load_dflash(settings, str(folder / "target"), is_dspark=truth.markov is not None)
+    kind = DraftKind.DFLASH if truth.markov is None else DraftKind.DSPARK
+    return load_head(settings, str(folder / "target"), kind=kind)
 
 
 @pytest.fixture(scope="module", params=["dflash", "dspark"])
@@ -61,10 +64,11 @@ def told(logits: Tensor) -> Seen:
 
 
 @torch.inference_mode()
-def said(loaded: LoadedDFlash, seen: Seen) -> Tensor:
+def said(loaded: LoadedHead, seen: Seen) -> Tensor:
     """Return the logits [T - 2, V] as configured."""
     rows = loaded.opening(torch.stack([seen.taps[tap] for tap in loaded.opening.spec.taps], dim=1))
-    return said_of_text(loaded, seen.token_ids, rows, from_anchor=loaded.head.facts.from_anchor)
+    assert isinstance(loaded.path, BlockHeadPath)
+    return said_of_text(loaded.runner, loaded.path, seen.token_ids, rows)
 
 
 def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
@@ -84,18 +88,18 @@ def test_a_text_may_fill_the_context(sound: Sound) -> None:
     runner = ModelRunner(sound.loaded.path, facts, KVPool(16, BLOCK_SIZE), sound.loaded.runner.device)
     for end in range(NUM_TOKENS - BLOCK, NUM_TOKENS + 1):
         seen = replace(sound.seen, token_ids=sound.seen.token_ids[:end])
-        outcome = score_dflash(replace(sound.loaded, runner=runner), seen, LAYERS)
+        outcome = score_head(replace(sound.loaded, runner=runner), seen, LAYERS)
         assert {len(way.scores) for way in (outcome.configured, *outcome.others)} == {end - 2}
 
 
 def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
-    outcome = score_dflash(sound.loaded, sound.seen, LAYERS)
+    outcome = score_head(sound.loaded, sound.seen, LAYERS)
     assert outcome.fault is None and outcome.configured.agreement == 1.0
     assert len(outcome.configured.scores) == NUM_TOKENS - 2
     assert sound.loaded.runner.pool.num_in_use == 0
 
 
-def with_taps(loaded: LoadedDFlash, *taps: int) -> LoadedDFlash:
+def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
     return replace(loaded, opening=OpeningMap(replace(loaded.opening.spec, taps=taps), loaded.opening.tensors))
 
 
@@ -109,7 +113,20 @@ def with_taps(loaded: LoadedDFlash, *taps: int) -> LoadedDFlash:
     ],
 )
 def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...], label: str) -> None:
-    found = score_dflash(with_taps(sound.loaded, *taps), sound.seen, LAYERS)
+    found = score_head(with_taps(sound.loaded, *taps), sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
+
+
+@pytest.mark.parametrize(
+    ("trained", "read", "label"),
+    [
+        (LAYERS, NORMED, "reading before the final norm"),
+        (NORMED, LAYERS, "reading after the final norm"),
+    ],
+)
+def test_the_wrong_side_of_the_final_norm_is_caught(sound: Sound, trained: int, read: int, label: str) -> None:
+    seen = told(said(with_taps(sound.loaded, 2, trained), sound.seen))
+    found = score_head(with_taps(sound.loaded, 2, read), seen, LAYERS)
     assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
 
@@ -118,7 +135,7 @@ def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
     size = BLOCK + 1 if is_dspark else BLOCK - 1
     other = sound.other(sample_from_anchor=not is_dspark, block_size=size)
     assert other.head.facts.num_drafts == sound.loaded.head.facts.num_drafts
-    found = score_dflash(other, sound.seen, LAYERS)
+    found = score_head(other, sound.seen, LAYERS)
     assert found.winner is not None and found.winner.label.startswith("reading one place")
     assert found.winner.agreement == 1.0 and found.configured.agreement < 0.9
 
@@ -131,11 +148,19 @@ def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     normed = replace(sound.loaded, opening=OpeningMap(opening.spec, tensors))
     spec = replace(opening.spec, norms_output=False)
     bare = replace(sound.loaded, opening=OpeningMap(spec, {"fc": tensors["fc"]}))
-    found = score_dflash(normed, told(said(bare, sound.seen)), LAYERS)
+    found = score_head(normed, told(said(bare, sound.seen)), LAYERS)
     assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
+
+
+def test_embeddings_that_were_trained_unscaled_are_caught(sound: Sound) -> None:
+    scaled = sound.other()
+    scaled.head.facts = replace(scaled.head.facts, embedding_scale=8.0)
+    found = score_head(scaled, sound.seen, LAYERS)
+    assert found.winner is not None and found.winner.label == "with unscaled embeddings"
+    assert found.winner.agreement == 1.0 and scaled.head.facts.embedding_scale == 8.0
 
 
 def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
     generator = torch.Generator().manual_seed(5)
     best = torch.randint(0, 97, (NUM_TOKENS - 1,), generator=generator)
-    assert score_dflash(sound.loaded, seen_with(best), LAYERS).fault is not None
+    assert score_head(sound.loaded, seen_with(best), LAYERS).fault is not None

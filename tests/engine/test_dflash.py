@@ -20,14 +20,16 @@ from outrider.engine.heads import dflash
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashHead
-from outrider.engine.heads.dflash_files import DFlashFiles, read_dflash
+from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.kinds import DraftKind, kind_of
-from outrider.engine.heads.loader import load_dflash
+from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.reduced_vocab import UNMAPPED
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -107,7 +109,7 @@ def made(case: Case, target_folder: str) -> BlockHead:
     return head
 
 
-def read(case: Case, target_folder: str, folder: Path) -> DFlashFiles:
+def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config))
     assert kind_of(files) is DraftKind.DFLASH
     return read_dflash(files, TargetFiles(target_folder), is_dspark=False)
@@ -116,7 +118,7 @@ def read(case: Case, target_folder: str, folder: Path) -> DFlashFiles:
 class Served:
     """What was read, run as the product does: rows by the opening map, the head on its path, in float64."""
 
-    def __init__(self, files: DFlashFiles) -> None:
+    def __init__(self, files: HeadFiles) -> None:
         tensors = {name: t.double() if t.is_floating_point() else t for name, t in files.tensors.items()}
         self.head = DFlashHead.of(files.facts, tensors)
         self.facts = files.facts
@@ -184,7 +186,7 @@ def test_rows_that_begin_late_are_those_of_a_shorter_text(target_folder: str, tm
     assert difference([served.runner.forward([row])], [truth]) < TOLERANCE
 
 
-Fault = Callable[[DFlashFiles], DFlashFiles]
+Fault = Callable[[HeadFiles], HeadFiles]
 
 
 def with_facts(**changes: Any) -> Fault:
@@ -195,7 +197,7 @@ def shifted(by: int) -> Fault:
     return lambda files: with_facts(taps=tuple(tap + by for tap in files.facts.taps))(files)
 
 
-def no_hidden_norm(files: DFlashFiles) -> DFlashFiles:
+def no_hidden_norm(files: HeadFiles) -> HeadFiles:
     spec = replace(files.opening.spec, norms_output=False)
     return replace(files, opening=OpeningMap(spec, {"fc": files.opening.tensors["fc"]}))
 
@@ -303,6 +305,21 @@ def test_an_embedding_of_the_mask_in_a_file_of_its_own_is_refused(target_folder:
         read_dflash(Checkpoint(folder), TargetFiles(target_folder), is_dspark=False)
 
 
+@pytest.mark.parametrize(
+    ("keys", "last"),
+    [
+        ({"dflash_config": {**ZLAB["dflash_config"], "target_layer_ids": [1, LAYERS - 1]}}, NORMED),
+        ({"dflash_config": {"mask_token_id": MASK}, "aux_hidden_state_layer_ids": [2, LAYERS]}, LAYERS),
+    ],
+)
+def test_the_last_layer_is_read_on_the_side_of_the_norm_that_its_key_means(
+    keys: dict[str, Any], last: int, target_folder: str, tmp_path: Path
+) -> None:
+    files = Checkpoint(BlockHead().write(tmp_path, {**ZLAB, **keys}))
+    read = read_dflash(files, TargetFiles(target_folder), is_dspark=False)
+    assert read.opening.spec.taps == (2, last)
+
+
 def test_names_of_an_encoder_are_known(target_folder: str, tmp_path: Path) -> None:
     head = made(CASES["z-lab"], target_folder)
     fc, norm = head.tensors["fc.weight"], head.tensors["hidden_norm.weight"]
@@ -322,9 +339,8 @@ def test_a_loaded_head_is_ready_to_run(
     name: str, dtype: str, tolerance: float, target_folder: str, tmp_path: Path
 ) -> None:
     head = made(CASES[name], target_folder)
-    loaded = load_dflash(
-        settings(head.write(tmp_path, CASES[name].config), dtype=dtype), target_folder, is_dspark=False
-    )
+    folder = head.write(tmp_path, CASES[name].config)
+    loaded = load_head(settings(folder, dtype=dtype), target_folder, kind=DraftKind.DFLASH)
     facts, pool = loaded.runner.facts, loaded.runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5,))
     assert pool.num_blocks == 16
@@ -334,7 +350,7 @@ def test_a_loaded_head_is_ready_to_run(
     row = Row(pool.new_table(), [*[0] * NUM, *block], 0, BLOCK - 1, [], features=rows)
     truth = head.forward(rows.double(), block)[0][1:]
     assert difference([loaded.runner.forward([row])[:, head.ids]], [truth]) < tolerance
-    assert loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
+    assert isinstance(loaded.path, BlockHeadPath) and loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
     row.table.free()
     assert pool.num_in_use == 0
 
@@ -350,7 +366,7 @@ def test_a_head_that_the_cache_would_change_is_refused(
     monkeypatch.setattr(BlockHeadPath, "outputs", misplaced)
     folder = BlockHead().write(tmp_path, ZLAB)
     with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_dflash(settings(folder), target_folder, is_dspark=False)
+        load_head(settings(folder), target_folder, kind=DraftKind.DFLASH)
 
 
 def test_rows_of_features_that_do_not_fit_are_refused(target_folder: str, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from outrider.engine.heads.block_run import biased
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.dflash_files import DFlashFiles, read_dflash
+from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.markov import MarkovHead
 from outrider.engine.heads.reduced_vocab import UNMAPPED
@@ -98,13 +99,13 @@ def made(case: Case, target_folder: str) -> BlockHead:
     return head
 
 
-def read(case: Case, target_folder: str, folder: Path) -> DFlashFiles:
+def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config, **CONFIDENCE))
     assert kind_of(files) is DraftKind.DSPARK
     return read_dflash(files, TargetFiles(target_folder), is_dspark=True)
 
 
-def said(files: DFlashFiles, path: list[int]) -> Tensor:
+def said(files: HeadFiles, path: list[int]) -> Tensor:
     """Return the logits [len(path) + 1, V] that follow the anchor and each token of a path behind it."""
     served, num = Served(files), len(path) + 1
     table = served.runner.pool.new_table()
@@ -133,11 +134,11 @@ def test_a_head_computes_what_its_layout_says(
     assert difference([said(files, path)], [expected(head, path)]) < TOLERANCE
 
 
-Fault = Callable[[DFlashFiles], DFlashFiles]
+Fault = Callable[[HeadFiles], HeadFiles]
 
 
 def with_tensors(change: Callable[[dict[str, Tensor]], None]) -> Fault:
-    def plant(files: DFlashFiles) -> DFlashFiles:
+    def plant(files: HeadFiles) -> HeadFiles:
         tensors = dict(files.tensors)
         change(tensors)
         return replace(files, tensors=tensors)
@@ -145,7 +146,7 @@ def with_tensors(change: Callable[[dict[str, Tensor]], None]) -> Fault:
     return plant
 
 
-def no_bias(files: DFlashFiles) -> DFlashFiles:
+def no_bias(files: HeadFiles) -> HeadFiles:
     tensors = {name: t for name, t in files.tensors.items() if not name.startswith("markov_head.")}
     return replace(files, tensors=tensors, facts=replace(files.facts, markov_rank=0))
 

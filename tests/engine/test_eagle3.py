@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads.carry_head import CarryHead, HeadFiles
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_head

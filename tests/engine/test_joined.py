@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draft_service.loading import HeadState, load_draft
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import read_eagle1, read_mtp
 from outrider.engine.heads.kinds import DraftKind, kind_of
@@ -43,19 +43,19 @@ def eagle1(folder: Path, leaves_out: tuple[str, ...] = ("lm_head.weight",), **mo
 
 
 def in_target(folder: Path, family: str, num_layers: int = 1, **more: Any) -> Made:
-    head = Joined(family, **more)
+    head = Joined(family=family, **more)
     target = head.target(folder)
     return head, head.write_in_target(target, num_layers=num_layers), target
 
 
 def as_qwen(folder: Path) -> Made:
-    head = Joined("qwen3_next", carry_normed=True)
+    head = Joined(family="qwen3_next", carry_normed=True)
     target = head.target(folder)
     return head, head.write_as_qwen(target), target
 
 
 def as_speculators(folder: Path, family: str) -> Made:
-    head = Joined(family, carry_normed=True)
+    head = Joined(family=family, carry_normed=True)
     target = head.target(folder / "target")
     return head, head.write_as_speculators(folder / "head"), target
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, made
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.loader import LoadedHead, load_head, load_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, Way, _HeadRun, score_head, score_medusa, taps_to_probe
@@ -128,7 +128,13 @@ def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("taps", "num_layers", "wanted"),
-    [((1, 3, 5), 6, [0, 1, 2, 3, 4, 5, 6]), ((0, 4), 4, [0, 1, 3, 4]), ((2,), 4, [1, 2, 3]), ((NORMED,), 4, [-1, 4])],
+    [
+        ((1, 3, 5), 6, [0, 1, 2, 3, 4, 5, 6]),
+        ((0, 4), 4, [NORMED, 0, 1, 3, 4]),
+        ((2,), 4, [1, 2, 3]),
+        ((NORMED,), 4, [NORMED, 4]),
+        ((1, NORMED), 4, [NORMED, 0, 1, 2, 4]),
+    ],
 )
 def test_what_a_test_needs_of_the_target(taps: tuple[int, ...], num_layers: int, wanted: list[int]) -> None:
     assert taps_to_probe(taps, num_layers) == wanted

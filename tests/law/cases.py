@@ -139,7 +139,10 @@ DRAFT_SERVICES = {"draft of bigrams": "bigram", "draft of n-grams": "ngram", "dr
 """Groups whose drafts are made by a draft worker without a model: its drafter."""
 BLOCK_HEADS = ("dflash", "dspark")
 JOINED = ("eagle1", "mtp", "peagle")
-HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED)
+SPARKS = {"dspark": "rnn", "dspark-vanilla": "vanilla", "dspark-gated": "gated"}
+"""Groups whose drafts are made by DSpark, and the kind of its sequential head."""
+OTHER_SPARKS = tuple(SPARKS)[1:]
+HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED, *OTHER_SPARKS)
 """Groups whose drafts are made by a head, or a model that fills masks; `heads` are Medusa's in the target itself. With
 ` tree` behind the name they are trees."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -239,6 +242,9 @@ def _cases() -> list[Case]:
         *(case for head in JOINED for case in _group(head, full, [*some, "temperature 0", "schema", "choice"])),
         *(case for head in JOINED for case in _group(f"{head} tree", tree, some)),
         *(case for head in JOINED for case in _group(f"coupled, {head}", coupled, some)),
+        *(case for head in OTHER_SPARKS for case in _group(head, full, ["nothing", "everything"])),
+        *(case for head in OTHER_SPARKS for case in _group(f"{head} tree", tree, ["everything"])),
+        *(case for head in OTHER_SPARKS for case in _group(f"coupled, {head}", coupled, ["everything"])),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.grammars import WORDS, tokenizer_of
-from tests.law.cases import TOPK, VOCAB_SIZE
+from tests.law.cases import SPARKS, TOPK, VOCAB_SIZE
 from tests.random_heads import (
     random_dflash,
     random_eagle1,
@@ -68,7 +68,8 @@ def make_models(folder: Path) -> Models:
     random_eagle3(target, heads / "eagle3")
     random_medusa(target, heads / "medusa")
     random_dflash(target, heads / "dflash")
-    random_dflash(target, heads / "dspark", markov="rnn")
+    for name, kind in SPARKS.items():
+        random_dflash(target, heads / name, markov=kind)
     random_eagle1(target, heads / "eagle1")
     random_mtp(target, heads / "mtp")
     random_peagle(target, heads / "peagle")

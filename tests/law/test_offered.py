@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.engine.heads.markov import MarkovKind
 from outrider.wire.params import SamplingParams
-from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, TOPK
+from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, SPARKS, TOPK, head_of
 from tests.law.rows import drafts_of, rule_of
 from tests.law.table import DOCUMENT
 
@@ -71,6 +72,13 @@ def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() 
 def test_every_form_of_tree_is_tested_under_every_rule(rule: str) -> None:
     trees = [case.speculation.tree for case in ALL_CASES if case.speculation.tree and rule_of(case) == rule]
     assert {tree.startswith("best:") for tree in trees} == {True, False}
+
+
+def test_every_kind_of_sequential_head_is_tested_under_every_rule() -> None:
+    assert set(SPARKS.values()) == set(get_args(MarkovKind))
+    for group in SPARKS:
+        tested = {rule_of(case) for case in ALL_CASES if head_of(case.group) == group}
+        assert tested >= {"rejection by block", "rejection in a tree", "coupled"}
 
 
 def test_the_table_has_a_row_for_each() -> None:

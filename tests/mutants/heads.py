@@ -140,6 +140,20 @@ HEADS = (
         DFLASH_TESTS,
     ),
     Mutant(
+        DFLASH_FILES,
+        "embedding_scale=target.embedding_scale if goes_through_module else 1.0",
+        "embedding_scale=1.0",
+        "DFlash heads of Gemma embed blocks without the target's scale",
+        ("tests/engine/test_borrowed_embedding.py",),
+    ),
+    Mutant(
+        DFLASH_FILES,
+        "NORMED if tap == num_layers else tap",
+        "tap",
+        "DFlash heads that read the target's last state read it before its norm",
+        DFLASH_TESTS,
+    ),
+    Mutant(
         DFLASH,
         "self.self_attn(self.input_layernorm(hidden), rows, rotary, cache)",
         "self.self_attn(self.input_layernorm(hidden), self.input_layernorm(rows), rotary, cache)",

@@ -7,33 +7,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.dflash import DFlashHead
-from outrider.engine.heads.loader import LoadedDFlash
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 
 
 @torch.inference_mode()
-def said_of_text(loaded: LoadedDFlash, token_ids: Sequence[int], rows: Tensor, *, from_anchor: bool) -> Tensor:
+def said_of_text(runner: ModelRunner, path: BlockHeadPath, token_ids: Sequence[int], rows: Tensor) -> Tensor:
     """Return the logits [T - 2, V] of the third token and those behind, of rows [T, d]: blocks follow each other, and
     the anchor of each is the last token of the one before.
 
-    from_anchor: as `DFlashConfig` has it, tried here for itself. Takes memory of the runner's cache for as long as it
-    runs. Raises OutOfBlocks.
+    path: the runner's. Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks.
     """
-    runner, head, num_drafts = loaded.runner, loaded.head, loaded.head.facts.num_drafts
-    masks = [head.facts.mask_id] * (num_drafts - from_anchor)
+    head, facts = path.head, path.head.facts
+    masks = [facts.mask_id] * (facts.block_size - 1)
     table, found = runner.pool.new_table(), list[Tensor]()
     try:
-        for anchor in range(1, len(token_ids) - 1, num_drafts):
+        for anchor in range(1, len(token_ids) - 1, facts.num_drafts):
             start = table.num_tokens
             block = [token_ids[anchor], *masks[: runner.facts.context_limit - anchor - 1]]
-            num_said = min(num_drafts, len(token_ids) - 1 - anchor)
-            num_logits = len(block) - (not from_anchor)
+            num_said = min(facts.num_drafts, len(token_ids) - 1 - anchor)
+            num_logits = len(block) - (not facts.from_anchor)
             ids = [*token_ids[start:anchor], *block]
             row = Row(table, ids, start, num_logits, token_ids[:start], features=rows[start:anchor])
             logits = runner.forward([row])[:num_said]
             table.truncate(anchor)
-            found.append(biased(head, logits, loaded.path.hidden[:num_said], token_ids[anchor : anchor + num_said]))
+            found.append(biased(head, logits, path.hidden[:num_said], token_ids[anchor : anchor + num_said]))
     finally:
         table.free()
     return torch.cat(found)

@@ -6,62 +6,14 @@ that follows a draft the *carry*, the head's own output there. `HeadPath` hands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from outrider.engine.heads.head_network import HeadNetwork
-from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.reduced_vocab import spread
-
-Misreading = tuple[str, AbstractContextManager[None]]
-"""A way in which files are misread, by what it would be, and the context in which the head is wired so."""
-
-
-class HeadFacts(Protocol):
-    """Facts of a head, whatever layout its files have. A dataclass, of which `dataclasses.replace` makes another."""
-
-    @property
-    def width(self) -> int:
-        """d, of its features and its carries."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V, of the target."""
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Vd, rows of the head's lm_head."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskEntry:
-    """What stands at positions that a head fills in one go (P-EAGLE)."""
-
-    token_id: int
-    feature: Tensor
-    """[d]."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFiles:
-    """A head as its files say it."""
-
-    facts: Any
-    """Of the head's kind."""
-    tensors: Mapping[str, Tensor]
-    """For the `of` of its class, in the files' dtype; embedding and lm_head may be the target's."""
-    opening: OpeningMap
-    """For the target, in the files' dtype."""
-    undecided: tuple[str, ...]
-    """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
-    mask: MaskEntry | None = None
-    """Of a head that fills masked positions in place of going on from its carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +28,6 @@ class HeadOutput:
 
 class CarryHead(HeadNetwork):
     """A head that hands its own output on, as the feature of what follows."""
-
-    def decide(self, facts: Any) -> None:
-        """Go on with other facts, of which none changes a tensor."""
-        self.facts = facts
-
-    def misreadings(self) -> Sequence[Misreading]:
-        """Return the ways in which files of this kind are misread, beside taps of other layers."""
-        return ()
 
     def forward(
         self,

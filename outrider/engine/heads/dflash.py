@@ -6,43 +6,24 @@ block follows them: the last committed token, the anchor, and masks behind it. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, rotate_half
 
-from outrider.engine.heads.head_network import LlamaHead, llama_config
+from outrider.engine.heads.head_network import LlamaFacts, LlamaHead, Misreading
 from outrider.engine.heads.markov import MarkovHead, MarkovKind
 from outrider.engine.heads.reduced_vocab import spread
 
 
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """Facts of a head, whatever layout its files have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(LlamaFacts):
+    """Facts of a DFlash or DSpark head."""
 
-    width: int
-    """d, of the head's hidden states and its rows."""
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    epsilon: float
-    """Of every norm, the opening map's too."""
-    rope: Mapping[str, Any]
-    """transformers' rope_parameters."""
-    vocab_size: int
-    """V, of the target."""
-    draft_vocab_size: int
-    """Vd, rows of the lm_head."""
-    taps: tuple[int, ...]
-    """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
-    target_width: int
-    """Of the target's hidden states."""
     windows: tuple[int | None, ...]
     """By layer, the keys that a query sees at most, its own included; None for all."""
     causal: tuple[bool, ...]
@@ -55,8 +36,8 @@ class DFlashConfig:
     stands there, and the anchor's says nothing."""
     has_bias: bool = False
     """Whether the attention's linear layers have one."""
-    trained_context: int = 2048
-    """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
+    embedding_scale: float = 1.0
+    """Of the table's rows, where a block's tokens are embedded."""
     markov_rank: int = 0
     """r, of DSpark's sequential head; 0 for none."""
     markov_kind: MarkovKind = "vanilla"
@@ -88,9 +69,7 @@ class DFlashHead(LlamaHead):
     facts: DFlashConfig
 
     def __init__(self, facts: DFlashConfig) -> None:
-        super().__init__(llama_config(facts))
-        self.facts = facts
-        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
+        super().__init__(facts)
         self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
         self.norm = nn.RMSNorm(facts.width, eps=facts.epsilon)
         self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
@@ -98,9 +77,15 @@ class DFlashHead(LlamaHead):
         if facts.markov_rank:
             sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
             self.markov_head = MarkovHead(facts.markov_kind, *sizes)
-        is_reduced = facts.draft_vocab_size != facts.vocab_size
-        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
-        self.rotary_emb = LlamaRotaryEmbedding(self.config)
+
+    def misreadings(self) -> Sequence[Misreading]:
+        facts = self.facts
+        place, size = ("later", facts.block_size + 1) if facts.from_anchor else ("earlier", facts.block_size - 1)
+        off_by_one = replace(facts, from_anchor=not facts.from_anchor, block_size=size)  # which says as many tokens
+        found = [(f"reading one place {place}", self.decided(off_by_one))]
+        if facts.embedding_scale != 1:
+            found.append(("with unscaled embeddings", self.decided(replace(facts, embedding_scale=1.0))))
+        return found
 
     def forward(
         self,
@@ -119,7 +104,7 @@ class DFlashHead(LlamaHead):
         num_rows, num_places = features.shape[1], input_ids.shape[1]
         if position_ids is None:
             position_ids = torch.arange(num_rows + num_places, device=input_ids.device)[None]
-        hidden = self.embed_tokens(input_ids)  # [1, Q, d]
+        hidden = self.embed_tokens(input_ids) * self.facts.embedding_scale  # [1, Q, d]
         rows = features.to(hidden.dtype)
         rotary = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor
@@ -16,25 +15,22 @@ from transformers import PreTrainedConfig
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
 from outrider.engine.heads.head_files import (
-    IGNORED,
     agreed_taps,
-    check_identity,
-    check_shapes,
-    check_values,
-    draft_vocab_size_of,
-    fill_from_target,
+    complete,
+    is_wrapped,
     layer_config,
     layer_ids,
-    opened_width,
-    rope_of,
-    vocab_size_of,
+    llama_facts,
+    read_tensors,
+    take_norm,
 )
-from outrider.engine.heads.maps import target_ids
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.markov import MarkovKind
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import model_file
 from outrider.engine.paths.block_cache import layer_limits
+from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
@@ -55,23 +51,11 @@ UNSERVED = {
 """Keys of a head that computes what ours does not, unless they are 0, false or a factor of 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class DFlashFiles:
-    """A head as its files say it."""
-
-    facts: DFlashConfig
-    tensors: Mapping[str, Tensor]
-    """For `DFlashHead.of`, in the files' dtype; embedding and lm_head may be the target's."""
-    opening: OpeningMap
-    """For the target, in the files' dtype."""
-
-
-def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> DFlashFiles:
+def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
     if model_file(files.model, "mask_embedding.pt") is not None:
         raise ConfigError(f"{files.model} has a mask_embedding.pt, which heads are not served with", param="model")
-    tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
-    check_values(files, tensors)
+    tensors = read_tensors(files, _own_name)
     facts = _facts(files, tensors, target, is_dspark=is_dspark)
     unused = [name for name in tensors if CONFIDENCE.fullmatch(name)] if is_dspark else []
     if unused:
@@ -79,19 +63,8 @@ def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> D
         for name in unused:
             del tensors[name]
     opening = _take_opening(files, tensors, facts)
-    if facts.draft_vocab_size != facts.vocab_size:
-        tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
-    else:
-        check_identity(files, tensors, facts)
-    for name in ("d2t", "t2d"):
-        tensors.pop(name, None)
-    fill_from_target(files, tensors, facts, target)
-    for name, num_rows in (("w1", facts.vocab_size), ("w2", facts.draft_vocab_size)):
-        rows = tensors.get(f"markov_head.markov_{name}.weight")
-        if rows is not None and len(rows) > num_rows:  # of padding, as the embedding's and lm_head's
-            tensors[f"markov_head.markov_{name}.weight"] = rows[:num_rows].clone()
-    check_shapes(files, tensors, lambda: DFlashHead(facts), "a DSpark head" if is_dspark else "a DFlash head")
-    return DFlashFiles(facts, tensors, opening)
+    complete(files, tensors, facts, target, DFlashHead, "a DSpark head" if is_dspark else "a DFlash head")
+    return HeadFiles(facts, tensors, opening)
 
 
 def _own_name(name: str) -> str:
@@ -141,58 +114,58 @@ class _Keys:
 
 
 def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, *, is_dspark: bool) -> DFlashConfig:
-    config, keys = files.config, _Keys(files)
+    keys = _Keys(files)
     for key, what in UNSERVED.items():
         value = keys.get(key)
         if value and not (type(value) in (int, float) and value == 1):
             raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
-    is_wrapped = "speculators_model_type" in config
-    inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config, has_windows=True)
+    layers = layer_config(files, has_windows=True)
     if keys.get("num_target_layers") not in (None, target.num_layers):
         raise ConfigError(
             f"num_target_layers of {files.model} is {keys.get('num_target_layers')}, and {target.model} has "
             f"{target.num_layers} layers; give the target that it was made for",
             param="target_model",
         )
-    taps = _taps(files, keys, target.num_layers, inner.num_hidden_layers)
-    vocab_size = vocab_size_of(files, inner, target)
+    taps = _taps(files, keys, target.num_layers, layers.num_hidden_layers, is_dspark=is_dspark)
+    shared = llama_facts(files, tensors, layers, target, taps)
     rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
     from_anchor = _from_anchor(keys, is_dspark=is_dspark)
+    goes_through_module = "embed_tokens.weight" not in tensors and not is_wrapped(files)  # as z-lab's blocks do
     return DFlashConfig(
-        width=opened_width(files, tensors, target, taps),
-        ffn_width=inner.intermediate_size,
-        num_heads=inner.num_attention_heads,
-        num_kv_heads=inner.num_key_value_heads,
-        head_dim=getattr(inner, "head_dim", None) or inner.hidden_size // inner.num_attention_heads,
-        epsilon=inner.rms_norm_eps,
-        rope=rope_of(files, inner),
-        vocab_size=vocab_size,
-        draft_vocab_size=draft_vocab_size_of(files, tensors, inner, vocab_size),
-        taps=taps,
-        target_width=target.width,
-        windows=tuple(layer_limits(inner, index)[0] for index in range(inner.num_hidden_layers)),
-        causal=_causal(keys, inner),
+        **shared,
+        windows=tuple(layer_limits(layers, index)[0] for index in range(layers.num_hidden_layers)),
+        causal=_causal(keys, layers),
         block_size=keys.number(
             "block_size", "dspark_block_size", least=1 if from_anchor else 2, most=MAX_DRAFT_TOKENS + 1
         ),
-        mask_id=keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=vocab_size - 1),
+        mask_id=keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
         from_anchor=from_anchor,
-        has_bias=bool(getattr(inner, "attention_bias", False)),
-        trained_context=inner.max_position_embeddings,
+        has_bias=bool(getattr(layers, "attention_bias", False)),
+        embedding_scale=target.embedding_scale if goes_through_module else 1.0,
         markov_rank=0 if rank is None else keys.number("markov_rank", "dspark_markov_rank", least=0),
         markov_kind=_markov_kind(files, keys),
     )
 
 
-def _taps(files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+def _taps(
+    files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int, *, is_dspark: bool
+) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] in speculators' key, and h[k + 1] in all others',
     which name a layer by its output. Without a key, those that z-lab takes for a draft of so many layers.
+
+    What the last layer's id means, trainers do not agree on. z-lab's code, as NeMo AutoModel's, takes it of
+    transformers' hidden_states, where it is normed; DeepSpec, vLLM and SGLang, and so SpecForge and speculators, take
+    it before the final norm. Here a DFlash head reads it as in z-lab's code, where it is named in z-lab's key. The
+    wiring test tries the other.
     """
     said = {
         "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
         "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
     }
-    return agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
+    taps = agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
+    if is_dspark or said["aux_hidden_state_layer_ids"] is not None:
+        return taps
+    return tuple(NORMED if tap == num_layers else tap for tap in taps)
 
 
 def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
@@ -201,15 +174,15 @@ def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
     return tuple(round(1 + i * (num_layers - 4) / (num_taps - 1)) + 1 for i in range(num_taps))
 
 
-def _causal(keys: _Keys, inner: PreTrainedConfig) -> tuple[bool, ...]:
+def _causal(keys: _Keys, layers: PreTrainedConfig) -> tuple[bool, ...]:
     """Return by layer whether a token of the block sees no later one: those with a window do, unless a key says."""
     said = keys.flag("causal")
     said = keys.flag("is_causal") if said is None else said
     if said is not None:
-        return (said,) * inner.num_hidden_layers
+        return (said,) * layers.num_hidden_layers
     if keys.flag("sliding_window_non_causal"):
-        return (False,) * inner.num_hidden_layers
-    kinds = getattr(inner, "layer_types", None) or ["full_attention"] * inner.num_hidden_layers
+        return (False,) * layers.num_hidden_layers
+    kinds = getattr(layers, "layer_types", None) or ["full_attention"] * layers.num_hidden_layers
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
@@ -235,12 +208,6 @@ def _markov_kind(files: Checkpoint, keys: _Keys) -> MarkovKind:
 
 def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: DFlashConfig) -> OpeningMap:
     """Take the opening map's tensors out of `tensors`."""
-    norm = tensors.pop("hidden_norm.weight", None)
-    shape = None if norm is None else list(norm.shape)
-    if norm is None or shape != [facts.width]:
-        raise ConfigError(
-            f"hidden_norm.weight of {files.model} is {shape or 'missing'}, must be [{facts.width}]", param="model"
-        )
-    fc = tensors.pop("fc.weight")
+    norm, fc = take_norm(files, tensors, "hidden_norm.weight", facts.width), tensors.pop("fc.weight")
     spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
     return OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaMLP, apply_rotary_pos_emb
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading
-from outrider.engine.heads.head_network import LlamaHead, llama_config
+from outrider.engine.heads.carry_head import CarryHead
+from outrider.engine.heads.head_network import LlamaFacts, LlamaHead, Misreading, swapped
 from outrider.engine.heads.opening import Norm
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Config:
-    """Facts of a head, whatever layout its files have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(LlamaFacts):
+    """Facts of an EAGLE-3 head."""
 
-    width: int
-    """d, of the head's hidden states, its features and its carries."""
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    epsilon: float
-    """Of every norm, the opening map's too."""
-    rope: Mapping[str, Any]
-    """transformers' rope_parameters."""
-    vocab_size: int
-    """V, of the target."""
-    draft_vocab_size: int
-    """Vd, rows of the head's own lm_head."""
-    taps: tuple[int, ...]
-    """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
-    target_width: int
-    """Of the target's hidden states."""
     norm: Norm = "none"
     """Norm of the opening map."""
     num_layers: int = 1
@@ -53,8 +33,6 @@ class Eagle3Config:
     qk_norms: bool = False
     """Whether queries and keys are normed, head by head (Qwen 3)."""
     qkv_bias: bool = False
-    trained_context: int = 2048
-    """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
 
 
 class Eagle3Head(LlamaHead, CarryHead):
@@ -63,15 +41,10 @@ class Eagle3Head(LlamaHead, CarryHead):
     facts: Eagle3Config
 
     def __init__(self, facts: Eagle3Config) -> None:
-        super().__init__(llama_config(facts))
-        self.facts = facts
-        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
+        super().__init__(facts)
         self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
         self.norm = _norm(facts.width, facts)
         self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
-        is_reduced = facts.draft_vocab_size != facts.vocab_size
-        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
-        self.rotary_emb = LlamaRotaryEmbedding(self.config)
 
     def decide(self, facts: Eagle3Config) -> None:
         """Go on with other facts, of which none changes a tensor: what is carried, read, or the first residual."""
@@ -81,9 +54,12 @@ class Eagle3Head(LlamaHead, CarryHead):
         first.norm_before_residual = facts.norm_before_residual
 
     def misreadings(self) -> Sequence[Misreading]:
+        norms = swapped(self.layers[0], "input_layernorm", "hidden_norm")
+        is_normed = self.facts.norm_before_residual
+        residual = self.decided(replace(self.facts, norm_before_residual=not is_normed))
         return (
-            ("with the norms of embedding and features swapped", self._swapped_norms()),
-            (f"with the first residual {'un' * self.facts.norm_before_residual}normed", self._other_residual()),
+            ("with the norms of embedding and features swapped", norms),
+            (f"with the first residual {'un' * is_normed}normed", residual),
         )
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
@@ -96,24 +72,6 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def read(self, hidden: Tensor, normed: Tensor) -> Tensor:
         return normed if self.facts.reads_normed else hidden
-
-    @contextmanager
-    def _swapped_norms(self) -> Iterator[None]:
-        layer: Any = self.layers[0]
-        layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
-        try:
-            yield
-        finally:
-            layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
-
-    @contextmanager
-    def _other_residual(self) -> Iterator[None]:
-        facts = self.facts
-        self.decide(replace(facts, norm_before_residual=not facts.norm_before_residual))
-        try:
-            yield
-        finally:
-            self.decide(facts)
 
 
 class _Layer(nn.Module):

@@ -12,24 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_files import (
-    IGNORED,
     agreed_taps,
-    check_identity,
-    check_shapes,
-    check_values,
-    draft_vocab_size_of,
-    fill_from_target,
+    complete,
+    is_wrapped,
     layer_config,
     layer_ids,
-    opened_width,
-    rope_of,
-    vocab_size_of,
+    llama_facts,
+    read_tensors,
+    take_norm,
 )
-from outrider.engine.heads.maps import target_ids
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.wire.errors import ConfigError
@@ -42,23 +37,14 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 def tensors_of(files: Checkpoint) -> dict[str, Tensor]:
     """Return a head's tensors under speculators' names. Raises ConfigError for numbers that cannot be served."""
-    tensors = {_own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
-    check_values(files, tensors)
-    return tensors
+    return read_tensors(files, _own_name)
 
 
 def eagle3_of(files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles) -> HeadFiles:
     """Do as `read_eagle3` with the files' tensors, which are taken over."""
     facts, undecided = _facts(files, tensors, target)
     opening = _take_opening(files, tensors, facts)
-    if facts.draft_vocab_size != facts.vocab_size:
-        tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
-    else:
-        check_identity(files, tensors, facts)
-    for name in ("d2t", "t2d"):
-        tensors.pop(name, None)
-    fill_from_target(files, tensors, facts, target)
-    check_shapes(files, tensors, lambda: Eagle3Head(facts), "an EAGLE-3 head")
+    complete(files, tensors, facts, target, Eagle3Head, "an EAGLE-3 head")
     return HeadFiles(facts, tensors, opening, undecided)
 
 
@@ -69,37 +55,22 @@ def _own_name(name: str) -> str:
 def _facts(
     files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
 ) -> tuple[Eagle3Config, tuple[str, ...]]:
-    config = files.config
-    is_wrapped = "speculators_model_type" in config
-    inner = layer_config(files, config.get("transformer_layer_config") if is_wrapped else config)
+    config, wrapped = files.config, is_wrapped(files)
+    layers = layer_config(files)
     taps = _taps(files, target.num_layers)
     norm = _norm_kind(files, tensors, len(taps))
-    width = opened_width(files, tensors, target, taps)
-    vocab_size = vocab_size_of(files, inner, target)
-    draft_vocab_size = draft_vocab_size_of(files, tensors, inner, vocab_size)
-    carries_normed, reads_normed, open_carry = _norm_output(config, is_wrapped, norm)
-    open_residual = is_wrapped and "norm_before_residual" not in config
+    carries_normed, reads_normed, open_carry = _norm_output(config, wrapped, norm)
+    open_residual = wrapped and "norm_before_residual" not in config
     undecided = ("carries_normed",) * open_carry + ("norm_before_residual",) * open_residual
     facts = Eagle3Config(
-        width=width,
-        ffn_width=inner.intermediate_size,
-        num_heads=inner.num_attention_heads,
-        num_kv_heads=inner.num_key_value_heads,
-        head_dim=getattr(inner, "head_dim", None) or inner.hidden_size // inner.num_attention_heads,
-        epsilon=inner.rms_norm_eps,
-        rope=rope_of(files, inner),
-        vocab_size=vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        taps=taps,
-        target_width=target.width,
+        **llama_facts(files, tensors, layers, target, taps),
         norm=norm,
-        num_layers=inner.num_hidden_layers,
+        num_layers=layers.num_hidden_layers,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         carries_normed=carries_normed,
         reads_normed=reads_normed,
         qk_norms="layers.0.self_attn.q_norm.weight" in tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
-        trained_context=inner.max_position_embeddings,
     )
     return facts, undecided
 
@@ -141,14 +112,14 @@ def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) 
     return "each" if has_each else "all" if has_all else "none"
 
 
-def _norm_output(config: Mapping[str, Any], is_wrapped: bool, norm: Norm) -> tuple[bool, bool, bool]:
+def _norm_output(config: Mapping[str, Any], wrapped: bool, norm: Norm) -> tuple[bool, bool, bool]:
     """Return whether carries are normed, whether the lm_head reads the normed output, and whether the first is open.
 
     speculators' norm_output says the first. SpecForge's says the second, and its training carries what is not normed,
     also where its exports for 3.1 say true.
     """
     says = config.get("norm_output")
-    if is_wrapped:
+    if wrapped:
         return bool(says), True, False
     return False, says is not False, says is True and norm == "each"
 
@@ -160,10 +131,6 @@ def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Co
         is_each = facts.norm == "each"
         names = [f"fc_norm.{i}.weight" for i in range(len(facts.taps))] if is_each else ["input_norm.weight"]
         width = facts.target_width if is_each else facts.target_width * len(facts.taps)
-        for name in names:
-            shape = list(tensors[name].shape) if name in tensors else "missing"
-            if shape != [width]:
-                raise ConfigError(f"{name} of {files.model} is {shape}, must be [{width}]", param="model")
-        norms = torch.stack([tensors.pop(name) for name in names]).to(taken["fc"].dtype)
+        norms = torch.stack([take_norm(files, tensors, name, width) for name in names]).to(taken["fc"].dtype)
         taken["norm"] = norms if is_each else norms[0]
     return OpeningMap(OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon), taken)

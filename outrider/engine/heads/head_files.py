@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider.engine.heads.carry_head import HeadFacts
 from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.head_network import HeadFacts, HeadNetwork, shape_of
+from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.opening import DTYPES
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import first_line
@@ -24,6 +25,16 @@ log = get_logger(__name__)
 
 IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 """Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
+ROW_PER_ID = ("embed_tokens.weight", "markov_head.markov_w1.weight")
+ROW_PER_DRAFT = ("lm_head.weight", "markov_head.markov_w2.weight")
+"""Tensors that may have rows of padding."""
+
+
+def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name: name) -> dict[str, Tensor]:
+    """Return a head's tensors under our names. Raises ConfigError for numbers that cannot be served."""
+    tensors = {own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
+    check_values(files, tensors)
+    return tensors
 
 
 def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
@@ -40,11 +51,19 @@ def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
             raise ConfigError(f"{name} of {files.model} has numbers that are not finite; get the file again or retrain")
 
 
-def layer_config(files: Checkpoint, raw: Any, *, has_windows: bool = False) -> PreTrainedConfig:
+def is_wrapped(files: Checkpoint) -> bool:
+    """Return whether the layout is speculators'."""
+    return "speculators_model_type" in files.config
+
+
+def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
     """Read the layers' configuration through its class: files leave out what equals the class's defaults.
 
-    has_windows: whether layers may have a sliding window.
+    raw: what config.json says of them, where that is not the whole of it, or speculators' part. has_windows: whether
+    layers may have a sliding window.
     """
+    if raw is None:
+        raw = files.config.get("transformer_layer_config") if is_wrapped(files) else files.config
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
     fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
@@ -101,7 +120,27 @@ def layer_ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None
     return tuple(i + shift for i in ids)
 
 
-def opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
+def llama_facts(
+    files: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    layers: PreTrainedConfig,
+    target: TargetFiles,
+    taps: tuple[int, ...],
+) -> dict[str, Any]:
+    """Return the fields of LlamaFacts, of the configuration of the layers. Raises ConfigError for what does not fit."""
+    width, vocab_size = _opened_width(files, tensors, target, taps), vocab_size_of(files, layers, target)
+    return {
+        **shape_of(layers),
+        "width": width,
+        "rope": _rope_of(files, layers),
+        "vocab_size": vocab_size,
+        "draft_vocab_size": _draft_vocab_size_of(files, tensors, layers, vocab_size),
+        "taps": taps,
+        "target_width": target.width,
+    }
+
+
+def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
     fc = tensors.get("fc.weight")
     wanted = files.config.get("target_hidden_size")
     if fc is None or fc.dim() != 2:
@@ -127,7 +166,7 @@ def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFile
     return target.vocab_size
 
 
-def draft_vocab_size_of(
+def _draft_vocab_size_of(
     files: Checkpoint, tensors: Mapping[str, Tensor], inner: PreTrainedConfig, vocab_size: int
 ) -> int:
     """Return Vd, rows of the lm_head; vocab_size, the target's, where it has a row for each id: rows of padding are cut
@@ -155,7 +194,7 @@ def draft_vocab_size_of(
     return vocab_size if rows == inner.vocab_size else rows
 
 
-def rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
+def _rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
     rope = dict(inner.rope_parameters or {})
     kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor")
     if (
@@ -169,7 +208,38 @@ def rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
     return rope
 
 
-def check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
+def take_norm(files: Checkpoint, tensors: dict[str, Tensor], name: str, width: int) -> Tensor:
+    """Take a norm's weight out of `tensors`. Raises ConfigError where it is not there, or of another width."""
+    norm = tensors.pop(name, None)
+    shape = "missing" if norm is None else list(norm.shape)
+    if norm is None or shape != [width]:
+        raise ConfigError(f"{name} of {files.model} is {shape}, must be [{width}]", param="model")
+    return norm
+
+
+def complete(
+    files: Checkpoint,
+    tensors: dict[str, Tensor],
+    facts: HeadFacts,
+    target: TargetFiles,
+    head_class: type[HeadNetwork],
+    kind: str,
+) -> None:
+    """Make a file's tensors those of the network, with what the target lends.
+
+    kind: as in "an EAGLE-3 head". Raises ConfigError where they do not fit.
+    """
+    if facts.draft_vocab_size != facts.vocab_size:
+        tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
+    else:
+        _check_identity(files, tensors, facts)
+    for name in ("d2t", "t2d"):
+        tensors.pop(name, None)
+    fill_from_target(files, tensors, facts, target)
+    check_shapes(files, tensors, head_class, facts, kind)
+
+
+def _check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
     """Raise ConfigError for maps of a head with all rows that are not the identity."""
     if "d2t" in tensors and bool(tensors["d2t"].any()):
         raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
@@ -198,28 +268,34 @@ def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadF
     if "lm_head.weight" in missing:
         rows, ids = target.projection(), tensors.get("draft_ids")
         tensors["lm_head.weight"] = (rows if ids is None else rows.index_select(0, ids)).to(dtype)
-    for name, num_rows in (("embed_tokens.weight", facts.vocab_size), ("lm_head.weight", facts.draft_vocab_size)):
-        if tensors[name].shape[0] > num_rows:
-            tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
+    for names, num_rows in ((ROW_PER_ID, facts.vocab_size), (ROW_PER_DRAFT, facts.draft_vocab_size)):
+        for name in names:
+            if name in tensors and len(tensors[name]) > num_rows:
+                tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
 
-def check_shapes(files: Checkpoint, tensors: Mapping[str, Tensor], make: Callable[[], nn.Module], kind: str) -> None:
-    """Raise ConfigError unless these are the tensors of the head that `make` makes. kind: as in "an EAGLE-3 head"."""
+def check_shapes(
+    files: Checkpoint, tensors: Mapping[str, Tensor], head_class: type[HeadNetwork], facts: HeadFacts, kind: str
+) -> None:
+    """Raise ConfigError unless these are the tensors of such a head. kind: as in "an EAGLE-3 head"."""
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
-    unknown, missing = sorted(tensors.keys() - shapes.keys()), sorted(shapes.keys() - tensors.keys())
-    if unknown or missing:
-        what, names = (
-            (f"tensors that {kind} of its config does not have", unknown) if unknown else ("not all tensors", missing)
-        )
+        shapes = {name: list(tensor.shape) for name, tensor in head_class(facts).state_dict().items()}
+    refuse(files.model, f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
+    refuse(files.model, "not all tensors", shapes.keys() - tensors.keys())
+    for name, shape in shapes.items():
+        if list(tensors[name].shape) != shape:
+            raise ConfigError(
+                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json must be {shape}",
+                param="model",
+            )
+
+
+def refuse(whose: str, what: str, names: Iterable[str]) -> None:
+    """Raise ConfigError where there are such tensors."""
+    found = sorted(names)
+    if found:
         raise ConfigError(
-            f"{files.model} has {what}: {', '.join(names[:4])}{' and more' if len(names) > 4 else ''}; "
+            f"{whose} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
             "correct its config.json or get the file again",
             param="model",
         )
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ConfigError(
-                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json must be {list(shape)}",
-                param="model",
-            )

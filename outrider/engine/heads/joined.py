@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.carry_head import CarryHead, Misreading
-from outrider.engine.heads.head_network import Shape
+from outrider.engine.heads.carry_head import CarryHead
+from outrider.engine.heads.head_network import Misreading, Shape, swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class JoinedHead(CarryHead):
         super().__init__(config)
         self.facts = facts
         self.model: Any = MODEL_MAPPING[type(config)](config)
+        self.model.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
         norm_class, self.model.norm = type(self.model.norm), nn.Identity()
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
@@ -95,7 +96,7 @@ class JoinedHead(CarryHead):
         exchanged = ("with embedding and feature exchanged", self._exchanged())
         if not self.facts.joins_normed:
             return (exchanged,)
-        return exchanged, ("with the norms of embedding and features swapped", self._swapped_norms())
+        return exchanged, ("with the norms of embedding and features swapped", swapped(self, "enorm", "hnorm"))
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.model.embed_tokens(input_ids)  # [1, T, d]
@@ -116,11 +117,3 @@ class JoinedHead(CarryHead):
             yield
         finally:
             self._is_exchanged = False
-
-    @contextmanager
-    def _swapped_norms(self) -> Iterator[None]:
-        self.enorm, self.hnorm = self.hnorm, self.enorm
-        try:
-            yield
-        finally:
-            self.enorm, self.hnorm = self.hnorm, self.enorm

@@ -17,16 +17,19 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.carry_head import HeadFiles
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.head_files import (
     IGNORED,
     check_shapes,
     check_values,
     fill_from_target,
+    is_wrapped,
     layer_config,
+    read_tensors,
+    refuse,
     vocab_size_of,
 )
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
@@ -82,8 +85,7 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = {name: files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
-    check_values(files, tensors)
+    tensors = read_tensors(files)
     raw = files.config["model"] if isinstance(files.config.get("model"), dict) else files.config  # vLLM nests it
     if {"layers.0.self_attn.q_proj.bias"} & tensors.keys() and raw.get("model_type", "llama") == "llama":
         raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
@@ -100,8 +102,8 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     _check_width(files, facts, target)
     fill_from_target(files, tensors, facts, target)
     named = {_own_name(name): tensor for name, tensor in tensors.items()}
-    check_shapes(files, named, lambda: JoinedHead(facts), "an EAGLE-1 head")
-    return HeadFiles(facts, named, _opening(facts), ())
+    check_shapes(files, named, JoinedHead, facts, "an EAGLE-1 head")
+    return HeadFiles(facts, named, _opening(facts))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -110,8 +112,8 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises ConfigError as `read_eagle1` does.
     """
     layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
-    if "speculators_model_type" in files.config:
-        layers = layer_config(files, files.config.get("transformer_layer_config"))
+    if is_wrapped(files):
+        layers = layer_config(files)
         vocab_size_of(files, layers, target)
         tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
     elif "mtp.fc.weight" in files.names:
@@ -128,7 +130,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     for name in JOINING - {"eh_proj.bias"} - tensors.keys():
         raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
     named = _converted(files, layers, tensors)
-    check_shapes(files, named, lambda: JoinedHead(facts), "an MTP head")
+    check_shapes(files, named, JoinedHead, facts, "an MTP head")
     return HeadFiles(facts, named, _opening(facts), undecided)
 
 
@@ -230,11 +232,4 @@ def _missing_experts(names: Iterable[str]) -> list[str]:
 
 
 def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
-    """Raise ConfigError where there are such tensors."""
-    found = sorted(names)
-    if found:
-        raise ConfigError(
-            f"the MTP head of {files.model} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
-            "correct its config.json or get the file again",
-            param="model",
-        )
+    refuse(f"the MTP head of {files.model}", what, names)

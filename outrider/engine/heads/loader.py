@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,13 +16,14 @@ from transformers import GenerationConfig
 
 from outrider.engine.heads.block_check import tested_path
 from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.carry_head import CarryHead, HeadFiles, MaskEntry
+from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.dflash_files import read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.fused_head import FusedHeadPath
+from outrider.engine.heads.head_network import HeadFiles, HeadNetwork, MaskEntry
 from outrider.engine.heads.head_path import HeadPath, RunsHead
 from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import read_eagle1, read_mtp
@@ -33,7 +35,14 @@ from outrider.engine.heads.peagle_files import read_peagle
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import check_class, context_limit_of, resolve_device, settle_rope, size_cache
+from outrider.engine.loading.loader import (
+    VERIFY_TOKENS,
+    check_class,
+    context_limit_of,
+    resolve_device,
+    settle_rope,
+    size_cache,
+)
 from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
@@ -54,25 +63,30 @@ EXACT = re.compile(r"\.e_score_correction_bias$")
 class LoadedHead:
     runner: ModelRunner
     """Runs rows with features; its logits have UNMAPPED where the head has no row."""
-    path: RunsHead
-    """The runner's, which has the carries."""
-    head: CarryHead
-    """The network that the path runs; `decide` changes what `undecided` names."""
+    path: RunsHead | BlockHeadPath
+    """The runner's, which has the carries, or the hidden states of blocks."""
     opening: OpeningMap
     """For the target, on the CPU."""
-    undecided: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
     """As in `HeadFiles`."""
     mask: MaskEntry | None = None
     """As in `HeadFiles`, where the head is."""
 
+    @property
+    def head(self) -> HeadNetwork:
+        """The network that the path runs; `decide` changes what `undecided` names."""
+        return self.path.head
 
-READERS: Mapping[DraftKind, tuple[type[CarryHead], Callable[[Checkpoint, TargetFiles], HeadFiles]]] = {
+
+READERS: Mapping[DraftKind, tuple[type[HeadNetwork], Callable[[Checkpoint, TargetFiles], HeadFiles]]] = {
     DraftKind.EAGLE1: (JoinedHead, read_eagle1),
     DraftKind.EAGLE3: (Eagle3Head, read_eagle3),
     DraftKind.MTP: (JoinedHead, read_mtp),
     DraftKind.PEAGLE: (Eagle3Head, read_peagle),
+    DraftKind.DFLASH: (DFlashHead, partial(read_dflash, is_dspark=False)),
+    DraftKind.DSPARK: (DFlashHead, partial(read_dflash, is_dspark=True)),
 }
-"""Kinds of heads that are run as models are."""
+"""Kinds of heads that have a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +95,6 @@ class LoadedMedusa:
     facts: ModelFacts
     opening: OpeningMap
     """The identity of the target's last hidden state after its norm."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDFlash:
-    runner: ModelRunner
-    """Runs rows as `BlockHeadPath` does; its logits have UNMAPPED where the head has no row."""
-    path: BlockHeadPath
-    """The runner's, which has the hidden states."""
-    head: DFlashHead
-    opening: OpeningMap
-    """For the target, on the CPU."""
 
 
 def load_head(
@@ -113,17 +116,21 @@ def load_head(
     facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
     path = _path(head, facts, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
-    runner.tree_refusal = None  # tested
+    num_positions = VERIFY_TOKENS
+    if isinstance(path, BlockHeadPath):
+        num_positions = read.facts.block_size
+    else:
+        runner.tree_refusal = None  # tested
     num_weight_bytes = memory.weights_bytes(head)
     if isinstance(path, Repacks):  # beside the modules, which say what the embedding is
         num_weight_bytes += path.weights_bytes - head.get_input_embeddings().weight.nbytes
-    size_cache(runner, head.config, num_weight_bytes, config)
+    size_cache(runner, head.config, num_weight_bytes, config, num_positions=num_positions)
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d tokens",
         *(config.model, kind, target, facts.num_parameters, facts.dtype, facts.device, list(read.opening.spec.taps)),
         *(runner.pool.num_blocks, path.block_size),
     )
-    return LoadedHead(runner, path, head, read.opening, read.undecided, mask)
+    return LoadedHead(runner, path, read.opening, read.undecided, mask)
 
 
 def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -> LoadedMedusa:
@@ -141,37 +148,6 @@ def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -
         *(facts.num_parameters, facts.dtype, facts.device),
     )
     return LoadedMedusa(heads, facts, read.opening)
-
-
-def load_dflash(config: WorkerConfig, target: str, allow_pickle: bool = False, *, is_dspark: bool) -> LoadedDFlash:
-    """Load a DFlash or DSpark head for a target, as `load_head` does."""
-    device, target_files = resolve_device(config.device), TargetFiles(target)
-    limit = context_limit_of(target_files.config, config.context_limit)
-    read = read_dflash(Checkpoint(config.model, allow_pickle), target_files, is_dspark=is_dspark)
-    head = DFlashHead.of(read.facts, _placed(read.tensors, device, config.dtype))
-    settle_rope(head, limit)
-    facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
-    if config.attention_path not in ("auto", "paged"):
-        raise ConfigError(
-            f"{config.model} fills blocks and runs on the path paged alone; leave attention_path at auto, not "
-            f"{config.attention_path}",
-            param="attention_path",
-        )
-    try:
-        path = tested_path(head, facts)
-    except PathUnavailable as reason:
-        raise ConfigError(
-            f"{facts.model_id} in {facts.dtype} on {facts.device} cannot be served: paged: {reason}", param="model"
-        ) from reason
-    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
-    size_cache(runner, head.config, memory.weights_bytes(head), config, num_positions=read.facts.block_size)
-    log.info(
-        "loaded %s: %s of %s, blocks of %d, %d parameters, %s on %s, reads the hidden states %s, %d KV blocks of %d "
-        "tokens",
-        *(config.model, "DSpark" if is_dspark else "DFlash", target, read.facts.block_size, facts.num_parameters),
-        *(facts.dtype, facts.device, list(read.facts.taps), runner.pool.num_blocks, path.block_size),
-    )
-    return LoadedDFlash(runner, path, head, read.opening)
 
 
 def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
@@ -206,9 +182,21 @@ def _eos(target: TargetFiles) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _path(head: CarryHead, facts: ModelFacts, wanted: str) -> RunsHead:
+def _path(head: HeadNetwork, facts: ModelFacts, wanted: str) -> RunsHead | BlockHeadPath:
     """Return a tested path: fused where it can be had, else the head's own modules. Raises ConfigError."""
     refusals = list[str]()
+    if isinstance(head, DFlashHead):
+        if wanted not in ("auto", "paged"):
+            raise ConfigError(
+                f"{facts.model_id} fills blocks and runs on the path paged alone; leave attention_path at auto, not "
+                f"{wanted}",
+                param="attention_path",
+            )
+        try:
+            return tested_path(head, facts)
+        except PathUnavailable as reason:
+            raise _unservable(facts, [f"paged: {reason}"]) from reason
+    assert isinstance(head, CarryHead)
     if wanted in ("auto", "fused"):
         try:
             fused = FusedHeadPath(head, facts)
@@ -227,7 +215,11 @@ def _path(head: CarryHead, facts: ModelFacts, wanted: str) -> RunsHead:
                 pack(head, runner, truth)
             log.info("%s takes the path paged%s", facts.model_id, f"; not {refusals[0]}" if refusals else "")
             return paged
-    raise ConfigError(
+    raise _unservable(facts, refusals)
+
+
+def _unservable(facts: ModelFacts, refusals: Sequence[str]) -> ConfigError:
+    return ConfigError(
         f"{facts.model_id} in {facts.dtype} on {facts.device} cannot be served: {'; '.join(refusals)}", param="model"
     )
 

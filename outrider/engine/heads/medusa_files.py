@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.maps import check_ids
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.opening import DTYPES, OpeningMap, OpeningSpec
@@ -22,18 +22,7 @@ PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
 _LAYER, _PROJECTION = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), re.compile(r"(\d+)\.(\d+)\.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class MedusaFiles:
-    """Heads as their files say them."""
-
-    facts: MedusaConfig
-    tensors: Mapping[str, Tensor]
-    """For `MedusaHeads.of`, in the files' dtype; the projection may be the target's."""
-    opening: OpeningMap
-    """The identity of the hidden state after the final norm."""
-
-
-def read_medusa(files: Checkpoint, target: TargetFiles) -> MedusaFiles:
+def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read the heads for that target; they are counted by their tensors, since configs that people hold are wrong.
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
@@ -65,7 +54,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> MedusaFiles:
         scale=float(files.config.get("logit_scale", 1.0)),
     )
     _check_shapes(files, tensors, facts)
-    return MedusaFiles(facts, tensors, OpeningMap(OpeningSpec((NORMED,), target.width), {}))
+    return HeadFiles(facts, tensors, OpeningMap(OpeningSpec((NORMED,), target.width), {}))
 
 
 def _named(files: Checkpoint) -> dict[str, Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.engine.heads.carry_head import HeadFiles, MaskEntry
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import eagle3_of, tensors_of
+from outrider.engine.heads.head_network import HeadFiles, MaskEntry
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.wire.errors import ConfigError
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
+import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.loading.loader import read_config
@@ -40,6 +42,14 @@ class TargetFiles:
     def embedding(self) -> Tensor:
         """Return the table [V, dt]. Raises ConfigError where the files have none as it is."""
         return self._rows(EMBEDDINGS, "embedding")
+
+    @property
+    def embedding_scale(self) -> float:
+        """What the target's embedding module multiplies rows of its table by: the root of the width in Gemma."""
+        with torch.device("meta"):
+            embedding = AutoModelForCausalLM.from_config(self.config).get_input_embeddings()
+        scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
+        return scale
 
     def projection(self) -> Tensor:
         """Return the lm_head [V, dt], which may be the embedding. Raises ConfigError as `embedding`."""

@@ -16,8 +16,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.block_run import said_of_text
-from outrider.engine.heads.loader import LoadedDFlash, LoadedHead, LoadedMedusa
+from outrider.engine.heads.loader import LoadedHead, LoadedMedusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
@@ -155,42 +156,75 @@ def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
 
 
 def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return other taps by what they would be: all of them or one moved by a layer, and two of them exchanged."""
+    """Return other taps by what they would be: all of them or one moved by a layer, two of them exchanged, and the last
+    layer's output on the other side of the final norm.
+    """
+
+    def moved(tap: int, by: int) -> int | None:
+        return tap + by if tap != NORMED and 0 <= tap + by <= num_layers else None
+
     taps = tuple(taps)
-    if taps == (NORMED,):
-        return [("reading before the final norm", (num_layers,))]
-    found: dict[tuple[int, ...], str] = {taps: "as configured"}
+    found: dict[tuple[int | None, ...], str] = {taps: "as configured"}
     for by, where in ((-1, "lower"), (1, "higher")):
-        found.setdefault(tuple(tap + by for tap in taps), f"reading one layer {where}")
+        found.setdefault(tuple(moved(tap, by) for tap in taps), f"reading one layer {where}")
     for place, tap in enumerate(taps):
-        for by in (-1, 1):
-            one = (*taps[:place], tap + by, *taps[place + 1 :])
-            found.setdefault(one, f"reading tap {tap + by} in place of {tap}")
+        ways = {moved(tap, by): f"reading tap {tap + by} in place of {tap}" for by in (-1, 1)}
+        ways |= {NORMED: "reading after the final norm"} if tap == num_layers else {}
+        ways |= {num_layers: "reading before the final norm"} if tap == NORMED else {}
+        for other, label in ways.items():
+            found.setdefault((*taps[:place], other, *taps[place + 1 :]), label)
     for a, b in combinations(range(len(taps)), 2):
         swapped = list(taps)
         swapped[a], swapped[b] = taps[b], taps[a]
         found.setdefault(tuple(swapped), f"with taps {taps[a]} and {taps[b]} exchanged")
     del found[taps]
-    return [(label, way) for way, label in found.items() if all(0 <= tap <= num_layers for tap in way)]
+    return [
+        (label, way)
+        for some, label in found.items()
+        if len(way := tuple(t for t in some if t is not None)) == len(taps)
+    ]
 
 
 @torch.inference_mode()
 def score_head(loaded: LoadedHead, seen: Seen, num_layers: int) -> Outcome:
-    """Score a head on a text. Where its files leave something open, decide it by the step after its first.
+    """Score a head on a text; one of blocks with every token in a block of its own place, the tokens before given.
 
-    Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
+    Where its files leave something open, decide it by the step after its first. Takes memory of the runner's cache for
+    as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
     """
-    taps, head = loaded.opening.spec.taps, loaded.head
     if loaded.undecided:
         _decide(loaded, seen)
-    configured = _way("as configured", _HeadRun(loaded, seen, taps).first, seen, 1)
-    others = [
-        _way(label, _HeadRun(loaded, seen, shifted).first, seen, 1) for label, shifted in _shifts(taps, num_layers)
-    ]
-    for label, misread in head.misreadings():
+    taps = loaded.opening.spec.taps
+
+    def way(label: str, taps: Sequence[int], loaded: LoadedHead = loaded) -> Way:
+        return _way(label, _first(loaded, seen, taps), seen, 1)
+
+    others = [way(label, shifted) for label, shifted in _shifts(taps, num_layers)]
+    if loaded.opening.output_norm is not None:
+        others.append(
+            way("with the norm of the rows left out", taps, replace(loaded, opening=_unnormed(loaded.opening)))
+        )
+    for label, misread in loaded.head.misreadings():
         with misread:
-            others.append(_way(label, _HeadRun(loaded, seen, taps).first, seen, 1))
-    return Outcome(configured, others)
+            others.append(way(label, taps))
+    return Outcome(way("as configured", taps), others)
+
+
+def _first(loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> Tensor:
+    """Return the logits [P, V] of what follows a text's second token and those behind."""
+    if isinstance(loaded.path, BlockHeadPath):
+        return said_of_text(loaded.runner, loaded.path, seen.token_ids, _rows(loaded, seen, taps))
+    return _HeadRun(loaded, seen, taps).first
+
+
+def _rows(loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> Tensor:
+    """Return the rows [T, d] of a text with some taps."""
+    return loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))
+
+
+def _unnormed(opening: OpeningMap) -> OpeningMap:
+    spec = replace(opening.spec, norms_output=False)
+    return OpeningMap(spec, {name: t for name, t in opening.tensors.items() if name != "output_norm"})
 
 
 @torch.inference_mode()
@@ -206,34 +240,12 @@ def score_medusa(loaded: LoadedMedusa, seen: Seen, num_layers: int) -> Outcome:
     return Outcome(way("as configured", tap), others)
 
 
-@torch.inference_mode()
-def score_dflash(loaded: LoadedDFlash, seen: Seen, num_layers: int) -> Outcome:
-    """Score a DFlash or DSpark head on a text, every token in a block of its own place, the tokens before given.
-
-    Takes memory of the runner's cache for as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
-    """
-    opening, facts = loaded.opening, loaded.head.facts
-    taps, spec = opening.spec.taps, replace(opening.spec, norms_output=False)
-    unnormed = OpeningMap(spec, {name: t for name, t in opening.tensors.items() if name != "output_norm"})
-
-    def way(label: str, taps: Sequence[int], opening: OpeningMap, *, from_anchor: bool = facts.from_anchor) -> Way:
-        rows = opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
-        return _way(label, said_of_text(loaded, seen.token_ids, rows, from_anchor=from_anchor), seen, 1)
-
-    others = [way(label, shifted, opening) for label, shifted in _shifts(taps, num_layers)]
-    others.append(way("with the norm of the rows left out", taps, unnormed))
-    place = "later" if facts.from_anchor else "earlier"
-    others.append(way(f"reading one place {place}", taps, opening, from_anchor=not facts.from_anchor))
-    return Outcome(way("as configured", taps, opening), others)
-
-
 class _HeadRun:
     """A head over a text with some taps: its logits [T - 1, V] at each entry, and those of the next step."""
 
     def __init__(self, loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> None:
         self._loaded, self._ids = loaded, list(seen.token_ids[1:])
-        rows = loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
-        self._features = rows[:-1]
+        self._features = _rows(loaded, seen, taps)[:-1]
         self.first = self._run(second=False)
 
     def second(self) -> Tensor:
@@ -249,8 +261,9 @@ class _HeadRun:
             logits = runner.forward([Row(table, self._ids, 0, num, (), features=self._features)])
             if not second:
                 return logits
-            mask, parents = self._loaded.mask, [*range(-1, num - 1), *range(num - 1)]
-            ids, features = self._ids[1:], self._loaded.path.carries[:-1]
+            path, mask, parents = self._loaded.path, self._loaded.mask, [*range(-1, num - 1), *range(num - 1)]
+            assert not isinstance(path, BlockHeadPath), "nothing is carried from block to block"
+            ids, features = self._ids[1:], path.carries[:-1]
             if mask is not None:
                 ids, features = [mask.token_id] * (num - 1), mask.feature.expand(num - 1, -1)
             branches = Row(table, ids, num, num - 1, self._ids, parents, features)
