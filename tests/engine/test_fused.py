@@ -17,7 +17,7 @@ from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.fused import FusedPath
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
-from tests.rounds import Fed, Truth, some_ids, step, truth_of
+from tests.rounds import Fed, Grown, Truth, some_ids, step, truth_of
 from tests.tiny_models import random_model
 
 TARGET = Path(__file__).parents[2] / "models" / "demo" / "target"
@@ -216,6 +216,65 @@ def test_the_same_bits_with_any_number_of_threads(name: str, dtype: torch.dtype,
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+LONG = {"max_position_embeddings": 2048, "num_key_value_heads": 1}
+LONG_FAMILIES = {
+    "llama": ("llama", LONG),
+    "gemma3": ("gemma3_text", {**GEMMA3, **LONG, "sliding_window": 700}),
+}
+"""Of one key and value head, so that threads share its keys."""
+
+
+def long_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    family, options = LONG_FAMILIES[name]
+    return random_model(CONFIG_MAPPING[family](**{**BASE, **options}), seed=5).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", LONG_FAMILIES)
+def test_keys_shared_by_threads_give_the_bits_of_one_thread(name: str, dtype: torch.dtype) -> None:
+    """A long row is shared when it is alone, and not among as many as the threads."""
+    model, before = long_model(name, dtype), torch.get_num_threads()
+    texts = [some_ids(1540 - 11 * i, VOCAB_SIZE, i) for i in range(7)]
+    try:
+        torch.set_num_threads(1)
+        whole = logits_of(runner_of(model, num_blocks=1024), texts[:1], [len(texts[0])])[0]
+        for num_threads in (2, 3):
+            torch.set_num_threads(num_threads)
+            runner = runner_of(model, num_blocks=1024)
+            for batch, widths in ((1, [1020, 1, 6]), (1, [1530, 5]), (2, [500, 30]), (7, [1500, 6])):
+                assert torch.equal(logits_of(runner, texts[:batch], widths)[0], whole), (num_threads, batch, widths)
+    finally:
+        torch.set_num_threads(before)
+    expected = truth_of(model)(texts[0])  # [T, V]
+    assert float((whole - expected).abs().max() / expected.abs().max()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("num_ids", [505, 512, 1300])
+def test_a_tree_behind_shared_keys_has_the_bits_of_its_chains(num_ids: int) -> None:
+    """Its chains may reach over the end of what one thread takes: 512 keys."""
+    model, before = long_model("gemma3", torch.float32), torch.get_num_threads()
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            runner = runner_of(model, num_blocks=512)
+            runner.tree_refusal = None
+            ids, nodes = some_ids(num_ids, VOCAB_SIZE, 1), some_ids(36, VOCAB_SIZE, 2)
+            tree = Grown(runner, runner.pool.new_table(), ids, nodes, [*range(-1, 23), *(i // 2 for i in range(12))])
+            runner.forward([Row.of(tree.table, ids, 0, 0)])
+            logits = torch.cat([runner.forward([tree.row(0, 20)]), runner.forward([tree.row(20, 36)])])  # [36, V]
+            for leaf in tree.leaves():
+                chain = tree.chain_to(leaf)
+                expected = logits_of(runner, [chain], [len(chain)])[0][num_ids:]
+                assert torch.equal(logits[tree.path_to(leaf)], expected), (num_threads, leaf)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_tied_embedding_is_held_once() -> None:
+    tied, apart = (FusedPath(model, runner_of(model).facts) for model in map(model_of, ("llama tied", "llama")))
+    assert apart.weights_bytes - tied.weights_bytes == VOCAB_SIZE * BASE["hidden_size"] * 4
 
 
 # What it refuses.

@@ -1,8 +1,9 @@
 // Attention of some queries of one sequence to its keys and values, read from the blocks they lie in.
 //
-// Keys are taken in tiles of 64 positions, counted from the sequence's first token, with a running maximum. A query's
-// additions come in an order that its own position decides: masked keys add exact zeros, so neither the queries beside
-// it nor the way in which a prompt was cut changes a bit. Scores and sums are float32 whatever the cache holds.
+// Keys are taken in tiles of 64 positions and tiles in spans, both counted from the sequence's first token. Within a span
+// the maximum runs; spans are each computed from nothing, by any thread, and added in their order. A query's additions
+// come in an order that its own position decides: masked keys add exact zeros, so neither the queries beside it, nor the
+// threads, nor the way in which a prompt was cut changes a bit. Scores and sums are float32 whatever the cache holds.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@ namespace outrider {
 
 constexpr int BLOCK = 16;            // tokens
 constexpr int TILE = 4 * BLOCK;      // keys
+constexpr int SPAN = 8 * TILE;       // keys
 constexpr int GROUP = 6;             // queries that share the reading of a tile
 #if defined(__AVX512F__)
 constexpr int AT_ONCE = 4;           // vectors, for each of them a sum in a register
@@ -43,6 +45,15 @@ struct Cache {
     }
 };
 
+// One head's keys and values of a sequence, as its table finds them, up to the token `last`.
+template <class KV>
+struct Keys {
+    Cache<KV> cache;
+    int head;
+    const int32_t* table;
+    int32_t last;
+};
+
 // Where a tile lies, and the one after it, which is on its way to the second-level cache while this one is computed:
 // blocks are too short for the hardware to see a stream in them.
 template <class KV>
@@ -52,30 +63,47 @@ struct Tile {
     const KV* next_keys[TILE / BLOCK];
     const KV* next_values[TILE / BLOCK];
 
-    Tile(const Cache<KV>& cache, int head, const int32_t* table, int32_t first, int32_t last) {
-        const int32_t end = last / BLOCK;
+    Tile(const Keys<KV>& of, int32_t first) {
+        const int32_t end = of.last / BLOCK;
         for (int b = 0; b < TILE / BLOCK; ++b) {
             const int32_t here = std::min(first / BLOCK + b, end);  // what is past the end is masked
             const int32_t ahead = std::min(here + TILE / BLOCK, end);
-            keys[b] = cache.key_block(table[here], head);
-            values[b] = cache.value_block(table[here], head);
-            next_keys[b] = cache.key_block(table[ahead], head);
-            next_values[b] = cache.value_block(table[ahead], head);
+            keys[b] = of.cache.key_block(of.table[here], of.head);
+            values[b] = of.cache.value_block(of.table[here], of.head);
+            next_keys[b] = of.cache.key_block(of.table[ahead], of.head);
+            next_values[b] = of.cache.value_block(of.table[ahead], of.head);
         }
     }
 };
 
-struct Softmax {
-    std::vector<float> sums;    // [queries][padded head size]
-    std::vector<vf> total;      // [queries] lanes
-    std::vector<float> top;     // [queries]
-    alignas(64) float scores[GROUP][TILE];
-    vf shrink[GROUP];
+// What some queries have of some keys: by query the weighted values, the weights in lanes, and the largest score.
+struct Partial {
+    float* data;  // [queries][padded head size + 2 * PADDED]
+    int padded;
 
-    void reset(int queries, int padded) {
-        sums.assign(static_cast<size_t>(queries) * padded, 0.0f);
-        total.assign(queries, splat(0.0f));
-        top.assign(queries, -1e30f);
+    static int64_t bytes(int64_t queries, int padded) { return queries * (padded + 2 * PADDED) * sizeof(float); }
+    int stride() const { return padded + 2 * PADDED; }
+    float* sums(int query) const { return data + static_cast<int64_t>(query) * stride(); }
+    float* weights(int query) const { return sums(query) + padded; }
+    float& top(int query) const { return sums(query)[padded + PADDED]; }
+    Partial from(int64_t query) const { return {data + query * stride(), padded}; }
+
+    void clear(int queries) const {
+        for (int q = 0; q < queries; ++q) {
+            std::fill_n(sums(q), padded + PADDED, 0.0f);
+            top(q) = -1e30f;
+        }
+    }
+
+    // Of the keys that come after these.
+    void add(const Partial& later, int queries) const {
+        for (int q = 0; q < queries; ++q) {
+            const float now = std::max(top(q), later.top(q));
+            const vf keep = exp2(splat(top(q) - now)), take = exp2(splat(later.top(q) - now));
+            for (int i = 0; i < padded + LANES; i += LANES)
+                store(sums(q) + i, fma(load(later.sums(q) + i), take, load(sums(q) + i) * keep));
+            top(q) = now;
+        }
     }
 };
 
@@ -111,8 +139,8 @@ static void score(const Query* queries, int size, const Tile<KV>& tile, float (*
     }
 }
 
-// Scores to weights in place; keeps the running maximum and total.
-static void weigh(const Query& query, int32_t tile, float* scores, float& top, vf& total, vf& shrink) {
+// Scores to weights in place; keeps the running maximum and the weights' sums.
+static void weigh(const Query& query, int32_t tile, float* scores, float& top, float* weights, vf& shrink) {
     vi lanes{};
     for (int i = 0; i < LANES; ++i) lanes[i] = i;
     vf part[TILE / LANES];
@@ -135,17 +163,18 @@ static void weigh(const Query& query, int32_t tile, float* scores, float& top, v
         added = v ? added + part[v] : part[v];
         store(scores + v * LANES, part[v]);
     }
-    total = fma(total, shrink, added);
+    store(weights, fma(load(weights), shrink, added));
 }
 
 template <class KV, int ROWS, int VECTORS>
 static void mix(const float (*scores)[TILE], const vf* shrink, const Tile<KV>& tile, int column, int keys,
-                int padded, float* sums) {
+                const Partial& to) {
+    const int padded = to.padded;
     vf acc[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * padded + v * LANES) * shrink[r];
+        for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(to.sums(r) + column + v * LANES) * shrink[r];
     for (int b = 0; b * BLOCK < keys; ++b) {
         const KV *values = tile.values[b] + column, *next = tile.next_values[b] + column;
         const int end = keys - b * BLOCK < BLOCK ? keys - b * BLOCK : BLOCK;
@@ -167,79 +196,68 @@ static void mix(const float (*scores)[TILE], const vf* shrink, const Tile<KV>& t
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) store(sums + r * padded + v * LANES, acc[r][v]);
+        for (int v = 0; v < VECTORS; ++v) store(to.sums(r) + column + v * LANES, acc[r][v]);
 }
 
-// ROWS queries, the first of them number `at` of the work, and one tile, of whose keys some see the first `keys`.
+// ROWS queries and one tile, of whose keys some see the first `keys`.
 template <class KV, int ROWS>
-static void attend_tile(const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size, int padded,
-                        Softmax& state, int at) {
-    score<KV, ROWS>(queries, size, tile, state.scores);
-    for (int r = 0; r < ROWS; ++r)
-        weigh(queries[r], first, state.scores[r], state.top[at + r], state.total[at + r], state.shrink[r]);
-    float* sums = state.sums.data() + static_cast<int64_t>(at) * padded;
-    for (int column = 0; column < padded;) {
-        const int left = (padded - column) / LANES, taken = left >= AT_ONCE ? AT_ONCE : left >= 2 ? 2 : 1;
-        float* to = sums + column;
-        if (taken == AT_ONCE) mix<KV, ROWS, AT_ONCE>(state.scores, state.shrink, tile, column, keys, padded, to);
-        else if (taken == 2) mix<KV, ROWS, 2>(state.scores, state.shrink, tile, column, keys, padded, to);
-        else mix<KV, ROWS, 1>(state.scores, state.shrink, tile, column, keys, padded, to);
+static void attend_tile(const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size,
+                        const Partial& to) {
+    alignas(64) float scores[ROWS][TILE];
+    vf shrink[ROWS];
+    score<KV, ROWS>(queries, size, tile, scores);
+    for (int r = 0; r < ROWS; ++r) weigh(queries[r], first, scores[r], to.top(r), to.weights(r), shrink[r]);
+    for (int column = 0; column < to.padded;) {
+        const int left = (to.padded - column) / LANES, taken = left >= AT_ONCE ? AT_ONCE : left >= 2 ? 2 : 1;
+        if (taken == AT_ONCE) mix<KV, ROWS, AT_ONCE>(scores, shrink, tile, column, keys, to);
+        else if (taken == 2) mix<KV, ROWS, 2>(scores, shrink, tile, column, keys, to);
+        else mix<KV, ROWS, 1>(scores, shrink, tile, column, keys, to);
         column += taken * LANES;
     }
 }
 
 template <class KV, int ROWS>
 static void attend_rows(int rows, const Query* queries, const Tile<KV>& tile, int32_t first, int keys, int size,
-                        int padded, Softmax& state, int at) {
+                        const Partial& to) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS)
-            return attend_rows<KV, ROWS - 1>(rows, queries, tile, first, keys, size, padded, state, at);
+        if (rows < ROWS) return attend_rows<KV, ROWS - 1>(rows, queries, tile, first, keys, size, to);
     }
-    attend_tile<KV, ROWS>(queries, tile, first, keys, size, padded, state, at);
+    attend_tile<KV, ROWS>(queries, tile, first, keys, size, to);
 }
 
-template <class Out>
-static void finish(const Query& query, const float* sums, vf total, int size) {
-    const float share = 1.0f / sum(total);
-    for (int d = 0; d < size; ++d) narrow(static_cast<Out*>(query.out) + d, sums[d] * share);
-}
-
-// The tiles of the keys up to `last`. `queries`, the first of them number `number` of the work, come in the order of their
-// positions, or every position is past all these keys.
+// The tiles of the keys from `begin` to before `end`. `queries` come in the order of their positions, or every position
+// is past all these keys.
 template <class KV>
-static void attend_tiles(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
-                         int32_t last, Softmax& state, int number) {
+static void attend_tiles(const Keys<KV>& keys, int32_t begin, int32_t end, const Query* queries, int count,
+                         const Partial& to) {
     int32_t from = queries[0].first;
     for (int i = 1; i < count; ++i) from = std::min(from, queries[i].first);
-    for (int32_t first = from / TILE * TILE; first <= last; first += TILE) {
-        const Tile<KV> tile(cache, head, table, first, last);
-        for (int at = 0; at < count; at += GROUP) {
-            const int rows = std::min(GROUP, count - at);
+    end = std::min(end, keys.last + 1);
+    const int groups = (count + GROUP - 1) / GROUP;
+    for (int32_t first = std::max(begin, from / TILE * TILE); first < end; first += TILE) {
+        const Tile<KV> tile(keys, first);
+        for (int group = 0; group < groups; ++group) {
+            const int at = group * GROUP, rows = std::min(GROUP, count - at);
             const int seen = std::min<int>(TILE, queries[at + rows - 1].position - first + 1);
-            int32_t begin = queries[at].first;
-            for (int r = 1; r < rows; ++r) begin = std::min(begin, queries[at + r].first);
-            if (seen <= 0 || begin >= first + TILE) continue;
-            attend_rows<KV, GROUP>(rows, queries + at, tile, first, seen, cache.size, cache.padded, state,
-                                   number + at);
+            int32_t needed = queries[at].first;
+            for (int r = 1; r < rows; ++r) needed = std::min(needed, queries[at + r].first);
+            if (seen <= 0 || needed >= first + TILE) continue;
+            attend_rows<KV, GROUP>(rows, queries + at, tile, first, seen, keys.cache.size, to.from(at));
         }
     }
 }
 
-static void finish_all(const Query* queries, int count, int size, int padded, const Softmax& state, bool narrow_out) {
-    for (int i = 0; i < count; ++i) {
-        const float* sums = state.sums.data() + static_cast<int64_t>(i) * padded;
-        if (narrow_out) finish<bf16>(queries[i], sums, state.total[i], size);
-        else finish<float>(queries[i], sums, state.total[i], size);
-    }
+template <class Out>
+static void finish(const Query& query, const float* sums, const float* weights, int size) {
+    const float share = 1.0f / sum(load(weights));
+    for (int d = 0; d < size; ++d) narrow(static_cast<Out*>(query.out) + d, sums[d] * share);
 }
 
-// `queries` in the order of their positions; `table` is their sequence's, and holds the last of those.
-template <class KV>
-static void attend(const Cache<KV>& cache, int head, const int32_t* table, const Query* queries, int count,
-                   Softmax& state, bool narrow_out) {
-    state.reset(count, cache.padded);
-    attend_tiles(cache, head, table, queries, count, queries[count - 1].position, state, 0);
-    finish_all(queries, count, cache.size, cache.padded, state, narrow_out);
+static void finish(const Query* queries, int count, int size, const Partial& whole, Kind out) {
+    for (int i = 0; i < count; ++i) {
+        if (out == Kind::bfloat16) finish<bf16>(queries[i], whole.sums(i), whole.weights(i), size);
+        else finish<float>(queries[i], whole.sums(i), whole.weights(i), size);
+    }
 }
 
 }  // namespace outrider

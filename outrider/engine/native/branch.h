@@ -21,8 +21,8 @@ class Branch {
         const int32_t num_blocks = (start % TILE + deepest) / BLOCK + 1;
         const int64_t key_bytes = num_blocks * size * BLOCK * element_bytes;
         const int64_t value_bytes = num_blocks * padded * BLOCK * element_bytes;
-        if (key_bytes > keys_.bytes()) keys_.resize(key_bytes);
-        if (value_bytes > values_.bytes()) values_.resize(value_bytes);
+        keys_.fit(key_bytes);
+        values_.fit(value_bytes);
         while (static_cast<int32_t>(table_.size()) < num_blocks) table_.push_back(static_cast<int32_t>(table_.size()));
         path_.reserve(deepest + 1);
         held_.reserve(deepest + 1);
@@ -80,24 +80,27 @@ class Branch {
     std::vector<int32_t> table_, path_, held_;
 };
 
-// `queries`: `group` for each of the nodes from `node` on; their positions are changed.
+// The spans from the one in which the tree begins, one after another in `to`. `queries`: `group` for each of the nodes from
+// `node` on; their positions are changed.
 template <class KV>
-static void attend_tree(const Cache<KV>& cache, int head, const int32_t* table, const Tree& tree, int32_t node,
-                        Query* queries, int count, int group, Branch& branch, Softmax& state, bool narrow_out) {
-    state.reset(count, cache.padded);
-    const int32_t base = tree.start / TILE * TILE;
-    attend_tiles(cache, head, table, queries, count, base - 1, state, 0);
-    branch.begin(cache, head, table, tree);
+static void attend_tree(const Keys<KV>& keys, const Tree& tree, int32_t node, Query* queries, int count, int group,
+                        Branch& branch, const Partial& to) {
+    const Cache<KV>& cache = keys.cache;
+    const int32_t base = tree.start / TILE * TILE, begin = base / SPAN * SPAN;
+    attend_tiles(Keys<KV>{cache, keys.head, keys.table, base - 1}, begin, base, queries, count, to);
+    branch.begin(cache, keys.head, keys.table, tree);
     for (int at = 0; at < count; at += group, ++node) {
-        branch.follow(cache, head, table, tree, node);
+        branch.follow(cache, keys.head, keys.table, tree, node);
+        const int32_t last = queries[at].position;
         for (int g = 0; g < group; ++g) {
             queries[at + g].position -= base;
             queries[at + g].first = std::max(0, queries[at + g].first - base);
         }
-        attend_tiles(branch.cache<KV>(cache.size, cache.padded), 0, branch.table(), queries + at, group,
-                     queries[at].position, state, at);
+        const Keys<KV> chain{branch.cache<KV>(cache.size, cache.padded), 0, branch.table(), last - base};
+        for (int32_t span = begin; span <= last; span += SPAN)
+            attend_tiles(chain, std::max(0, span - base), span + SPAN - base, queries + at, group,
+                         to.from(static_cast<int64_t>(span - begin) / SPAN * count + at));
     }
-    finish_all(queries, count, cache.size, cache.padded, state, narrow_out);
 }
 
 }  // namespace outrider

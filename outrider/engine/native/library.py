@@ -178,11 +178,13 @@ class NativeModel:
         """Bytes of the packed matrices."""
         return int(self._library.outrider_weight_bytes(self._handle))
 
-    def storage(self, embedding: Tensor, keys: Tensor, values: Tensor, num_blocks: int) -> None:
-        """Use these tensors, all contiguous and kept alive by the caller, for the embedding, keys and values."""
-        self._library.outrider_storage(
-            self._handle, embedding.data_ptr(), keys.data_ptr(), values.data_ptr(), num_blocks
-        )
+    def storage(self, embedding: Tensor | None, keys: Tensor, values: Tensor, num_blocks: int) -> None:
+        """Use these tensors, all contiguous and kept alive by the caller, for the embedding, keys and values.
+
+        embedding: None where it is the packed head.
+        """
+        table = None if embedding is None else embedding.data_ptr()
+        self._library.outrider_storage(self._handle, table, keys.data_ptr(), values.data_ptr(), num_blocks)
 
     def taps(self, taps: Sequence[int]) -> None:
         """Give these hidden states in the forwards that follow, as `GivesFeatures.set_taps` says."""

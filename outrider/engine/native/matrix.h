@@ -56,6 +56,11 @@ class Memory {
         std::memset(data_, 0, bytes_);
     }
 
+    // At least so many, and what was there is lost where that takes new ones.
+    void fit(int64_t bytes) {
+        if (bytes > bytes_) resize(bytes);
+    }
+
    private:
     void release() {
         std::free(data_);
@@ -102,6 +107,15 @@ struct Matrix {
         if (kind == Kind::float32) reinterpret_cast<float*>(base)[input * PANEL + lane] = value;
         else if (kind == Kind::int8) reinterpret_cast<int8_t*>(base)[input * PANEL + lane] = static_cast<int8_t>(value);
         else narrow(&reinterpret_cast<bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2], value);
+    }
+
+    // What was set, before the scale.
+    float at(int64_t output, int64_t input) const {
+        const char* base = panel(output / PANEL);
+        const int64_t lane = output % PANEL;
+        if (kind == Kind::float32) return reinterpret_cast<const float*>(base)[input * PANEL + lane];
+        if (kind == Kind::int8) return reinterpret_cast<const int8_t*>(base)[input * PANEL + lane];
+        return widen(reinterpret_cast<const bf16*>(base)[(input / 2 * PANEL + lane) * 2 + input % 2]);
     }
 
     // Rows of a [rows, columns] source to the outputs from `first` on. Integers are taken as they are; `scales` has one

@@ -47,9 +47,21 @@ struct RowPlan {
     Tree tree() const { return {num_cached + num_new - num_nodes, parents}; }
 };
 
-// Tokens `from` to `to` of a row, for one key and value head.
+// Tokens `from` to `to` of a row, for one key and value head. Their keys come in pieces: spans, of which those that a tree
+// reaches into are one.
 struct HeadWork {
     int32_t row, head, from, to;
+    int32_t first, last;  // of the tokens' positions
+    int32_t pieces;
+    bool is_split;        // whether each piece is taken by itself and their partials are added in a phase of its own
+    int64_t partials;     // number of the first, of a query each, when it is split: [spans][queries]
+
+    int spans() const { return last / SPAN + 1; }
+};
+
+// A piece of the keys of a work that is split, or a token of it, by the work's number.
+struct WorkPart {
+    int32_t work, part;
 };
 
 constexpr int FEW = 8;        // rows that each thread normalises for itself rather than wait for another
@@ -77,7 +89,7 @@ struct Rows {
 struct Scratch {
     Rows normal;                            // [FEW, hidden]
     alignas(64) float sums[MOST_ROWS * PIECE];
-    Softmax softmax;
+    Memory partials;                        // of the whole work, and of one piece
     std::vector<Query> queries;
     std::vector<float> embedded;            // [padded hidden], when paired
     Branch branch;
@@ -105,8 +117,7 @@ class Model {
         for (auto& scratch : scratch_) {
             scratch.normal.fit(FEW, spec.hidden, input);
             scratch.embedded.assign(round_up(spec.hidden, PADDED), 0.0f);
-            scratch.queries.resize(std::max(MOST_QUERIES, group()));
-            scratch.softmax.reset(std::max(MOST_QUERIES, group()), padded_head());  // no step allocates on a thread
+            scratch.queries.resize(std::max(MOST_QUERIES, group()));  // no step allocates on a thread
         }
     }
 
@@ -135,7 +146,7 @@ class Model {
     std::vector<float> last_norm;                // [padded hidden], as the other norms of hidden states
     std::vector<float> read_norm;                // of the rows that are read, when paired
     bool residual_normed = false;                // whether they go on normed
-    const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive
+    const void* embedding = nullptr;             // [vocab, hidden], the binding keeps it alive; null: it is the head
     void* keys = nullptr;                        // [layers, blocks, ...], see Cache
     void* values = nullptr;
     int64_t num_blocks = 0;
@@ -148,13 +159,25 @@ class Model {
     template <class KV> void embed(int from, int to);
     template <class KV> void pair(int from, int to, Scratch& scratch);
     template <class KV> void prepare(int layer, const HeadWork& work);
+    void gather(int layer, const HeadWork& work, int32_t from, int32_t to, Scratch& scratch);
+    int32_t first_piece(int layer, const HeadWork& work) const;
+    template <class KV> int attend_piece(int layer, const HeadWork& work, int32_t piece, Scratch& scratch, Partial to);
     template <class KV> void attend_work(int layer, const HeadWork& work, Scratch& scratch);
+    template <class KV> void attend_part(int layer, const HeadWork& work, int32_t piece, Scratch& scratch);
+    void add_pieces(int layer, const HeadWork& work, int32_t token, Scratch& scratch);
     template <class KV> int attention(int phase, int layer, Scratch& scratch);
     int num_copies(int32_t tap) const;
     void copy_tapped(int32_t tap, int32_t from);
     void read_plan(const int32_t* plan);
     void place_tree(const RowPlan& row);
+    HeadWork head_work(int32_t row, int32_t head, int32_t from, int32_t to) const;
+    int num_queries(const HeadWork& work) const { return (work.to - work.from) * group(); }
+    Partial partial(const HeadWork& work, int32_t piece) const {
+        const Partial all{static_cast<float*>(partials_.data()), padded_head()};
+        return all.from(work.partials + static_cast<int64_t>(piece) * num_queries(work));
+    }
     void split_heads();
+    void share_heads();
     template <class Use>
     int linear(int phase, Scratch& scratch, const Matrix& matrix, const Rows& x, int64_t rows, Use use);
     template <class Use>
@@ -179,7 +202,11 @@ class Model {
     std::vector<RowPlan> rows_;
     std::vector<int32_t> positions_, all_, wanted_;  // by token; token numbers
     std::vector<int32_t> depths_;                    // of a tree's nodes
-    std::vector<HeadWork> prepare_, attend_;         // prepare_ is empty when each of attend_ prepares its own
+    std::vector<HeadWork> works_;
+    bool prepares_apart_ = false;                    // whether all are prepared before any is attended
+    std::vector<int32_t> whole_;                     // works that one thread attends
+    std::vector<WorkPart> pieces_, tokens_;          // of the works that are split
+    Memory partials_;
     float *logits_ = nullptr, *features_ = nullptr;
     const float* read_ = nullptr;
 };

@@ -45,18 +45,50 @@ inline void Model::place_tree(const RowPlan& row) {
     for (auto& scratch : scratch_) scratch.branch.fit(start, deepest, spec.head_size, padded_head(), bytes);
 }
 
+inline HeadWork Model::head_work(int32_t row_number, int32_t head, int32_t from, int32_t to) const {
+    const RowPlan& row = rows_[row_number];
+    const auto [first, last] = std::minmax_element(positions_.begin() + row.first_token + from,
+                                                   positions_.begin() + row.first_token + to);
+    const int32_t pieces = (row.num_nodes ? row.tree().start / TILE * TILE : *last) / SPAN + 1;
+    return {row_number, head, from, to, *first, *last, pieces, false, 0};
+}
+
 // Short rows are prepared and attended in one piece per head; a long one is prepared everywhere before any is attended.
 inline void Model::split_heads() {
     const int32_t most = std::max(1, MOST_QUERIES / group());
-    bool fits = true;
-    for (const auto& row : rows_) fits = fits && row.num_new <= most;
-    prepare_.clear();
-    attend_.clear();
-    for (int32_t r = 0; r < static_cast<int32_t>(rows_.size()); ++r)
+    works_.clear();
+    prepares_apart_ = false;
+    for (int32_t r = 0; r < static_cast<int32_t>(rows_.size()); ++r) {
+        prepares_apart_ = prepares_apart_ || rows_[r].num_new > most;
         for (int32_t from = 0; from < rows_[r].num_new; from += most)
             for (int32_t head = 0; head < spec.kv_heads; ++head)
-                attend_.push_back({r, head, from, std::min(from + most, rows_[r].num_new)});
-    if (!fits) prepare_ = attend_;
+                works_.push_back(head_work(r, head, from, std::min(from + most, rows_[r].num_new)));
+    }
+}
+
+// Split a work that is more than half of a thread's share. What comes out has the same bits either way.
+inline void Model::share_heads() {
+    int64_t pieces = 0, partials = 0, most = 0;
+    for (const HeadWork& work : works_) pieces += work.pieces;
+    whole_.clear();
+    pieces_.clear();
+    tokens_.clear();
+    for (int32_t w = 0; w < static_cast<int32_t>(works_.size()); ++w) {
+        HeadWork& work = works_[w];
+        work.is_split = pool_.num_threads() > 1 && work.pieces > 1 && 2 * pool_.num_threads() * work.pieces > pieces;
+        if (!work.is_split) {
+            whole_.push_back(w);
+            most = std::max<int64_t>(most, (work.spans() - work.pieces + 2) * num_queries(work));
+            continue;
+        }
+        prepares_apart_ = true;
+        work.partials = partials;
+        partials += work.spans() * num_queries(work);
+        for (int32_t piece = 0; piece < work.pieces; ++piece) pieces_.push_back({w, piece});
+        for (int32_t token = work.from; token < work.to; ++token) tokens_.push_back({w, token});
+    }
+    partials_.fit(Partial::bytes(partials, padded_head()));
+    for (Scratch& scratch : scratch_) scratch.partials.fit(Partial::bytes(most, padded_head()));
 }
 
 inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t num_rows, float* logits,
@@ -70,6 +102,7 @@ inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t n
     read_ = read;
     read_plan(plan);
     split_heads();
+    share_heads();
     const int64_t attention = spec.heads * spec.head_size;
     hidden_.fit(num_tokens, spec.hidden, Kind::float32);
     normal_.fit(num_tokens, spec.hidden, input);
@@ -82,14 +115,16 @@ inline int64_t Model::forward(const int32_t* plan, int32_t num_tokens, int32_t n
         if (static_cast<Kind>(spec.dtype) == Kind::bfloat16) run<bf16>(thread);
         else run<float>(thread);
     };
-    pool_.run(1 + 10 * spec.num_layers + 3, job);
+    pool_.run(1 + 11 * spec.num_layers + 3, job);
     return 0;
 }
 
 template <class KV>
 void Model::widen_token(int32_t token, float* out) const {
-    const KV* source = static_cast<const KV*>(embedding) + static_cast<int64_t>(ids_[token]) * spec.hidden;
-    for (int i = 0; i < spec.hidden; ++i) out[i] = widen(source[i]) * spec.embedding_scale;
+    const int64_t id = ids_[token];
+    const KV* source = static_cast<const KV*>(embedding) + id * spec.hidden;
+    for (int i = 0; i < spec.hidden; ++i)
+        out[i] = (embedding == nullptr ? head.at(id, i) : widen(source[i])) * spec.embedding_scale;
 }
 
 template <class KV>
@@ -194,24 +229,71 @@ void Model::prepare(int layer_index, const HeadWork& work) {
     }
 }
 
-template <class KV>
-void Model::attend_work(int layer_index, const HeadWork& work, Scratch& scratch) {
-    const RowPlan& row = rows_[work.row];
+// The queries of the tokens `from` to `to` of the work's row and head.
+inline void Model::gather(int layer_index, const HeadWork& work, int32_t from, int32_t to, Scratch& scratch) {
     const int32_t window = layers[layer_index].window;
     int count = 0;
-    for (int32_t i = work.from; i < work.to; ++i) {
-        const int32_t token = row.first_token + i, position = positions_[token];
+    for (int32_t i = from; i < to; ++i) {
+        const int32_t token = rows_[work.row].first_token + i, position = positions_[token];
         for (int g = 0; g < group(); ++g) {
             const int64_t column = (static_cast<int64_t>(work.head) * group() + g) * spec.head_size;
             scratch.queries[count++] = {qkv_.floats(token, column), position,
                                         window ? std::max(0, position - window + 1) : 0, mixed_.at(token, column)};
         }
     }
-    if (row.num_nodes == 0)
-        return attend(cache<KV>(layer_index), work.head, row.table, scratch.queries.data(), count, scratch.softmax,
-                      input == Kind::bfloat16);
-    attend_tree(cache<KV>(layer_index), work.head, row.table, row.tree(), row.num_nodes - row.num_new + work.from,
-                scratch.queries.data(), count, group(), scratch.branch, scratch.softmax, input == Kind::bfloat16);
+}
+
+// The first piece with a key that one of the work's queries sees.
+inline int32_t Model::first_piece(int layer, const HeadWork& work) const {
+    const int32_t window = layers[layer].window;
+    return window ? std::min(std::max(0, work.first - window + 1) / SPAN, work.pieces - 1) : 0;
+}
+
+// What all of the work's queries, gathered, have of a piece, by span. Returns the number of spans.
+template <class KV>
+int Model::attend_piece(int layer, const HeadWork& work, int32_t piece, Scratch& scratch, Partial to) {
+    const RowPlan& row = rows_[work.row];
+    const Keys<KV> keys{cache<KV>(layer), work.head, row.table, work.last};
+    const bool is_last = piece + 1 == work.pieces;
+    const int spans = is_last ? work.spans() - piece : 1, count = num_queries(work);
+    to.clear(spans * count);
+    if (is_last && row.num_nodes)
+        attend_tree(keys, row.tree(), row.num_nodes - row.num_new + work.from, scratch.queries.data(), count, group(),
+                    scratch.branch, to);
+    else
+        attend_tiles(keys, piece * SPAN, (piece + 1) * SPAN, scratch.queries.data(), count, to);
+    return spans;
+}
+
+template <class KV>
+void Model::attend_work(int layer, const HeadWork& work, Scratch& scratch) {
+    const int count = num_queries(work);
+    const Partial whole{static_cast<float*>(scratch.partials.data()), padded_head()}, next = whole.from(count);
+    const int32_t first = first_piece(layer, work);
+    gather(layer, work, work.from, work.to, scratch);
+    for (int32_t piece = first; piece < work.pieces; ++piece) {
+        const int is_first = piece == first, spans = attend_piece<KV>(layer, work, piece, scratch, is_first ? whole : next);
+        for (int span = 0; span < spans - is_first; ++span)
+            whole.add(next.from(static_cast<int64_t>(span) * count), count);
+    }
+    finish(scratch.queries.data(), count, spec.head_size, whole, input);
+}
+
+template <class KV>
+void Model::attend_part(int layer, const HeadWork& work, int32_t piece, Scratch& scratch) {
+    if (piece < first_piece(layer, work)) return;
+    gather(layer, work, work.from, work.to, scratch);
+    attend_piece<KV>(layer, work, piece, scratch, partial(work, piece));
+}
+
+// What a token's queries have of all pieces of a split work.
+inline void Model::add_pieces(int layer, const HeadWork& work, int32_t token, Scratch& scratch) {
+    const int32_t first = first_piece(layer, work);
+    const int64_t number = static_cast<int64_t>(token - work.from) * group();
+    const Partial whole = partial(work, first).from(number);
+    for (int32_t span = first + 1; span < work.spans(); ++span) whole.add(partial(work, span).from(number), group());
+    gather(layer, work, token, token + 1, scratch);
+    finish(scratch.queries.data(), group(), spec.head_size, whole, input);
 }
 
 // Pieces of ROWS_AT_ONCE tokens.
@@ -235,14 +317,23 @@ inline void Model::copy_tapped(int32_t tap, int32_t from) {
 
 template <class KV>
 int Model::attention(int phase, int layer, Scratch& scratch) {
-    const int heads = static_cast<int>(attend_.size());
-    pool_.phase(phase, static_cast<int>(prepare_.size()), [&](int i) { prepare<KV>(layer, prepare_[i]); });
-    pool_.phase(phase + 1, heads + num_copies(layer), [&](int i) {
-        if (i >= heads) return copy_tapped(layer, (i - heads) * ROWS_AT_ONCE);
-        if (prepare_.empty()) prepare<KV>(layer, attend_[i]);
-        attend_work<KV>(layer, attend_[i], scratch);
+    const int wholes = static_cast<int>(whole_.size()), pieces = static_cast<int>(pieces_.size());
+    pool_.phase(phase, prepares_apart_ ? static_cast<int>(works_.size()) : 0,
+                [&](int i) { prepare<KV>(layer, works_[i]); });
+    pool_.phase(phase + 1, wholes + pieces + num_copies(layer), [&](int i) {
+        if (i >= wholes + pieces) return copy_tapped(layer, (i - wholes - pieces) * ROWS_AT_ONCE);
+        if (i >= wholes) {
+            const WorkPart& part = pieces_[i - wholes];
+            return attend_part<KV>(layer, works_[part.work], part.part, scratch);
+        }
+        const HeadWork& work = works_[whole_[i]];
+        if (!prepares_apart_) prepare<KV>(layer, work);
+        attend_work<KV>(layer, work, scratch);
     });
-    return phase + 2;
+    pool_.phase(phase + 2, static_cast<int>(tokens_.size()), [&](int i) {
+        add_pieces(layer, works_[tokens_[i].work], tokens_[i].part, scratch);
+    });
+    return phase + 3;
 }
 
 template <class KV>

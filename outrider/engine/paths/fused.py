@@ -38,7 +38,7 @@ class FusedPath:
         shape = FusedShape.of(model, facts)
         self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
 
-    def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor) -> None:
+    def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor | None) -> None:
         self._shape, self._native, self._embedding = shape, native, embedding
         self._keys = self._values = torch.empty(0)
         self._num_taps = 0
@@ -52,7 +52,7 @@ class FusedPath:
 
     @property
     def weights_bytes(self) -> int:
-        return self._native.weight_bytes + self._embedding.nbytes
+        return self._native.weight_bytes + (0 if self._embedding is None else self._embedding.nbytes)
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         assert block_size == BLOCK_SIZE, f"blocks of {block_size} tokens, the kernels are made for {BLOCK_SIZE}"

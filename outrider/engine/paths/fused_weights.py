@@ -140,16 +140,17 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor]:
-    """Return the packed model and the embedding [V, H] in the model's dtype. Raises PathUnavailable.
+def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[NativeModel, Tensor | None]:
+    """Return the packed model and the embedding [V, H] in the model's dtype, None where the packed head holds the same.
 
-    body: the module that has embed_tokens, layers, norm and rotary_emb.
+    body: the module that has embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable.
     """
     try:
         native = _pack(body, lm_head, shape)
     except (BuildError, MemoryError) as error:
         raise PathUnavailable(str(error)) from error
-    return native, body.embed_tokens.weight.detach().contiguous()
+    embedding = body.embed_tokens.weight
+    return native, None if lm_head.weight is embedding else embedding.detach().contiguous()
 
 
 def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:
