@@ -6,7 +6,7 @@ from tests.mutants import Mutant
 
 TREE, DRAWING = "outrider/engine/speculation/tree.py", "outrider/engine/speculation/drawing.py"
 PARKED, LEASE, DRAFTS = "target_service/parked.py", "target_service/lease.py", "target_service/drafts.py"
-OWN = "target_service/own_drafts.py"
+OWN = "target_service/chains.py"
 GROWTH, PLACES = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_parked.py",)
 BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)

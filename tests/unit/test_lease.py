@@ -15,7 +15,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
-from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease, Ready
+from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Lease, Ready
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
 
@@ -113,11 +113,11 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
 class _Saying:
     """A slot's own drafters: the first two speak, and the grammar masks what the first says."""
 
-    def asked(self, key: Any, *, insists: bool) -> Any:
+    def asked(self, slot: Any, *, insists: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
-    def grown(self, slot: Any, kind: Drafter, *rest: Any) -> list[ParkedNode]:
-        return [] if kind is Drafter.NGRAM else [ParkedNode(3)]
+    def candidates(self, slot: Any, kind: Drafter, *rest: Any) -> list[Candidate]:
+        return [] if kind is Drafter.NGRAM else [(0.5, ParkedNode(3), -1)]
 
 
 def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Drafts, Lease]:
