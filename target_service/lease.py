@@ -111,6 +111,8 @@ class Scaffold:
     parents: Sequence[int]
     """Of each the index of the token that it follows, the step's drafts counted before the scaffold; -1: the last
     committed token."""
+    num_drafts: int
+    """Of the step."""
     width: int
     """Most drafts of a later step that follow the same token."""
     depth: int

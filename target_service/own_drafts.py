@@ -27,6 +27,7 @@ from target_service.step_drafter import StepDrafter
 _NEEDS = {
     **dict.fromkeys(OF_A_TEXT, "start it with --drafter-text FILE"),
     kinds.Drafter.HEADS: "start it with --heads FOLDER",
+    kinds.Drafter.PASS: "start it with --lookahead-embeddings FILE",
     kinds.Drafter.LOOKAHEAD: "take a model and an attention_path that run token trees",
 }
 """What a target is to be given that does not offer a drafter."""

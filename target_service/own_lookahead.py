@@ -49,7 +49,9 @@ class OwnLookahead:
         if len(slot.committed) + shape.window + shape.ngram - 3 > slot.max_len:
             return None
         placed = [parent if parent < 0 else len(parents) + parent for parent in window.parents]
-        return Scaffold(Drafter.LOOKAHEAD, window.ids, placed, shape.guesses, shape.ngram - 1)
+        return Scaffold(
+            Drafter.LOOKAHEAD, window.ids, placed, len(parents), width=shape.guesses, depth=shape.ngram - 1
+        )
 
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:
         best = logits[-self._shape.window :].argmax(dim=-1)  # behind the last level

@@ -40,6 +40,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.own_drafts import make_own_drafts
     from target_service.own_heads import load_own_heads
     from target_service.own_lookahead import OwnLookahead
+    from target_service.own_pass import make_own_pass
     from target_service.servicer import TargetServicer
     from target_service.step_drafter import StepDrafter
     from target_service.verifier import Verifier
@@ -56,6 +57,8 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
             by_steps[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
         if loaded.runner.supports_trees:
             by_steps[Drafter.LOOKAHEAD] = OwnLookahead(LookaheadShape.parse(config.lookahead))
+        if config.lookahead_embeddings is not None:
+            by_steps[Drafter.PASS] = make_own_pass(config, loaded.runner)
         own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps)
         loaded.drafters = own_drafts.offered
         rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)

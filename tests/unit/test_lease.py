@@ -15,7 +15,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
-from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Lease, Ready
+from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Lease, Ready, Scaffold
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
 
@@ -108,6 +108,22 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
         lease.slot.committed.append(1)
         drafts.committed(lease, Ready(lease.slot, [], None), Decided(0, 1, ()), [1], [True], 0.0)
     assert prediction.share(0) > 0.7
+
+
+def test_a_scaffold_of_which_a_step_has_no_drafts_is_worth_less() -> None:
+    """Else one that never brings anything would be paid for in every step."""
+    course = Course()
+    course.lease.job = cast(Any, SimpleNamespace(is_drafted=False))
+    own = course.lease.own_shares[Drafter.LOOKAHEAD] = SlotShares(RankShares())
+    scaffold = Scaffold(Drafter.LOOKAHEAD, [5], [-1], 1, width=2, depth=3)
+    drafts, before = Drafts(OwnDrafts({}, 9), cast(Any, None), WorkerMetrics("target"), 9, True), scaffold.gain(own)
+    brought = Ready(course.lease.slot, [1], None, drafter=Drafter.LOOKAHEAD, scaffold=scaffold)
+    drafts.committed(course.lease, brought, Decided(1, 2, ()), [1, 2], [], 0.0)
+    assert scaffold.gain(own) > before
+    for _ in range(32):
+        plain = Ready(course.lease.slot, [], None, scaffold=scaffold)
+        drafts.committed(course.lease, plain, Decided(0, 1, ()), [1], [], 0.0)
+    assert scaffold.gain(own) < 0.3
 
 
 class _Saying:
