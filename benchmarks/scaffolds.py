@@ -3,8 +3,8 @@
     make bench-scaffolds                              # or: python -m benchmarks.scaffolds --help
     make bench-scaffolds ARGS='--embeddings FOLDER'   # with PaSS: outrider train-head pass makes them
 
-Beside `ngram`, which feeds its drafts alone. All are verified in every step, whatever that costs, so the counts are those
-of any machine; speeds are this one's. With as many answers at once as `--concurrency`, whose steps share passes.
+Beside `ngram`, which feeds its drafts alone. All are verified in every step, whatever that costs, so the counts are
+those of any machine; speeds are this one's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def measured(arm: Arm, args: argparse.Namespace) -> Sample:
 
     async def answered(address: str) -> Sample:
         async with AsyncClient(address) as client:
-            options: dict[str, Any] = {"concurrency": args.concurrency, "temperature": 0.0, "speculation": arm.speculation}
+            options: dict[str, Any] = {
+                "concurrency": args.concurrency,
+                "temperature": 0.0,
+                "speculation": arm.speculation,
+            }
             prompts = dev_prompts(args.prompts)
             await run_pass(client, prompts[:1], max_tokens=WARM_TOKENS, **options)
             return await run_pass(client, prompts, max_tokens=args.tokens, **options)
@@ -83,7 +87,11 @@ def main() -> int:
         drafted = statistics.fmean(item.num_drafted for item in sample.rounds)
         cells = (f"{per_pass(sample):.2f}", f"{drafted:.1f}", str(arm.num_scaffolds), f"{sample.tokens_per_s:.0f}")
         rows.append((arm.name, *cells, f"{num_same} of {args.prompts}"))
-        report.data[arm.name] = {"tokens_a_pass": per_pass(sample), "drafted": drafted, "tokens_per_s": sample.tokens_per_s}
+        report.data[arm.name] = {
+            "tokens_a_pass": per_pass(sample),
+            "drafted": drafted,
+            "tokens_per_s": sample.tokens_per_s,
+        }
     columns = ("", "tokens a pass", "drafts a step", "scaffold, at most", "tokens/s", "texts as without")
     report.table(f"{args.prompts} prompts, {args.tokens} tokens each", columns, rows)
     report.write(args.results)

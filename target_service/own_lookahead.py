@@ -35,13 +35,17 @@ class OwnLookahead:
         return bool(self._slots[slot.key].guesses(slot.committed[-1]))
 
     def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        """Return n-grams that begin alike as branches of one tree; the latest alone for lenience, which is of chains."""
+        """Return n-grams that begin alike as branches of one tree; for lenience, which is of chains, the latest."""
         known = Parked()
         for ngram in self._slots[slot.key].guesses(slot.committed[-1]):
             node = known.root
             for token_id in ngram:
                 node = node.children.setdefault(token_id, ParkedNode(token_id, len(node.children)))
-        return known.best(shares.share, most) if slot.params.lenience == 1.0 else as_chain(known.chain(most), shares.share(0))
+        return (
+            known.best(shares.share, most)
+            if slot.params.lenience == 1.0
+            else as_chain(known.chain(most), shares.share(0))
+        )
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         """Return the window; None so near the end of the answer that it would reach past it."""
@@ -49,9 +53,7 @@ class OwnLookahead:
         if len(slot.committed) + shape.window + shape.ngram - 3 > slot.max_len:
             return None
         placed = [parent if parent < 0 else len(parents) + parent for parent in window.parents]
-        return Scaffold(
-            Drafter.LOOKAHEAD, window.ids, placed, len(parents), width=shape.guesses, depth=shape.ngram - 1
-        )
+        return Scaffold(Drafter.LOOKAHEAD, window.ids, placed, len(parents), width=shape.guesses, depth=shape.ngram - 1)
 
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:
         best = logits[-self._shape.window :].argmax(dim=-1)  # behind the last level

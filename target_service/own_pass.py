@@ -1,5 +1,5 @@
-"""PaSS in the target (Monea et al., 2023, 2311.13581): look-ahead embeddings are fed behind each token at which a step's
-acceptance may end, and what is said behind them are laws of the tokens after the next, all in the same forward.
+"""PaSS in the target (Monea et al., 2023, 2311.13581): look-ahead embeddings are fed behind each token at which a
+step's acceptance may end, and what is said behind them are laws of the tokens after the next, all in the same forward.
 
 The paper has two forwards a step; here the ids are nodes of the step's own tree.
 """
@@ -46,8 +46,8 @@ class OwnPass:
         return chain_of_logits(slot, state, shares, most, logits, num_positions)
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        """Return the ids one behind the other, behind the last committed token and behind each draft, of which the first
-        come first where not all have room.
+        """Return the ids one behind the other, behind the last committed token and behind each draft, the first of them
+        where not all have room.
         """
         num_drafts, ids, placed = len(parents), list[int](), list[int]()
         for draft, depth in enumerate([0, *(1 + each for each in depths(parents))], start=-1):

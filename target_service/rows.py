@@ -25,8 +25,9 @@ MOST_HOLD_S = 1.0
 """Seconds that a request which names how much is verified waits for it at most. Doubling it makes the first step of a
 draft that hangs take twice as long."""
 PROBE_STEPS = 16
-"""Steps of which one takes half the rows that seem best, and no scaffold, so that what fewer rows take stays known: they
-are passed over for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half as fast."""
+"""Steps of which one takes half the rows that seem best, and no scaffold, so that what fewer rows take stays known:
+they are passed over for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half
+as fast."""
 LEAST_GAIN = 1.2
 """Times the tokens a second of a plain step that rows with drafts have to promise. What drafts cost beside their rows,
 messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers on two cores, and at 1.1 eight answers
@@ -89,7 +90,9 @@ class RowRule:
                 continue
             drafter = each.scaffold.drafter
             gain = each.scaffold.gain(each.lease.own_shares[drafter])
-            rows = each.num_scaffolds + (len(each.nodes) if each.drafter is drafter else 0)  # which came of earlier ones
+            rows = each.num_scaffolds + (
+                len(each.nodes) if each.drafter is drafter else 0
+            )  # which came of earlier ones
             if not each.lease.speculation.is_fixed:
                 offers.append((-gain / rows, index, rows, gain))
             elif rows <= most:

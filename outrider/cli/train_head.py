@@ -63,8 +63,10 @@ Start = Annotated[
 ]
 Depth = Annotated[
     int | None,
-    typer.Option(help="Draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or pass's "
-        "look-ahead embeddings (4)."),
+    typer.Option(
+        help="Draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or pass's "
+        "look-ahead embeddings (4)."
+    ),
 ]
 Taps = Annotated[
     str | None,
@@ -103,7 +105,7 @@ def train_head(
     device: Annotated[str, typer.Option(help="As in the workers' settings.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
-    """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target itself writes.
+    """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target writes.
 
     The target writes at the temperatures that are served, and its whole law is what is learnt. Ctrl-C saves; the same
     command goes on from there, to the same weights as if it had not been interrupted. At the end the acceptance of

@@ -43,8 +43,8 @@ class Lookahead:
 
     @property
     def parents(self) -> list[int]:
-        """Return, for each of `ids`, the index of the one that it follows; -1 for the sequence's last token. On the first
-        level that is the one in the column before, else the one above.
+        """Return, for each of `ids`, the index of the one that it follows: on the first level the one in the column
+        before, else the one above; -1 for the sequence's last token.
         """
         window, num_ids = self.shape.window, self.shape.num_scaffolds
         return [*range(-1, window - 2), *range(-1, window - 1), *range(window - 1, num_ids - window)]

@@ -1,5 +1,5 @@
-"""Look-ahead embeddings of PaSS in training (Monea et al., 2023, 2311.13581): they alone are trained, read by the frozen
-target behind tokens of its own text, as it reads them when it is served.
+"""Look-ahead embeddings of PaSS in training (Monea et al., 2023, 2311.13581): they alone are trained, read by the
+frozen target behind tokens of its own text, as it reads them when it is served.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from outrider.engine.token_tree import positions
 from outrider.training.student import Guess, write_tensors
 from outrider.training.teacher import Batch, Seen, Teacher
 from outrider.wire.errors import ConfigError
+
 GROUPS = 64
-"""Tokens of an answer behind which the embeddings are read, evenly spaced. Doubling it makes an update twice as telling,
-and nearly twice as long."""
+"""Tokens of an answer behind which the embeddings are read, evenly spaced. Doubling it makes an update twice as
+telling, and nearly twice as long."""
 
 
 class _Tree(NamedTuple):

@@ -246,8 +246,8 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
 def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: str, path: str, tmp_path: Path) -> None:
-    """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and has
-    windows.
+    """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and
+    has windows.
     """
     model, num = save(random_model(zoo()[kind], seed=1), tmp_path / "target"), 3
     teacher = Teacher(model, "cpu")
@@ -350,7 +350,12 @@ def test_an_update_in_bfloat16_is_nearly_the_same(
     for in_bfloat16 in (False, True):
         monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
         run = Run(
-            students(folder, target, teacher)[kind](), teacher, answers, Plan("kl", 7, 4, 3), tmp_path / str(in_bfloat16), {}
+            students(folder, target, teacher)[kind](),
+            teacher,
+            answers,
+            Plan("kl", 7, 4, 3),
+            tmp_path / str(in_bfloat16),
+            {},
         )
         losses.append([run.update(Batch.of(answers, "cpu")) for _ in range(2)])
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -121,9 +121,9 @@ DELIVERIES = (
     ),
     Mutant(
         DRAFTS,
-        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
         "        return Candidates(lease, nodes,",
-        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
         "        nodes = nodes if len(nodes) >= min(room, num_fixed) else []\n"
         "        return Candidates(lease, nodes,",
         "a proposal is verified only when all of it is here, and the time that its first token takes decides",

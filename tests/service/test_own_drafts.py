@@ -12,10 +12,10 @@ import pytest_asyncio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DRAFTERS, AcceptanceRule
+from tests.random_heads import random_lookahead
 from tests.service.conftest import stream_to, worker
 from tests.service.control_client import ControlClient, open_slot, verify
 from tests.service.reference_model import ReferenceModel
-from tests.random_heads import random_lookahead
 from tests.stack import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -245,7 +245,10 @@ async def test_drafts_beside_others(target: ControlClient, reference: ReferenceM
 async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
     for kind in ("model", "ngram+model"):
         why = await refused(target, open_with(kind, 1, PROMPT))
-        assert f"drafter is {kind}, this target has ngram, lookup, unigram, bigram, lookahead, pass; name one of them" in why
+        assert (
+            f"drafter is {kind}, this target has ngram, lookup, unigram, bigram, lookahead, pass; name one of them"
+            in why
+        )
     message = open_with(None, 1, PROMPT)
     message.drafter = 99  # type: ignore[assignment]
     assert "drafter is 99" in await refused(target, message)

@@ -28,9 +28,9 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.tree import Node
 from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.params import SamplingParams
+from target_service.lease import Draft
 from target_service.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (
     TOLERANCE,

@@ -102,7 +102,10 @@ def test_files_that_are_no_embeddings_of_the_target_are_refused_by_name(tmp_path
         return tmp_path / name
 
     fails("missing cannot be read: .*; name a file that outrider train-head pass wrote", tmp_path / "missing")
-    fails("which holds the tensors a, embeddings, must hold embeddings alone", made("two", a=torch.zeros(1), embeddings=torch.zeros(2, 8)))
+    fails(
+        "which holds the tensors a, embeddings, must hold embeddings alone",
+        made("two", a=torch.zeros(1), embeddings=torch.zeros(2, 8)),
+    )
     fails(r"are \[2, 9\], must be \[1 to 64, 8\]", made("wide", embeddings=torch.zeros(2, 9)))
     fails(r"are \[65, 8\]", made("many", embeddings=torch.zeros(65, 8)))
     fails("not finite", made("nan", embeddings=torch.full((2, 8), torch.nan)))

@@ -38,8 +38,8 @@ def read_embeddings(source: str, width: int) -> Tensor:
             found: Tensor = file.get_tensor(NAME)
     except (SafetensorError, OSError) as error:
         raise ConfigError(
-            f"{shown}, and {path} cannot be read: {first_line(error)}; name a file that outrider train-head pass wrote, "
-            "or its folder",
+            f"{shown}, and {path} cannot be read: {first_line(error)}; name a file that outrider train-head pass "
+            "wrote, or its folder",
             param="lookahead_embeddings",
         ) from error
     if found.dim() != 2 or found.shape[1] != width or not 1 <= len(found) <= MAX_DRAFT_TOKENS:
@@ -54,8 +54,8 @@ def read_embeddings(source: str, width: int) -> Tensor:
 
 
 def append_embeddings(network: PreTrainedModel, source: str) -> int:
-    """Make a file's embeddings the last rows of the model's; return how many there are. Its output projection stays as it
-    is, also where both were one: such a model then holds its table twice. Raises ConfigError.
+    """Make a file's embeddings the last rows of the model's; return how many there are. Its output projection stays as
+    it is, also where both were one: such a model then holds its table twice. Raises ConfigError.
     """
     embedding = network.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):

@@ -168,11 +168,11 @@ class TargetConfig(WorkerConfig):
     heads: str | None = None
     """Folder of Medusa's or blockwise heads, by which this target drafts for requests whose drafter is heads."""
     lookahead: str = "5,4,5"
-    """W,N,G of the drafter lookahead: a window of W columns is fed beside each step, n-grams of N tokens are made in it,
-    and up to G of them are verified at once. A step feeds up to (W + G) (N - 1) - 1 tokens more, at most 64."""
+    """W,N,G of the drafter lookahead: a window of W columns is fed beside each step, n-grams of N tokens are made in
+    it, and up to G of them are verified at once. A step feeds up to (W + G) (N - 1) - 1 tokens more, at most 64."""
     lookahead_embeddings: str | None = None
-    """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this target,
-    by which it drafts for requests whose drafter is pass."""
+    """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this
+    target, by which it drafts for requests whose drafter is pass."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
 
@@ -180,8 +180,8 @@ class TargetConfig(WorkerConfig):
     def _embeddings_are_whole(self) -> Self:
         if self.lookahead_embeddings is not None and self.tensor_parallel > 1:
             raise ValueError(
-                f"lookahead_embeddings is {self.lookahead_embeddings!r} and tensor_parallel {self.tensor_parallel}: they "
-                "are rows of a whole embedding table; leave one of them out"
+                f"lookahead_embeddings is {self.lookahead_embeddings!r} and tensor_parallel {self.tensor_parallel}: "
+                "they are rows of a whole embedding table; leave one of them out"
             )
         return self
 
