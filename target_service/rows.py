@@ -90,9 +90,8 @@ class RowRule:
                 continue
             drafter = each.scaffold.drafter
             gain = each.scaffold.gain(each.lease.own_shares[drafter])
-            rows = each.num_scaffolds + (
-                len(each.nodes) if each.drafter is drafter else 0
-            )  # which came of earlier ones
+            drafts = each.nodes if each.drafter is drafter else ()  # which came of earlier ones
+            rows = each.num_scaffolds + len(drafts)
             if not each.lease.speculation.is_fixed:
                 offers.append((-gain / rows, index, rows, gain))
             elif rows <= most:

@@ -72,8 +72,8 @@ WINDOWS = (
     ),
     Mutant(
         "target_service/rows.py",
-        "            rows = each.num_scaffolds + (len(each.nodes) if each.drafter is drafter else 0)",
-        "            rows = each.num_scaffolds",
+        "rows = each.num_scaffolds + len(drafts)",
+        "rows = each.num_scaffolds",
         "windows are fed that do not pay for the drafts that they bring",
         ROWS,
     ),

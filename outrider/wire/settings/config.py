@@ -333,7 +333,7 @@ class GatewayConfig(_ProcessConfig):
                 f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
             )
         if not DRAFTERS[self.drafter].asks_model:
-            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which drafts chains; leave one out")
+            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which asks no model; leave one out")
         return self
 
     @model_validator(mode="after")
