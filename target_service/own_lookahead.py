@@ -24,8 +24,10 @@ from target_service.parked import Parked, ParkedNode
 class OwnLookahead:
     """Implements `StepDrafter`."""
 
-    def __init__(self, shape: LookaheadShape) -> None:
+    def __init__(self, shape: LookaheadShape, context_limit: int) -> None:
+        """context_limit: most tokens of a sequence; a window near it would reach past it, and is not fed."""
         self._shape = shape
+        self._most_committed = context_limit - (shape.window - 1) - (shape.ngram - 2)
         self._slots: dict[SlotKey, Lookahead] = {}
 
     def open(self, slot: Slot) -> None:
@@ -48,9 +50,8 @@ class OwnLookahead:
         )
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        """Return the window; None so near the end of the answer that it would reach past it."""
         shape, window = self._shape, self._slots[slot.key]
-        if len(slot.committed) + shape.window + shape.ngram - 3 > slot.max_len:
+        if len(slot.committed) > self._most_committed:
             return None
         placed = [parent if parent < 0 else len(parents) + parent for parent in window.parents]
         return Scaffold(Drafter.LOOKAHEAD, window.ids, placed, len(parents), width=shape.guesses, depth=shape.ngram - 1)

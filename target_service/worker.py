@@ -56,7 +56,9 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         if config.heads is not None:
             by_steps[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
         if loaded.runner.supports_trees:
-            by_steps[Drafter.LOOKAHEAD] = OwnLookahead(LookaheadShape.parse(config.lookahead))
+            by_steps[Drafter.LOOKAHEAD] = OwnLookahead(
+                LookaheadShape.parse(config.lookahead), loaded.runner.facts.context_limit
+            )
         if config.lookahead_embeddings is not None:
             by_steps[Drafter.PASS] = make_own_pass(config, loaded.runner)
         own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps)

@@ -153,7 +153,7 @@ class Target(Base):
         super().__init__(runner, num_blocks, **options)
         self.leases = Leases(self.max_parked_bytes, self.metrics, self.engine.answer)
         self.by_steps: dict[Drafter, StepDrafter] = {
-            Drafter.LOOKAHEAD: OwnLookahead(WINDOW),
+            Drafter.LOOKAHEAD: OwnLookahead(WINDOW, runner.facts.context_limit),
             Drafter.PASS: OwnPass(runner.facts.vocab_size, NUM_AHEAD),
         }
         self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size, self.by_steps)

@@ -213,7 +213,7 @@ async def test_a_text_that_repeats_itself_is_written_in_fewer_steps_by_lookahead
     assert ids == reference.greedy(PROMPT, 120)
     assert len(verdicts) < 100
     windows = [verdict.num_batch_tokens - 1 - verdict.num_drafted for verdict in verdicts[1:]]
-    assert set(windows) == {0, 14} and windows.count(0) < 10, "none is fed near the end"
+    assert set(windows[:-1]) == {14} and windows[-1] in (0, 14), "none is fed for the sake of nothing"
 
 
 async def test_what_a_window_brings_changes_no_text_with_noise(target: ControlClient) -> None:

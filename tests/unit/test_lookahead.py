@@ -18,7 +18,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load
 from target_service.own_lookahead import OwnLookahead
 
-VOCAB = 50
+VOCAB, CONTEXT = 50, 99
 SHAPE = LookaheadShape(window=3, ngram=4, guesses=2)
 
 
@@ -129,7 +129,7 @@ def learnt(own: OwnLookahead, slot: Any, num_drafts: int = 0) -> None:
 
 class TestSlots:
     def test_nobodys_text_is_guessed_from_another_slots_window(self) -> None:
-        own, one, other = OwnLookahead(SHAPE), slot_of(1, [5, 6]), slot_of(2, [5, 6])
+        own, one, other = OwnLookahead(SHAPE, CONTEXT), slot_of(1, [5, 6]), slot_of(2, [5, 6])
         own.open(one)
         own.open(other)
         learnt(own, one)
@@ -139,22 +139,22 @@ class TestSlots:
         assert not own.has_next(one), "nor from an earlier answer's"
 
     def test_a_window_hangs_under_the_last_committed_token_whatever_is_drafted_beside_it(self) -> None:
-        own, slot = OwnLookahead(SHAPE), slot_of(1, [5, 6])
+        own, slot = OwnLookahead(SHAPE, CONTEXT), slot_of(1, [5, 6])
         own.open(slot)
         alone, beside = own.scaffold(slot, []), own.scaffold(slot, [-1, 0, -1])
         assert alone is not None and beside is not None and beside.ids == alone.ids
         assert beside.parents == [each if each < 0 else 3 + each for each in alone.parents]
         assert (alone.drafter, alone.width, alone.depth) == (Drafter.LOOKAHEAD, SHAPE.guesses, SHAPE.ngram - 1)
 
-    def test_near_the_end_of_an_answer_no_window_is_fed(self) -> None:
-        own = OwnLookahead(SHAPE)
-        for num, fits in ((99 - SHAPE.window - SHAPE.ngram + 3, True), (99 - SHAPE.window - SHAPE.ngram + 4, False)):
+    def test_no_window_reaches_past_the_context(self) -> None:
+        own, depth = OwnLookahead(SHAPE, CONTEXT), SHAPE.window - 1 + SHAPE.ngram - 2
+        for num, fits in ((CONTEXT - depth, True), (CONTEXT - depth + 1, False)):
             slot = slot_of(1, [5] * num)
             own.open(slot)
             assert (own.scaffold(slot, []) is not None) is fits
 
     def test_ngrams_that_begin_alike_are_branches_of_one_tree_the_latest_first(self) -> None:
-        own, slot = OwnLookahead(SHAPE), slot_of(1, [5, 6])
+        own, slot = OwnLookahead(SHAPE, CONTEXT), slot_of(1, [5, 6])
         own.open(slot)
         for following in ((7, 8, 9), (7, 1, 2)):
             own._slots[slot.key]._keep(6, following)
