@@ -108,6 +108,10 @@ bench-rules: $(STAMP)
 bench-drafters: $(STAMP)
 	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
 
+# Tokens a pass of lookahead decoding, and of PaSS with ARGS='--embeddings FOLDER'; about two minutes.
+bench-scaffolds: $(STAMP)
+	$(BIN)/python -m benchmarks.scaffolds $(ARGS)
+
 # Trees of drafts against chains: tokens per target pass and speed; about twenty minutes.
 bench-trees: $(STAMP)
 	$(BIN)/python -m benchmarks.arms trees $(ARGS)
@@ -166,7 +170,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-long bench-scaffolds bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -49,9 +49,10 @@ def decide_tree(
             return host.best_id(_place(start, node), row(node))
         return coupled_id(law(node), state.params, len(ready.slot.committed) + tree.depth(node))
 
-    if ready.draft_laws is None:
+    if ready.is_walked:
         walk = walk_matching(tree, says)
     else:
+        assert ready.draft_laws is not None, "nobody knows what the drafts were drawn from"
         laws = dict(zip(tree.inner, ready.draft_laws, strict=True))
         walk = accept_tree(tree, law, laws, tree_noise(ready, tree))
     return Decided(len(walk.path), walk.next_id, _tree_reported(ready, tree, raw, start, walk), walk.path)
@@ -74,6 +75,13 @@ def tree_noise(ready: Ready, tree: DraftTree) -> TreeNoise:
 def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
     """Return what draws the target's own tokens of a step behind committed_len tokens."""
     return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place)
+
+
+def all_kept(ready: Ready, decided: Decided) -> bool:
+    """Return whether drafts were kept up to the end of the chain, or of one branch of a tree."""
+    if ready.tree is None:
+        return decided.num_accepted == len(ready.draft_ids)
+    return not ready.tree.children(decided.path[-1] if decided.path else ROOT)
 
 
 def _tree_reported(ready: Ready, tree: DraftTree, raw: Tensor, start: int, walk: TreeWalk) -> tuple[Reported, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
+from dataclasses import replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.tree_acceptance import DraftTree
@@ -16,9 +15,11 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
+from target_service.chains import as_chain
+from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
-from target_service.lease import Candidates, Draft, Lease, Ready
+from target_service.lease import Candidate, Candidates, Lease, Ready
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
 
@@ -64,7 +65,17 @@ class Drafts:
         forced = [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
         if len(forced) <= len(found.nodes):
             return found
-        return Candidates(lease, _as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
+        return Candidates(lease, as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
+
+    def with_scaffold(self, found: Candidates) -> Candidates:
+        """Return the same with what the slot's own drafter might have fed beside it, of which later steps have drafts;
+        without where there will be none, or no memory.
+        """
+        slot = found.lease.slot
+        scaffold = self._own.scaffold(slot, [parent for _, _, parent in found.nodes]) if found.lease.room else None
+        if scaffold is None or len(slot.committed) + len(found.nodes) + len(scaffold.ids) > slot.most_cached:
+            return found
+        return replace(found, scaffold=scaffold)
 
     def _drafted(self, lease: Lease) -> Candidates:
         room = lease.room
@@ -72,10 +83,9 @@ class Drafts:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
         insists = bool(num_fixed and not lease.job.is_drafted)
-        for kind in self._own.asked(lease.slot.key, insists=insists):  # what a grammar masks grows nothing
+        for kind in self._own.asked(lease.slot, insists=insists):  # what a grammar masks grows nothing
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind]
-            grown = self._own.grown(lease.slot, kind, state, shares, min(room, num_fixed or room))
-            own = _as_chain(grown, shares.share(0))
+            own = self._own.candidates(lease.slot, kind, state, shares, min(room, num_fixed or room))
             if own:
                 return Candidates(lease, own, len(own) if num_fixed else 0, kind)
         if lease.speculation.tree is not None:
@@ -83,7 +93,7 @@ class Drafts:
             return Candidates(lease, nodes, len(nodes))
         if self._takes_trees and lease.slot.params.determined and not num_fixed and lease.slot.params.lenience == 1.0:
             return Candidates(lease, lease.parked.best(lease.shares.share, room))
-        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))
+        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))
         return Candidates(lease, nodes, len(nodes) if num_fixed else 0)
 
     def lacking(self, found: Candidates) -> float | None:
@@ -99,8 +109,12 @@ class Drafts:
             return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
         return 1.0 if num_here < _wanted(lease) else None
 
-    def ready(self, found: Candidates, count: int) -> Ready:
-        """Return the slot as it goes into the step, with so many of its candidates."""
+    def ready(self, found: Candidates, count: int, with_scaffold: bool = False) -> Ready:
+        """Return the slot as it goes into the step, with so many of its candidates, and the scaffold of those."""
+        ready = self._with_candidates(found, count)
+        return replace(ready, scaffold=self._own.scaffold(ready.slot, ready.parents)) if with_scaffold else ready
+
+    def _with_candidates(self, found: Candidates, count: int) -> Ready:
         lease, slot = found.lease, found.lease.slot
         refused = Fallback.REFUSED if lease.refused is not None else None
         if not count:
@@ -130,10 +144,12 @@ class Drafts:
         is_noted = r.drafter is Drafter.PREDICTION or (determined and r.drafter is Drafter.MODEL)
         if r.drafter is not None and not is_noted:
             shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares[r.drafter]
-            for _ in range(decided.num_accepted):
-                shares.note(0)
-            if decided.num_accepted < len(r.draft_ids):
+            for node in range(decided.num_accepted) if r.tree is None else decided.path:
+                shares.note(0 if r.tree is None else r.tree.rank(node))
+            if not all_kept(r, decided):
                 shares.note(None)
+        if r.scaffold is not None and r.scaffold.drafter is not r.drafter:
+            lease.own_shares[r.scaffold.drafter].note(None)  # what it cost brought nothing to this step
         if r.drafter is not Drafter.MODEL:
             lease.shares.forget()
         if r.drafter is None:
@@ -148,17 +164,17 @@ class Drafts:
         lease.goes_on(now)
         return num_wasted
 
-    def _of_shape(self, lease: Lease, room: int) -> Sequence[tuple[float, Draft, int]]:
+    def _of_shape(self, lease: Lease, room: int) -> Sequence[Candidate]:
         """Return what has come of the tree that the request names."""
         shape = lease.speculation.tree
         assert shape is not None, "the request names no tree"
         fitted = shape.fitted(lease.slot.max_len - len(lease.slot.committed) - 1, room)
         if fitted is None or not self._takes_trees:
-            return _as_chain(lease.parked.chain(min(room, shape.depth)), lease.shares.share(0))
+            return as_chain(lease.parked.chain(min(room, shape.depth)), lease.shares.share(0))
         kind = NodeKind.GUESS if lease.slot.params.determined else NodeKind.LAW
         return lease.parked.within(lease.shares.share, kind, fitted)
 
-    def _of_nodes(self, slot: Slot, nodes: Sequence[tuple[float, Draft, int]], drafter: Drafter | None) -> Ready:
+    def _of_nodes(self, slot: Slot, nodes: Sequence[Candidate], drafter: Drafter | None) -> Ready:
         """Raises BadTensor."""
         ids, parents = [node.token_id for _, node, _ in nodes], [parent for _, _, parent in nodes]
         is_chain = parents == list(range(-1, len(nodes) - 1))
@@ -166,9 +182,9 @@ class Drafts:
             return Ready(slot, ids, None, None if is_chain else DraftTree(tuple(ids), tuple(parents)), drafter=drafter)
         tree = None if is_chain else DraftTree.checked(ids, parents)
         guessed = nodes[0][1].kind is NodeKind.GUESS and slot.params.lenience == 1.0
-        return Ready(slot, ids, self._laws(nodes, tree), tree, guessed, drafter)
+        return Ready(slot, ids, None if guessed else self._laws(nodes, tree), tree, guessed, drafter)
 
-    def _laws(self, nodes: Sequence[tuple[float, Draft, int]], tree: DraftTree | None) -> list[RowLaw]:
+    def _laws(self, nodes: Sequence[Candidate], tree: DraftTree | None) -> list[RowLaw]:
         """Return what the children of each inner node were drawn from, in the order of `DraftTree.inner`."""
         inner = list(range(-1, len(nodes) - 1)) if tree is None else tree.inner
         laws = list[RowLaw]()
@@ -190,8 +206,3 @@ def _wanted(lease: Lease) -> int:
     """Return how many draft tokens the request names for each step, as far as there is room."""
     tree = lease.speculation.tree
     return min(lease.speculation.num_draft_tokens if tree is None else tree.most_nodes, lease.room)
-
-
-def _as_chain(nodes: Sequence[Draft], share: float) -> list[tuple[float, Draft, int]]:
-    chances = accumulate([share] * len(nodes), mul)
-    return [(chance, node, index - 1) for index, (chance, node) in enumerate(zip(chances, nodes, strict=True))]

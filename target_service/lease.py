@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from operator import mul
 from typing import Protocol
 
 from outrider.engine.sampling.row_law import RowLaw
@@ -98,6 +100,30 @@ def _mean(before: float | None, new: float) -> float:
     return new if before is None else before + ETA_WEIGHT * (new - before)
 
 
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """Tokens that a drafter of the target's own has fed beside a step's drafts, to read what is said behind them. They
+    are never drafts and never stay in the cache: what they bring are drafts of later steps.
+    """
+
+    drafter: Drafter
+    ids: Sequence[int]
+    parents: Sequence[int]
+    """Of each the index of the token that it follows, the step's drafts counted before the scaffold; -1: the last
+    committed token."""
+    num_drafts: int
+    """Of the step."""
+    width: int
+    """Most drafts of a later step that follow the same token."""
+    depth: int
+    """Most that follow each other."""
+
+    def gain(self, shares: SlotShares) -> float:
+        """Return how many tokens a step it is expected to bring, by how often what came of others was kept."""
+        share = min(1.0, sum(map(shares.share, range(self.width))))
+        return sum(accumulate(repeat(share, self.depth), mul))
+
+
 @dataclass(frozen=True)
 class Ready:
     """A slot that goes into the next forward."""
@@ -116,6 +142,16 @@ class Ready:
     drafter: Drafter | None = None
     """None for plain, and for what the grammar leaves no choice of."""
     fallback: Fallback | None = None
+    scaffold: Scaffold | None = None
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Return of each draft the index of the one that it follows; -1 for the last committed token."""
+        return range(-1, len(self.draft_ids) - 1) if self.tree is None else self.tree.parents
+
+    @property
+    def scaffold_ids(self) -> Sequence[int]:
+        return () if self.scaffold is None else self.scaffold.ids
 
     @property
     def is_walked(self) -> bool:
@@ -137,18 +173,27 @@ class Draft(Protocol):
         """What it was drawn from, perhaps as it came: a row of a delivery. None but for LAW."""
 
 
+Candidate = tuple[float, Draft, int]
+"""A draft with its chance to be kept, and the index of its parent among its like."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """What a slot's step might verify, best first."""
 
     lease: Lease
-    nodes: Sequence[tuple[float, Draft, int]] = ()
-    """Each with its chance to be kept and the index of its parent among them."""
+    nodes: Sequence[Candidate] = ()
     must: int = 0
     """So many of them are verified whatever they cost."""
     drafter: Drafter | None = Drafter.MODEL
     """Who made them; MODEL where they were delivered, None where the grammar leaves no choice."""
+    scaffold: Scaffold | None = None
+    """What might be fed beside all of them."""
 
     @property
     def gains(self) -> list[float]:
         return [chance for chance, _, _ in self.nodes]
+
+    @property
+    def num_scaffolds(self) -> int:
+        return 0 if self.scaffold is None else len(self.scaffold.ids)

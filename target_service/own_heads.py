@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from outrider.engine.heads.loader import LoadedMedusa, load_medusa
 from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
+from target_service.chains import chain_of_logits
 from target_service.feature_jobs import AddHead
 from target_service.features import Features
+from target_service.lease import Candidate, Scaffold
 
 
 class OwnHeads:
-    """The heads, of which each slot has its own last row."""
+    """Implements `StepDrafter`: each slot has its own last row."""
 
     def __init__(self, loaded: LoadedMedusa, features: Features) -> None:
         """Have the target make rows for them from now on."""
@@ -30,15 +36,24 @@ class OwnHeads:
         """By slot: at how many committed tokens, and what."""
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
-    @property
-    def num_positions(self) -> int:
-        return self.heads.facts.num_heads
+    def open(self, slot: Slot) -> None: ...
 
-    def has_row(self, slot: Slot) -> bool:
+    def has_next(self, slot: Slot) -> bool:
         return self._features.row(self._digest, slot.key, len(slot.committed) - 2) is not None
 
+    def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
+        return chain_of_logits(slot, state, shares, most, self._logits(slot), self.heads.facts.num_heads)
+
+    def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
+        return None
+
+    def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
+
+    def cut(self, key: SlotKey, end: int) -> None:
+        """The rows are cut already."""
+
     @torch.inference_mode()
-    def logits(self, slot: Slot) -> HostLogits:
+    def _logits(self, slot: Slot) -> HostLogits:
         """Return what each head says behind the last committed token, where the row before it is here."""
         known = self._said.get(slot.key)
         if known is None or known[0] != len(slot.committed):  # else a step that is held asks again
@@ -49,7 +64,6 @@ class OwnHeads:
         return known[1]
 
     def forget(self, key: SlotKey) -> None:
-        """Let go of what was said in a slot."""
         self._said.pop(key, None)
 
 

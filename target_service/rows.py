@@ -5,6 +5,9 @@ machine, if together they make LEAST_GAIN times as many. Under load no row is wo
 that nothing is slower with drafts than without follows from this rule. A request that names how much is verified gets
 that whatever it costs.
 
+Tokens that a drafter has fed beside the drafts, for later steps' sake, are rows like any. They are taken where the
+tokens that such drafts brought a step pay for them and for the drafts that came of them.
+
 A step is held for guesses while those that are missing are worth more than the tokens that the wait costs. A slot
 whose request names how much is verified waits longer by itself, while the others go on.
 """
@@ -22,8 +25,9 @@ MOST_HOLD_S = 1.0
 """Seconds that a request which names how much is verified waits for it at most. Doubling it makes the first step of a
 draft that hangs take twice as long."""
 PROBE_STEPS = 16
-"""Steps of which one takes half the rows that seem best, so that what fewer rows take stays known: they are passed over
-for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half as fast."""
+"""Steps of which one takes half the rows that seem best, and no scaffold, so that what fewer rows take stays known:
+they are passed over for a first step that was slow. Doubling it halves what that costs, and finds such a mistake half
+as fast."""
 LEAST_GAIN = 1.2
 """Times the tokens a second of a plain step that rows with drafts have to promise. What drafts cost beside their rows,
 messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers on two cores, and at 1.1 eight answers
@@ -68,11 +72,51 @@ class RowRule:
             self._pays = self._is_worth(base_gain + sum(gains[:count]), num_rows + count, base_gain, num_rows)
             count = count if self._pays else 0
         self._num_chosen += 1
-        if self._num_chosen % PROBE_STEPS == 0:
+        if self._is_probe(self._num_chosen):
             count //= 2
         for _, index in best[:count]:
             counts[index] += 1
         return counts
+
+    def scaffolds(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[bool]:
+        """Return whose scaffolds are fed: of slots that name how much is verified, and of those with which the most
+        tokens a second are made, if together they make LEAST_GAIN times as many as without. Asked before `choose`, to
+        which they are rows like others. num_rows: of the step without any; most: in all, their candidates among them.
+        """
+        fed = [False] * len(found)
+        offers = list[tuple[float, int, int, float]]()
+        for index, each in enumerate(found):
+            if each.scaffold is None:
+                continue
+            drafter = each.scaffold.drafter
+            gain = each.scaffold.gain(each.lease.own_shares[drafter])
+            drafts = each.nodes if each.drafter is drafter else ()  # which came of earlier ones
+            rows = each.num_scaffolds + len(drafts)
+            if not each.lease.speculation.is_fixed:
+                offers.append((-gain / rows, index, rows, gain))
+            elif rows <= most:
+                fed[index], most = True, most - rows
+        if self._is_probe(self._num_chosen + 1):
+            return fed
+        total, num_more, num_best = float(len(found)), 0, 0
+        least = LEAST_GAIN * total / self._seconds(num_rows)
+        for count, (_, _, rows, gain) in enumerate(sorted(offers), start=1):
+            total, num_more = total + gain, num_more + rows
+            if num_more > most or (count > 1 and num_rows + num_more > self.cost.reach):
+                break
+            if total / self._seconds(num_rows + num_more) >= least:
+                num_best, least = count, total / self._seconds(num_rows + num_more)
+        for _, index, _, _ in sorted(offers)[:num_best]:
+            fed[index] = True
+        return fed
+
+    def _seconds(self, num_rows: int) -> float:
+        """Return what a step takes; of all steps the same while nothing is known."""
+        return self.cost.seconds(num_rows) or 1.0
+
+    def _is_probe(self, number: int) -> bool:
+        """Return whether the step of that number, from 1, is to show what fewer rows take."""
+        return number % PROBE_STEPS == 0
 
     def _is_worth(self, gain: float, num_rows: int, plain_gain: float, num_plain_rows: int) -> bool:
         seconds, plain_s = self.cost.seconds(num_rows), self.cost.seconds(num_plain_rows)

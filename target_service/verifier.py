@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits, SamplingState
-from outrider.engine.sampling.tree_acceptance import ROOT
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
@@ -26,7 +26,7 @@ from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.commit import commit_tokens, kind_of_next
-from target_service.decide import decide
+from target_service.decide import all_kept, decide
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.feature_jobs import FeatureJob
@@ -67,6 +67,7 @@ class Verifier:
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
         self._in_step: list[Lease] = []
         self._rows: dict[SlotKey, Row] = {}  # rows of the current step
+        self._behind: dict[SlotKey, Tensor] = {}  # logits behind its scaffolds, [S_b, V] each
         self._turn: Turn | None = None
         self._num_fed = (0, 0, 0)  # tokens of the step, how many of them are prompts', and its number
 
@@ -124,9 +125,10 @@ class Verifier:
             why = f"until_len is {job.until_len}, must be more than the {len(slot.committed)} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
-        self._own_drafts.commit(job)
         pairs = zip(known_ids, job.committed_ids, strict=False)
-        self._features.cut(key, job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        num_same = job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._own_drafts.commit(job, num_same)
+        self._features.cut(key, num_same)
         self._features.lease_began(self._leases.begin(job, slot))
 
     def _truncate(self, job: TruncateJob) -> None:
@@ -151,15 +153,14 @@ class Verifier:
         running = self._leases.running()
         fed = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         going_on = self._going([self._drafts.candidates(lease) for lease in fed], now)
-        found = [self._drafts.or_forced(each) for each in going_on]
+        found = [self._drafts.with_scaffold(self._drafts.or_forced(each)) for each in going_on]
         self._in_step = [each.lease for each in found]
         if not found and len(running) == len(fed) and self._held_until is not None:
             return False
         num_tails = sum(len(each.lease.slot.committed) - len(each.lease.slot.cached) for each in found)
-        counts = self._rule.choose(found, num_tails, self._max_step_drafts)
-        chosen = {each.lease.slot.key: (each, count) for each, count in zip(found, counts, strict=True)}
+        chosen = self._chosen(found, num_tails)
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
-        going = [(each.lease, self._drafts.ready(each, count)) for each, count in map(chosen.__getitem__, turn.running)]
+        going = [(each.found.lease, self._drafts.ready(*each)) for each in map(chosen.__getitem__, turn.running)]
         self._in_step = [lease for lease, _ in going]
         rows = [*(_row(r) for _, r in going), *(p.row for p in turn.pieces)]
         if not rows:
@@ -169,13 +170,14 @@ class Verifier:
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
-        logits = self._runner.forward(rows)  # [sum(K_b + 1), V] float32; pieces have none
+        logits = self._runner.forward(rows)  # [sum(K_b + 1 + S_b), V] float32; pieces have none
         self._features.fed(rows)
         self._rows = {r.slot.key: row for (_, r), row in zip(going, rows, strict=False)}
         for _, r in going:
             r.slot.fed(self._rows[r.slot.key].new_ids)
         num_committed = 0
         if going:
+            logits, self._behind = _apart([r for _, r in going], logits)
             num_committed = self._decide(going, logits, started)
         else:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
@@ -186,11 +188,20 @@ class Verifier:
         self._turns.done(turn, num_run_tokens, seconds)
         if going and not turn.pieces:
             self._rule.note(num_run_tokens, num_committed, seconds)
-        self._in_step, self._rows, self._turn = [], {}, None
+        self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         return True
+
+    def _chosen(self, found: Sequence[Candidates], num_tails: int) -> dict[SlotKey, _Chosen]:
+        """Return how much of what each slot might be fed goes into the step. num_tails: its rows without any."""
+        pool, most = self._runner.pool, self._max_step_drafts
+        with_scaffold = self._rule.scaffolds(found, num_tails, min(most, pool.num_free * pool.block_size))
+        num_scaffolds = sum(each.num_scaffolds for each, fed in zip(found, with_scaffold, strict=True) if fed)
+        counts = self._rule.choose(found, num_tails + num_scaffolds, most - num_scaffolds)
+        chosen = map(_Chosen, found, counts, with_scaffold)
+        return {each.found.lease.slot.key: each for each in chosen}
 
     def fail_step(self, error: Exception) -> None:
         """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
@@ -205,7 +216,7 @@ class Verifier:
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
-        self._in_step, self._rows, self._turn = [], {}, None
+        self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
 
     def _going(self, found: Sequence[Candidates], now: float) -> list[Candidates]:
         """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by
@@ -280,8 +291,11 @@ class Verifier:
         slot = r.slot
         committed_len = len(slot.committed)
         accepted_ids = _accepted_ids(r, decided)
-        kept = self._keep_path(r, range(decided.num_accepted) if r.tree is None else decided.path)
-        last = kind_of_next(len(r.draft_ids), _all_kept(r, decided))
+        path = range(decided.num_accepted) if r.tree is None else decided.path
+        if r.scaffold is not None:
+            self._own_drafts.learn(slot, self._behind[slot.key], path, r.scaffold)
+        kept = self._keep_path(r, path)
+        last = kind_of_next(len(r.draft_ids), all_kept(r, decided))
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
         commit = commit_tokens(slot.params, eos_token_ids, num_output, accepted_ids, decided.next_id, last)
@@ -319,36 +333,60 @@ class Verifier:
         return len(commit.token_ids)
 
     def _keep_path(self, r: Ready, path: Sequence[int]) -> list[int]:
-        """Return which of the fed tokens stay with this path of the drafts. Of a tree only these stay in the cache."""
+        """Return which of the fed tokens stay with this path of the drafts. Of a row with nodes side by side only these
+        stay in the cache.
+        """
         row = self._rows[r.slot.key]
-        first = row.num_new - len(r.draft_ids)  # committed tokens before the drafts
+        first = row.num_new - len(r.draft_ids) - len(r.scaffold_ids)  # committed tokens before the drafts
         kept = [*range(first), *(first + node for node in path)]
-        if r.tree is not None:
+        if row.parents is not None:
             self._runner.compact(row, kept)
             r.slot.compacted(row.num_cached, [row.new_ids[place] for place in kept])
         return kept
 
 
-def _requests(running: Sequence[Lease], chosen: dict[SlotKey, tuple[Candidates, int]]) -> dict[SlotKey, StepRequest]:
+class _Chosen(NamedTuple):
+    """What a slot is to be fed."""
+
+    found: Candidates
+    count: int
+    """Of its candidates."""
+    with_scaffold: bool
+
+    @property
+    def num_nodes(self) -> int:
+        return self.count + (self.found.num_scaffolds if self.with_scaffold else 0)
+
+
+def _requests(running: Sequence[Lease], chosen: dict[SlotKey, _Chosen]) -> dict[SlotKey, StepRequest]:
     """Return what each slot would do now: step, or be fed its prompt first."""
     found: dict[SlotKey, StepRequest] = {}
     for lease in running:
         key, num_committed = lease.slot.key, len(lease.slot.committed)
         if key in chosen:
-            found[key] = StepRequest(Want.STEP, num_committed + chosen[key][1])
+            found[key] = StepRequest(Want.STEP, num_committed + chosen[key].num_nodes)
         elif needs_prefill(lease.slot):
             found[key] = StepRequest(Want.PREFILL, num_committed)
     return found
 
 
 def _row(ready: Ready) -> Row:
-    slot, tree = ready.slot, ready.tree
+    slot, scaffold, parents = ready.slot, ready.scaffold, None
     tail = slot.committed[len(slot.cached) :]
-    parents = None
-    if tree is not None:  # the path to each of its nodes begins with the committed tokens before the tree
-        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in tree.parents)]
-    new_ids = [*tail, *ready.draft_ids]
-    return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached, parents)
+    if ready.tree is not None or scaffold is not None:
+        # the path to each of these nodes begins with the committed tokens before them
+        nodes = [*ready.parents, *(() if scaffold is None else scaffold.parents)]
+        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
+    new_ids = [*tail, *ready.draft_ids, *ready.scaffold_ids]
+    return Row(slot.table, new_ids, len(slot.cached), len(new_ids) - len(tail) + 1, slot.cached, parents)
+
+
+def _apart(ready: Sequence[Ready], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:
+    """Return what is decided by, [sum(K_b + 1), V], and by slot what is said behind its scaffold, [S_b, V]."""
+    if all(r.scaffold is None for r in ready):
+        return logits, {}
+    parts = logits.split([num for r in ready for num in (len(r.draft_ids) + 1, len(r.scaffold_ids))])
+    return torch.cat(parts[::2]), {r.slot.key: part for r, part in zip(ready, parts[1::2], strict=True)}
 
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:
@@ -360,10 +398,3 @@ def _num_led_to(state: SamplingState, accepted_ids: Sequence[int]) -> int | None
     if not state.params.grammar or state.failure(tuple(accepted_ids)) is None:
         return None
     return next(num for num in range(len(accepted_ids) + 1) if state.failure(tuple(accepted_ids[:num])) is not None)
-
-
-def _all_kept(r: Ready, decided: Decided) -> bool:
-    """Return whether drafts were kept up to the end of the chain, or of one branch of a tree."""
-    if r.tree is None:
-        return decided.num_accepted == len(r.draft_ids)
-    return not r.tree.children(decided.path[-1] if decided.path else ROOT)

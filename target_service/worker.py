@@ -9,6 +9,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outrider.wire.kinds import Drafter
+from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import prepare_process
 
@@ -37,7 +39,10 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.leases import Leases
     from target_service.own_drafts import make_own_drafts
     from target_service.own_heads import load_own_heads
+    from target_service.own_lookahead import OwnLookahead
+    from target_service.own_pass import make_own_pass
     from target_service.servicer import TargetServicer
+    from target_service.step_drafter import StepDrafter
     from target_service.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
@@ -46,10 +51,17 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         leases = Leases(config.max_parked_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
         features = Features(loaded.runner, leases, base.engine.answer)
-        tokenizer_json, heads = loaded.tokenizer.tokenizer_json, None
+        tokenizer_json = loaded.tokenizer.tokenizer_json
+        by_steps: dict[Drafter, StepDrafter] = {}
         if config.heads is not None:
-            heads = load_own_heads(config, loaded.runner, tokenizer_json, features)
-        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, heads)
+            by_steps[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
+        if loaded.runner.supports_trees:
+            by_steps[Drafter.LOOKAHEAD] = OwnLookahead(
+                LookaheadShape.parse(config.lookahead), loaded.runner.facts.context_limit
+            )
+        if config.lookahead_embeddings is not None:
+            by_steps[Drafter.PASS] = make_own_pass(config, loaded.runner)
+        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps)
         loaded.drafters = own_drafts.offered
         rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)

@@ -218,6 +218,15 @@ def random_pard(folder: Path, vocab_size: int, *, mask_id: int = 1, seed: int = 
     return str(folder)
 
 
+def random_lookahead(target: str, folder: Path, num: int = 3, *, seed: int = 6) -> str:
+    """Write look-ahead embeddings as far apart as a tiny model's own; return their folder."""
+    width = AutoConfig.from_pretrained(target).hidden_size
+    folder.mkdir(parents=True, exist_ok=True)
+    embeddings = 0.7 * torch.randn(num, width, generator=torch.Generator().manual_seed(seed))
+    save_file({"embeddings": embeddings}, folder / "model.safetensors")
+    return str(folder)
+
+
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -355,7 +355,7 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
         )
     if options.drafter is not None and not options.drafter.asks_model:
         raise InvalidRequest(
-            f"{shown} and drafter {options.drafter.label}, which drafts chains; ask for model, or leave tree out",
+            f"{shown} and drafter {options.drafter.label}, which asks no model; ask for model, or leave tree out",
             param=name,
         )
     if facts.no_trees is not None:

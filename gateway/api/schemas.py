@@ -187,8 +187,11 @@ class SpeculationBody(_Strict):
             "unigram",
             "bigram",
             "heads",
+            "lookahead",
+            "pass",
             "ngram+model",
             "lookup+model",
+            "lookahead+model",
             "prediction",
             "prediction+model",
         ]

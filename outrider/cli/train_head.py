@@ -20,9 +20,9 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import local_folder
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 
-KINDS = ("eagle3", "medusa", "draft")
+KINDS = ("eagle3", "medusa", "pass", "draft")
 LOSSES = ("kl", "lk")
-DEPTHS = {"eagle3": 3, "medusa": 4, "draft": 1}
+DEPTHS = {"eagle3": 3, "medusa": 4, "pass": 4, "draft": 1}
 """Draft tokens that are trained for; a draft's are all alike. Doubling it makes an update cost as much more."""
 HELD_APART = 48
 """Prompts of that file that are used, the first ones. Doubling it narrows the intervals by a third and takes as much
@@ -63,7 +63,10 @@ Start = Annotated[
 ]
 Depth = Annotated[
     int | None,
-    typer.Option(help="Draft tokens to train for: eagle3's steps of training-time test (3), or Medusa's heads (4)."),
+    typer.Option(
+        help="Draft tokens to train for: eagle3's steps of training-time test (3), Medusa's heads (4), or pass's "
+        "look-ahead embeddings (4)."
+    ),
 ]
 Taps = Annotated[
     str | None,
@@ -102,7 +105,7 @@ def train_head(
     device: Annotated[str, typer.Option(help="As in the workers' settings.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
-    """Train a draft head (EAGLE-3, Medusa) or a draft on text that the target itself writes.
+    """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target writes.
 
     The target writes at the temperatures that are served, and its whole law is what is learnt. Ctrl-C saves; the same
     command goes on from there, to the same weights as if it had not been interrupted. At the end the acceptance of
@@ -231,8 +234,9 @@ def _check(task: dict[str, Any], num_prompts: int, depth: int | None) -> None:
         SamplingParams(temperature=each).check(ANY_VOCABULARY)
     if kind == "draft" and task["start"] is None:
         raise ConfigError("a draft is trained on from one that is there: name it with --start")
-    refused = {"eagle3": (), "medusa": ("taps", "draft_vocab", "start"), "draft": ("taps", "draft_vocab")}[kind]
-    for name in refused:
+    of_eagle3 = ("taps", "draft_vocab")
+    refused = {"eagle3": (), "medusa": (*of_eagle3, "start"), "pass": (*of_eagle3, "start"), "draft": of_eagle3}
+    for name in refused[kind]:
         if task[name] is not None:
             raise ConfigError(f"--{name.replace('_', '-')} says nothing to {kind}; leave it out")
     if kind == "draft" and depth is not None:

@@ -48,6 +48,13 @@ class ModelFacts:
     """Decoder layers; 0 where nobody taps them."""
     hidden_size: int = 0
     """Width of the hidden states, as num_layers."""
+    num_lookahead: int = 0
+    """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
+
+    @property
+    def num_ids(self) -> int:
+        """Return how many ids may be fed."""
+        return self.vocab_size + self.num_lookahead
 
 
 class ModelRunner:

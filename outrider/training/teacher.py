@@ -94,6 +94,15 @@ class Teacher:
             output = self.network(input_ids=batch.ids, use_cache=False, output_hidden_states=True)
         return Seen(output.logits[0].float(), places_of(asked), output.hidden_states or ())
 
+    def say(self, embedded: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], wanted: Tensor) -> Tensor:
+        """Return the logits [M, V] float32 at the wanted places, [B, Q] bool, of embeddings [B, Q, dt] at those
+        positions [B, Q], of which each reads what the mask says. Gradients go back to the embeddings.
+        """
+        with mixed_precision(self.device), self._only(wanted):
+            output = self.network(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)
+        logits: Tensor = output.logits[0].float()
+        return logits
+
     @contextmanager
     def _only(self, asked: Tensor) -> Iterator[None]:
         """Give the lm_head [1, M, dt] of what it would read, [B, T, dt]."""

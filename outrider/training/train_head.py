@@ -27,6 +27,7 @@ from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.losses import LossName
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
+from outrider.training.pass_embeddings import Pass
 from outrider.training.run import Plan, Progress, Run, peak_bytes
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
@@ -40,7 +41,7 @@ SHARED_CHARS = 50
 """Characters in a row that a prompt for training may not share with one that is held apart. Doubling it lets through
 what overlaps by a line of code."""
 
-Kind = Literal["eagle3", "medusa", "draft"]
+Kind = Literal["eagle3", "medusa", "pass", "draft"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Task:
     """Folder of a draft: what `draft` begins with; of eagle3 the shape, the embedding and the lm_head."""
     loss: LossName
     depth: int
-    """Steps of training-time test, or Medusa's heads."""
+    """Steps of training-time test, Medusa's heads, or look-ahead embeddings."""
     taps: list[int] | None
     """Hidden states that eagle3 reads; None for an early, a middle and a late one."""
     draft_vocab: int | None
@@ -146,7 +147,7 @@ def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     _write(out / REPORT, report)  # first: it says that the folder is ours
     student.save(out)
-    rows += measure("after", _load(task, target, device), teacher, probes, tell)  # as it was saved: rounded
+    rows += measure("after", _load(task, target, teacher), teacher, probes, tell)  # as it was saved: rounded
     _write(out / REPORT, report)
     return report
 
@@ -192,6 +193,8 @@ def _student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequenc
     if task.kind == "draft":
         assert task.start is not None
         return Draft(task.start, teacher.vocab_size, teacher.device)
+    if task.kind == "pass":
+        return Pass.new(teacher, task.depth, task.seed)
     taps = task.taps or default_taps(teacher.num_layers)
     teacher.check_hidden()
     if task.kind == "medusa":
@@ -200,10 +203,12 @@ def _student(task: Task, teacher: Teacher, target: TargetFiles, answers: Sequenc
     return Eagle3(Opened.new(target, task.start, taps, kept, task.seed), task.depth, teacher.device)
 
 
-def _load(task: Task, target: TargetFiles, device: str) -> Student:
+def _load(task: Task, target: TargetFiles, teacher: Teacher) -> Student:
     if task.kind == "draft":
-        return Draft(task.out, target.vocab_size, device)
-    return (Medusa if task.kind == "medusa" else Eagle3).load(task.out, target, device)
+        return Draft(task.out, target.vocab_size, teacher.device)
+    if task.kind == "pass":
+        return Pass.load(task.out, teacher)
+    return (Medusa if task.kind == "medusa" else Eagle3).load(task.out, target, teacher.device)
 
 
 def default_taps(num_layers: int) -> list[int]:

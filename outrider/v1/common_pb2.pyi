@@ -26,6 +26,9 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_PREDICTION: _ClassVar[Drafter]
     DRAFTER_PREDICTION_MODEL: _ClassVar[Drafter]
     DRAFTER_HEADS: _ClassVar[Drafter]
+    DRAFTER_LOOKAHEAD: _ClassVar[Drafter]
+    DRAFTER_LOOKAHEAD_MODEL: _ClassVar[Drafter]
+    DRAFTER_PASS: _ClassVar[Drafter]
 
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,6 +90,9 @@ DRAFTER_LOOKUP_MODEL: Drafter
 DRAFTER_PREDICTION: Drafter
 DRAFTER_PREDICTION_MODEL: Drafter
 DRAFTER_HEADS: Drafter
+DRAFTER_LOOKAHEAD: Drafter
+DRAFTER_LOOKAHEAD_MODEL: Drafter
+DRAFTER_PASS: Drafter
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind

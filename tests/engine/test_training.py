@@ -28,6 +28,7 @@ from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.losses import Law, acceptance, divergence, loss_of
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
+from outrider.training.pass_embeddings import Pass
 from outrider.training.run import Plan, Run
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Batch, Teacher, shuffled
@@ -36,6 +37,7 @@ from outrider.training.written import Answer, Assignment, draw, write
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopRequested
 from outrider.wire.settings.config import DraftConfig, TargetConfig
+from target_service.own_pass import OwnPass
 from tests.engine import heads
 from tests.tiny_models import random_model, save, tiny_llama, zoo
 
@@ -241,6 +243,43 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
     says_the_same(student, Medusa.load(str(tmp_path), target, "cpu"), batch, teacher)
 
 
+@pytest.mark.parametrize("path", ["fused", "paged", "dense"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
+def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: str, path: str, tmp_path: Path) -> None:
+    """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and
+    has windows.
+    """
+    model, num = save(random_model(zoo()[kind], seed=1), tmp_path / "target"), 3
+    teacher = Teacher(model, "cpu")
+    student = Pass.new(teacher, num, seed=1)
+    student.save(tmp_path)
+    saved = Pass.load(str(tmp_path), teacher)
+    ids = [5 + 7 * i % 40 for i in range(40)]  # more than a window
+    batch = Batch.of([Answer(np.array(ids, dtype=np.int32), 20, 0.0)], "cpu")
+    runner = load_runner(
+        TargetConfig(model=model, device="cpu", attention_path=path, lookahead_embeddings=str(tmp_path))  # type: ignore[arg-type]
+    )
+    served = OwnPass(runner.facts.vocab_size, num)
+    said = dict[tuple[int, int], torch.Tensor]()
+    for last in (19, 20, 30, 36):
+        slot: Any = SimpleNamespace(committed=ids[: last + 1], max_len=99, key=(1, 1))
+        scaffold = served.scaffold(slot, [])
+        assert scaffold is not None
+        parents = [*range(-1, last), *(last + 1 + parent for parent in scaffold.parents)]
+        table = runner.pool.new_table()
+        row = Row(table, [*slot.committed, *scaffold.ids], 0, num, [], parents)
+        said |= {(last + 1 + depth, depth): logits for depth, logits in enumerate(runner.forward([row]))}
+        table.free()
+    num_compared = 0
+    for guess in saved.guesses(batch, teacher.see(batch), num):
+        assert guess.places.tolist() == list(range(20 + guess.depth, 39))
+        for place, logits in zip(guess.places.tolist(), guess.logits, strict=True):
+            if (place, guess.depth) in said:
+                num_compared += 1
+                torch.testing.assert_close(logits, said[place, guess.depth], rtol=1e-3, atol=1e-3)
+    assert num_compared == 3 * num + 2
+
+
 def test_a_target_accepts_itself_at_every_depth(folder: Path, teacher: Teacher, answers: list[Answer]) -> None:
     for temperature in (0.0, 0.7, 1.0):
         means = {}
@@ -264,20 +303,21 @@ def test_a_target_without_hidden_states_is_refused(teacher: Teacher, monkeypatch
         teacher.check_hidden()
 
 
-def students(folder: Path, target: TargetFiles) -> dict[str, Callable[[], Student]]:
+def students(folder: Path, target: TargetFiles, teacher: Teacher) -> dict[str, Callable[[], Student]]:
     draft = str(folder / "draft")
     return {
         "eagle3": lambda: Eagle3(Opened.new(target, draft, (1, 2), None, seed=5), 2, "cpu"),
         "medusa": lambda: Medusa.new(target, 2, "cpu"),
+        "pass": lambda: Pass.new(teacher, 2, seed=5),
         "draft": lambda: Draft(draft, target.vocab_size, "cpu"),
     }
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass", "draft"])
 def test_an_interrupted_training_comes_to_the_same_bits(
     kind: str, folder: Path, teacher: Teacher, target: TargetFiles, answers: list[Answer], tmp_path: Path
 ) -> None:
-    make, plan = students(folder, target)[kind], Plan("lk", 7, 4, seed=3)
+    make, plan = students(folder, target, teacher)[kind], Plan("lk", 7, 4, seed=3)
 
     def weights(name: str, ends: list[int]) -> dict[str, torch.Tensor]:
         """Train in as many processes' worth of objects as there are ends."""
@@ -296,7 +336,7 @@ def test_an_interrupted_training_comes_to_the_same_bits(
         Run(make(), teacher, answers, replace(plan, updates=8), tmp_path / "parts", {"kind": kind})
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass", "draft"])
 def test_an_update_in_bfloat16_is_nearly_the_same(
     kind: str,
     folder: Path,
@@ -310,7 +350,12 @@ def test_an_update_in_bfloat16_is_nearly_the_same(
     for in_bfloat16 in (False, True):
         monkeypatch.setattr(optimizing, "has_bfloat16", lambda device, found=in_bfloat16: found)
         run = Run(
-            students(folder, target)[kind](), teacher, answers, Plan("kl", 7, 4, 3), tmp_path / str(in_bfloat16), {}
+            students(folder, target, teacher)[kind](),
+            teacher,
+            answers,
+            Plan("kl", 7, 4, 3),
+            tmp_path / str(in_bfloat16),
+            {},
         )
         losses.append([run.update(Batch.of(answers, "cpu")) for _ in range(2)])
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -6,12 +6,14 @@ Whatever is taken from whom, the tokens are those of a pool that holds everythin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower
@@ -21,13 +23,15 @@ from draft_service.pushing import Send
 from outrider.drafting.ngram import Ngram
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.model_runner import ModelRunner
+from outrider.engine.loading.lookahead_embeddings import append_embeddings
+from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import SlotTable, needs_prefill
+from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.wire.kinds import Drafter
+from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
@@ -36,10 +40,15 @@ from outrider.wire.tree_shape import TreeShape
 from target_service.feature_jobs import WantRows
 from target_service.features import Features
 from target_service.jobs import Fallback, Verdict, VerifyJob
+from target_service.lease import Ready, Scaffold
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
+from target_service.own_lookahead import OwnLookahead
+from target_service.own_pass import OwnPass
 from target_service.rows import MOST_HOLD_S
+from target_service.step_drafter import StepDrafter
 from target_service.verifier import Verifier
+from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
 
 BLOCK_SIZE = 16
@@ -47,14 +56,27 @@ NUM_PROMPT, NUM_TOKENS, NUM_SLOTS = 40, 60, 8
 BLOCKS_FOR_ONE = 7
 SMALL, LARGE = 2 * BLOCKS_FOR_ONE + 3, NUM_SLOTS * BLOCKS_FOR_ONE
 MAX_PREFILL = 64
+WINDOW = LookaheadShape(window=3, ngram=4, guesses=2)
+NUM_AHEAD = 3
+"""Look-ahead embeddings."""
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    folder: Path = tmp_path_factory.mktemp("model")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0)
+
+
+@pytest.fixture(scope="module")
+def embeddings(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return random_lookahead(folder, tmp_path_factory.mktemp("pass"), NUM_AHEAD)
+
+
+@pytest.fixture(scope="module")
+def runner(folder: str, embeddings: str) -> ModelRunner:
     return load_runner(
         TargetConfig(
-            model=tiny_llama(folder, sharpness=3.0),
+            model=folder,
+            lookahead_embeddings=embeddings,
             device="cpu",
             dtype="float32",
             kv_cache_tokens=LARGE * BLOCK_SIZE,
@@ -130,7 +152,11 @@ class Target(Base):
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
         self.leases = Leases(self.max_parked_bytes, self.metrics, self.engine.answer)
-        self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size)
+        self.by_steps: dict[Drafter, StepDrafter] = {
+            Drafter.LOOKAHEAD: OwnLookahead(WINDOW, runner.facts.context_limit),
+            Drafter.PASS: OwnPass(runner.facts.vocab_size, NUM_AHEAD),
+        }
+        self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size, self.by_steps)
         self.features = Features(runner, self.leases, self.engine.answer)
         rest = (MAX_PREFILL, self.own, self.features)
         self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
@@ -195,6 +221,19 @@ class OwnTarget(Target):
     drafter = Drafter.NGRAM
 
 
+class WindowTarget(OwnTarget):
+    """It feeds windows beside what came of others."""
+
+    drafter = Drafter.LOOKAHEAD
+    speculation = Speculation(num_draft_tokens=5, max_draft_tokens=5)
+
+
+class PassTarget(OwnTarget):
+    """It feeds look-ahead embeddings behind its drafts."""
+
+    drafter = Drafter.PASS
+
+
 def answers(target: Target, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
     for slot, ids in prompts.items():
         target.open(slot, ids)
@@ -213,13 +252,55 @@ def test_a_target_short_of_memory_says_the_same(runner: ModelRunner, prefix_cach
     assert (small.pool.num_cached > 0) is prefix_caching
 
 
-def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelRunner) -> None:
+@pytest.mark.parametrize("make", [OwnTarget, WindowTarget, PassTarget])
+def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelRunner, make: type[Target]) -> None:
     prompts = {slot: prompt(slot) for slot in range(NUM_SLOTS)}
     expected = answers(Target(runner, LARGE), prompts)
-    small = OwnTarget(runner, SMALL)
+    small = make(runner, SMALL)
     assert answers(small, prompts) == expected
     assert small.count("preemptions_total") > 0 and small.metrics_of("verify") > 0
     assert len(small.own) == 0 and small.pool.num_in_use == 0
+
+
+@pytest.mark.parametrize("make", [WindowTarget, PassTarget])
+def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
+    make: type[Target], runner: ModelRunner, folder: str, embeddings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is drafted beside them, in chains and trees, and fed for other slots; and none of them stays."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert append_embeddings(network, embeddings) == NUM_AHEAD
+    truth, target, errors, beside = UncachedModel(network), make(runner, LARGE), list[float](), set[int]()
+    assert target.drafter is not None
+    drafter = target.by_steps[target.drafter]
+    learn = drafter.learn
+
+    def compared(slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:
+        drafted, paths = ready[slot.key], list[list[int]]()
+        beside.add(len(drafted.draft_ids))
+        parents = [*drafted.parents, *scaffold.parents]
+        for token_id, parent in zip([*drafted.draft_ids, *scaffold.ids], parents, strict=True):
+            paths.append([*(slot.committed if parent < 0 else paths[parent]), token_id])
+        expected = torch.stack([truth.forward(ids)[-1] for ids in paths[len(drafted.draft_ids) :]])
+        errors.append(float((logits - expected).abs().max() / expected.abs().max()))
+        learn(slot, logits, path, scaffold)
+
+    ready = dict[SlotKey, Ready]()
+    make = target.verifier._drafts.ready
+
+    def made(*chosen: Any) -> Ready:
+        found = make(*chosen)
+        ready[found.slot.key] = found
+        return found
+
+    monkeypatch.setattr(drafter, "learn", compared)
+    monkeypatch.setattr(target.verifier._drafts, "ready", made)
+    for slot in range(2):
+        target.open(slot, prompt(slot, 12), max_tokens=40)
+    while target.table.num_in_use:
+        assert target.step()
+        for key, lease in [((1, each), target.leases.get((1, each))) for each in range(2)]:
+            assert lease is None or lease.slot.cached == target.ids[key[1]][: len(lease.slot.cached)]
+    assert len(errors) > 20 and max(errors) < 1e-4 and len(beside) > 1
 
 
 def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(

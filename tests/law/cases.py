@@ -117,6 +117,8 @@ UNDER_OTHERS = {
     "medusa": ("everything",),
     "medusa tree": ("nothing",),
     "heads": ("nothing",),
+    "lookahead": ("nothing",),
+    "pass": ("nothing",),
     "dspark": ("nothing",),
     "peagle": ("nothing",),
 }
@@ -127,6 +129,9 @@ UNDER_DRAFTERS = {
     "bigram": ("top_k", "choice", "everything"),
     "ngram+model": ("frequency_penalty", "choice", "everything"),
     "lookup+model": ("nothing", "schema", "everything"),
+    "lookahead": ("nothing", "choice", "everything"),
+    "lookahead+model": ("frequency_penalty", "schema", "everything"),
+    "pass": ("nothing", "regex", "everything"),
     "prediction": ("nothing", "schema", "everything"),
     "prediction+model": ("repeated drafts", "choice", "everything"),
 }

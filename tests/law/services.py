@@ -13,6 +13,7 @@ from tests.random_heads import (
     random_dflash,
     random_eagle1,
     random_eagle3,
+    random_lookahead,
     random_medusa,
     random_mtp,
     random_pard,
@@ -49,6 +50,11 @@ class Models:
         target = folder if kind == "mtp" else self.target  # the target's weights are in it, too
         return ("--model", folder, "--target-model", target, "--trust-draft-config")
 
+    @property
+    def of_drafters(self) -> tuple[str, ...]:
+        """Options of a target: what its own drafters need. Its window holds every word after a step or two."""
+        return ("--drafter-text", self.text, "--lookahead", "8,3,4", "--lookahead-embeddings", f"{self.heads}/pass")
+
     def draft_of(self, drafter: str) -> tuple[str, ...]:
         """Options of a draft without a model."""
         settings = {"bigram": ("--drafter-text", self.text), "lookup": ("@outrider.drafting.lookup.MIN_N=1",)}
@@ -73,6 +79,7 @@ def make_models(folder: Path) -> Models:
     random_eagle1(target, heads / "eagle1")
     random_mtp(target, heads / "mtp")
     random_peagle(target, heads / "peagle")
+    random_lookahead(target, heads / "pass")
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
     return Models(target, draft, str(text), str(heads))
@@ -100,7 +107,7 @@ class Services:
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
         budget = (f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
-        own = ("--model", self.models.target, "--max-prefill-tokens", "4096", "--drafter-text", self.models.text)
+        own = ("--model", self.models.target, "--max-prefill-tokens", "4096", *self.models.of_drafters)
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
         of_draft = ("--model", self.models.draft, "--metrics-port", "0", *common, str(cores[0]), *budget)
         draft = self._start(draft_module, *of_draft, *draft_options)

@@ -25,9 +25,10 @@ from tests.mutants.keys import KEYS
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.session import SESSION
 from tests.mutants.truncation import TRUNCATION
+from tests.mutants.windows import WINDOWS
 
 REPO = Path(__file__).resolve().parent.parent.parent
-MUTANTS = (*ACCEPTANCE, *SAMPLING, *GRAMMAR, *TRUNCATION, *DELIVERIES, *SESSION, *KEYS, *HEALTH, *HEADS)
+MUTANTS = (*ACCEPTANCE, *SAMPLING, *GRAMMAR, *TRUNCATION, *DELIVERIES, *SESSION, *KEYS, *HEALTH, *HEADS, *WINDOWS)
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""
 

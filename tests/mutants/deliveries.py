@@ -6,7 +6,7 @@ from tests.mutants import Mutant
 
 TREE, DRAWING = "outrider/engine/speculation/tree.py", "outrider/engine/speculation/drawing.py"
 PARKED, LEASE, DRAFTS = "target_service/parked.py", "target_service/lease.py", "target_service/drafts.py"
-OWN = "target_service/own_drafts.py"
+OWN = "target_service/chains.py"
 GROWTH, PLACES = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_parked.py",)
 BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
@@ -121,9 +121,9 @@ DELIVERIES = (
     ),
     Mutant(
         DRAFTS,
-        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
         "        return Candidates(lease, nodes,",
-        "        nodes = _as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
+        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
         "        nodes = nodes if len(nodes) >= min(room, num_fixed) else []\n"
         "        return Candidates(lease, nodes,",
         "a proposal is verified only when all of it is here, and the time that its first token takes decides",

@@ -12,6 +12,7 @@ import pytest_asyncio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DRAFTERS, AcceptanceRule
+from tests.random_heads import random_lookahead
 from tests.service.conftest import stream_to, worker
 from tests.service.control_client import ControlClient, open_slot, verify
 from tests.service.reference_model import ReferenceModel
@@ -19,7 +20,7 @@ from tests.stack import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OWN = ("ngram", "lookup", "unigram", "bigram")
+OWN = ("ngram", "lookup", "unigram", "bigram", "lookahead", "pass")
 PROMPT = (12, 7, 99, 4, 31, 12, 7, 99, 5, 12, 7)
 COUPLED: dict[str, Any] = {"temperature": 0.8, "seed": 11, "acceptance": AcceptanceRule.COUPLED}
 PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
@@ -29,7 +30,9 @@ PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
 def drafting_worker(target_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     text = tmp_path_factory.mktemp("text") / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log, " * 3)
-    with worker("target_service", target_folder, "--max-slots", "8", "--drafter-text", str(text)) as process:
+    embeddings = random_lookahead(target_folder, tmp_path_factory.mktemp("pass"))
+    settings = ("--drafter-text", str(text), "--lookahead-embeddings", embeddings)
+    with worker("target_service", target_folder, "--max-slots", "8", *settings) as process:
         yield process
 
 
@@ -202,10 +205,32 @@ async def test_what_lookup_copies_changes_no_text(target: ControlClient) -> None
     assert sum(verdict.num_accepted for verdict in verdicts) > 12
 
 
+async def test_a_text_that_repeats_itself_is_written_in_fewer_steps_by_lookahead(
+    target: ControlClient, reference: ReferenceModel
+) -> None:
+    """With as many n-grams as it has, and none of its windows is in any count of drafts."""
+    ids, verdicts = await answer(target, "lookahead", num=120, k=15, max_tokens=120)
+    assert ids == reference.greedy(PROMPT, 120)
+    assert len(verdicts) < 100
+    windows = [verdict.num_batch_tokens - 1 - verdict.num_drafted for verdict in verdicts[1:]]
+    assert set(windows[:-1]) == {14} and windows[-1] in (0, 14), "none is fed for the sake of nothing"
+
+
+async def test_what_a_window_brings_changes_no_text_with_noise(target: ControlClient) -> None:
+    options = {"temperature": 1.0, "seed": 11, "top_k": 6}
+    alone, _ = await answer(target, None, num=40, **options)
+    num_accepted = 0
+    for k in (3, 15):
+        ids, verdicts = await answer(target, "lookahead", num=40, k=k, **options)
+        assert ids[:40] == alone[:40]
+        num_accepted += sum(verdict.num_accepted for verdict in verdicts)
+    assert num_accepted > 0
+
+
 async def test_drafts_beside_others(target: ControlClient, reference: ReferenceModel) -> None:
     """Slots with different drafters and none share steps."""
     expected = reference.greedy(PROMPT, 24)
-    ids = {slot: list(PROMPT) for slot in range(5)}
+    ids = {slot: list(PROMPT) for slot in range(len(OWN) + 1)}
     for slot, drafter in enumerate((*OWN, None)):
         await target.ask(open_with(drafter, slot, PROMPT))
     while open_ := [slot for slot in ids if len(ids[slot]) < len(PROMPT) + 20]:
@@ -220,7 +245,10 @@ async def test_drafts_beside_others(target: ControlClient, reference: ReferenceM
 async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
     for kind in ("model", "ngram+model"):
         why = await refused(target, open_with(kind, 1, PROMPT))
-        assert f"drafter is {kind}, this target has ngram, lookup, unigram, bigram; name one of them" in why
+        assert (
+            f"drafter is {kind}, this target has ngram, lookup, unigram, bigram, lookahead, pass; name one of them"
+            in why
+        )
     message = open_with(None, 1, PROMPT)
     message.drafter = 99  # type: ignore[assignment]
     assert "drafter is 99" in await refused(target, message)
@@ -238,6 +266,6 @@ async def test_a_target_without_a_text_says_what_it_would_need(
     target_worker: Process, target_folder: str, tmp_path: Path
 ) -> None:
     async with ControlClient(target_worker.address, "target") as client:
-        offered = [DRAFTERS[name].value for name in ("ngram", "lookup", "prediction")]
+        offered = [DRAFTERS[name].value for name in ("ngram", "lookup", "lookahead", "prediction")]
         assert list((await client.info()).drafters) == offered
         assert "start it with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

@@ -28,9 +28,9 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.tree import Node
 from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.params import SamplingParams
+from target_service.lease import Draft
 from target_service.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (
     TOLERANCE,
@@ -122,16 +122,18 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
     assert float((law - joint(target, VOCAB, K + 1)).abs().max()) < TOLERANCE
 
 
-def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Node]:
+def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Draft]:
     """The chain that the target grows in a slot that has this sequence."""
     own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
     slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
     job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), cache_salt=b"")
     own.open(job, slot)
-    return own.grown(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
+    chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
+    assert [parent for _, _, parent in chain] == list(range(-1, len(chain) - 1))
+    return [node for _, node, _ in chain]
 
 
-def ids_of(chain: list[Node]) -> tuple[int, ...]:
+def ids_of(chain: list[Draft]) -> tuple[int, ...]:
     return tuple(node.token_id for node in chain)
 
 
@@ -142,7 +144,7 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
     """
     drafter, num_seeds = DRAFTERS[name](), 100
     follower, state = DRAFTERS[name]().open(SEQUENCE, 6), state_of(PARAMS[how])
-    found, chains = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[Node]]()
+    found, chains = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[Draft]]()
     for seed in range(num_seeds):
         chain = grown(drafter, dataclasses.replace(PARAMS[how], seed=seed))
         found[ids_of(chain)] += 1

@@ -54,14 +54,15 @@ def test_a_text_that_cannot_be_used_is_named(
 
 
 def test_names_say_who_drafts() -> None:
-    own = ["ngram", "lookup", "unigram", "bigram", "heads"]
-    combined = ["ngram+model", "lookup+model", "prediction", "prediction+model"]
+    own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
+    combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
     assert list(DRAFTERS) == ["model", *own, *combined]
     assert [(each.own, each.asks_model) for each in Drafter] == [
         (None, True),
-        *((each, False) for each in (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM, Drafter.HEADS)),
+        *((DRAFTERS[each], False) for each in own),
         (Drafter.NGRAM, True),
         (Drafter.LOOKUP, True),
+        (Drafter.LOOKAHEAD, True),
         (Drafter.PREDICTION, False),
         (Drafter.PREDICTION, True),
     ]

@@ -15,7 +15,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
-from target_service.lease import ETA_WEIGHT, MOST_LACKED, Lease, Ready
+from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Lease, Ready, Scaffold
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
 
@@ -110,14 +110,30 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
     assert prediction.share(0) > 0.7
 
 
+def test_a_scaffold_of_which_a_step_has_no_drafts_is_worth_less() -> None:
+    """Else one that never brings anything would be paid for in every step."""
+    course = Course()
+    course.lease.job = cast(Any, SimpleNamespace(is_drafted=False))
+    own = course.lease.own_shares[Drafter.LOOKAHEAD] = SlotShares(RankShares())
+    scaffold = Scaffold(Drafter.LOOKAHEAD, [5], [-1], 1, width=2, depth=3)
+    drafts, before = Drafts(OwnDrafts({}, 9), cast(Any, None), WorkerMetrics("target"), 9, True), scaffold.gain(own)
+    brought = Ready(course.lease.slot, [1], None, drafter=Drafter.LOOKAHEAD, scaffold=scaffold)
+    drafts.committed(course.lease, brought, Decided(1, 2, ()), [1, 2], [], 0.0)
+    assert scaffold.gain(own) > before
+    for _ in range(32):
+        plain = Ready(course.lease.slot, [], None, scaffold=scaffold)
+        drafts.committed(course.lease, plain, Decided(0, 1, ()), [1], [], 0.0)
+    assert scaffold.gain(own) < 0.3
+
+
 class _Saying:
     """A slot's own drafters: the first two speak, and the grammar masks what the first says."""
 
-    def asked(self, key: Any, *, insists: bool) -> Any:
+    def asked(self, slot: Any, *, insists: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
-    def grown(self, slot: Any, kind: Drafter, *rest: Any) -> list[ParkedNode]:
-        return [] if kind is Drafter.NGRAM else [ParkedNode(3)]
+    def candidates(self, slot: Any, kind: Drafter, *rest: Any) -> list[Candidate]:
+        return [] if kind is Drafter.NGRAM else [(0.5, ParkedNode(3), -1)]
 
 
 def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Drafts, Lease]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
+from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
-from target_service.lease import Candidates, Lease
-from target_service.rows import RowRule
+from target_service.lease import Candidates, Lease, Scaffold
+from target_service.rows import PROBE_STEPS, RowRule
 
 FREE_UNTIL = 12
 
@@ -108,6 +110,53 @@ class TestChoice:
         assert made.hold_until([(near, 0.6)], 0.001) is None, "nothing new is known"
         assert made.choose([candidates([0.6, 0.3])], 1, 256) == [2]
         assert made.hold_until([(near, 0.6)], 0.001) is not None
+
+
+def with_scaffold(gains: list[float], num_rows: int, share: float, **speculation: Any) -> Candidates:
+    """Of a slot whose scaffolds bring chains of three, each guess of which comes with the chance `share`."""
+    found = candidates(gains)
+    made = lease(**speculation)
+    shares = SlotShares(RankShares())
+    shares.first = share
+    made.own_shares[Drafter.LOOKAHEAD] = shares
+    scaffold = Scaffold(Drafter.LOOKAHEAD, [0] * num_rows, [-1] * num_rows, 0, width=1, depth=3)
+    return replace(found, lease=made, drafter=Drafter.LOOKAHEAD, scaffold=scaffold)
+
+
+class TestScaffolds:
+    """At a cost of a step that is nearly the same up to 12 rows, and three times as much for 30."""
+
+    def test_they_are_fed_where_the_drafts_that_they_bring_pay_for_them_and_for_themselves(self) -> None:
+        assert with_scaffold([], 8, 0.5).scaffold.gain(  # type: ignore[union-attr]
+            with_scaffold([], 8, 0.5).lease.own_shares[Drafter.LOOKAHEAD]
+        ) == pytest.approx(0.875)
+        assert rule().scaffolds([with_scaffold([], 8, 0.5)], 1, 256) == [True]
+        assert rule().scaffolds([with_scaffold([0.5] * 3, 8, 0.5)], 1, 256) == [True]
+        assert rule().scaffolds([with_scaffold([0.5] * 20, 8, 0.5)], 1, 256) == [False]
+        assert rule().scaffolds([with_scaffold([], 29, 0.5)], 1, 256) == [False]
+        assert rule().scaffolds([with_scaffold([], 8, 0.15)], 1, 256) == [False]
+
+    def test_the_likeliest_come_first_and_no_more_than_pay(self) -> None:
+        poor, good, none = with_scaffold([], 5, 0.4), with_scaffold([], 5, 0.8), candidates([0.9])
+        assert rule().scaffolds([poor, none, good], 3, 256) == [False, False, True]
+        assert rule().scaffolds([good, good, good], 3, 256) == [True, True, False]
+        assert rule().scaffolds([good], 1, 4) == [False], "no room"
+
+    def test_who_names_how_much_is_verified_has_them_while_a_step_has_room(self) -> None:
+        named = with_scaffold([0.5] * 3, 29, 0.01, num_draft_tokens=3)
+        assert rule().scaffolds([named, named], 2, 32) == [True, False]
+
+    def test_now_and_then_none_is_fed_so_that_it_stays_known_what_a_step_takes_without(self) -> None:
+        made, found = rule(), [with_scaffold([], 8, 0.8)]
+        fed = list[bool]()
+        for _ in range(2 * PROBE_STEPS):
+            fed += made.scaffolds(found, 1, 256)
+            made.choose(found, 9, 256)
+        assert fed.count(False) == 2
+
+    def test_before_anything_is_known_one_slot_tries(self) -> None:
+        found = [with_scaffold([], 8, 0.6)] * 3
+        assert RowRule().scaffolds(found, 3, 256) == [True, False, False]
 
 
 class TestHold:

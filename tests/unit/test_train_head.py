@@ -38,7 +38,7 @@ def command(folder: Path, out: Path, kind: str, *more: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("eagle", [], "KIND is 'eagle', must be one of eagle3, medusa, draft"),
+        ("eagle", [], "KIND is 'eagle', must be one of eagle3, medusa, pass, draft"),
         ("eagle3", ["--target", "no/such/folder"], "'no/such/folder', and there is no such folder"),
         ("eagle3", ["--start", "nobody/draft"], "--start is 'nobody/draft', and there is no such folder"),
         ("eagle3", ["--loss", "mse"], "--loss is 'mse', must be one of kl, lk"),
@@ -49,6 +49,7 @@ def command(folder: Path, out: Path, kind: str, *more: str) -> Any:
         ("eagle3", ["--prompts", "missing.txt"], "cannot read prompts from missing.txt"),
         ("draft", [], "name it with --start"),
         ("medusa", ["--taps", "1"], "--taps says nothing to medusa"),
+        ("pass", ["--start", "x"], "there is no such folder"),
     ],
 )
 def test_an_error_is_one_line(kind: str, more: list[str], message: str, folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
+from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import check_folder, first_line
 from outrider.engine.loading.quantize import check_readable, method_of, num_parameters, quantize_int8
@@ -75,6 +77,8 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, limit, quantization, num_ranks)
     settle_rope(network, limit)
+    if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
+        facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
     num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
     gives_features = isinstance(config, TargetConfig)
     runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)

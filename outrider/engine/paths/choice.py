@@ -45,11 +45,11 @@ def _flash(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
 
 
 def _paged(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
-    return PagedPath(model, facts.vocab_size)
+    return PagedPath(model, facts.vocab_size, num_ids=facts.num_ids)
 
 
 def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
-    return DensePath(model, facts.vocab_size)
+    return DensePath(model, facts.vocab_size, facts.num_ids)
 
 
 FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ OWN_WINDOWS = ("gpt_neo",)
 """Model types whose modules cut windows out of the columns themselves, whatever the mask says."""
 
 
+class Tree(Protocol):
+    """A sequence that may end with a token tree, as `Row` has it."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def parents(self) -> Sequence[int] | None: ...
+
+
 class TreeMasks:
     """Builds a model's attention masks for token trees, one for each kind of layer."""
 
@@ -40,9 +50,11 @@ class TreeMasks:
         kinds = declared(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         self._limits = {kind: layer_limits(config, index) for index, kind in enumerate(kinds)}
 
-    def of(self, rows: Sequence[Row], plan: StepPlan, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Return the mask [B, 1, q, L] to be added to the scores, 0 or the least number; by kind where there are
-        several.
+    def of(
+        self, trees: Sequence[Tree], num_queries: int, kv_len: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the mask [B, 1, q, L] to be added to the scores, 0 or the least number, of the last q tokens of
+        sequences that end in column L; by kind where there are several.
 
         Raises NotImplementedError, at the self-test, for a model that takes places in the cache for positions.
         """
@@ -50,17 +62,16 @@ class TreeMasks:
             raise NotImplementedError(f"{self._model_type} takes no positions")
         if self._model_type in OWN_WINDOWS:
             raise NotImplementedError(f"the modules of {self._model_type} count their windows by columns")
-        masks = {kind: _mask(rows, plan, window, chunk, dtype) for kind, (window, chunk) in self._limits.items()}
+
+        def mask(window: int | None, chunk: int | None) -> Tensor:
+            sees = np.zeros((len(trees), 1, num_queries, kv_len), dtype=bool)
+            for i, tree in enumerate(trees):
+                own = seen(tree.num_tokens, tree.parents, num_queries, window, chunk)
+                sees[i, 0, :, kv_len - tree.num_tokens :] = own
+            return torch.where(torch.from_numpy(sees), 0.0, torch.finfo(dtype).min).to(device, dtype)
+
+        masks = {kind: mask(*limits) for kind, limits in self._limits.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def _mask(rows: Sequence[Row], plan: StepPlan, window: int | None, chunk: int | None, dtype: torch.dtype) -> Tensor:
-    width, kv_len = plan.num_queries, plan.kv_len
-    sees = np.zeros((len(rows), 1, width, kv_len), dtype=bool)
-    for i, row in enumerate(rows):
-        sees[i, 0, :, kv_len - row.num_tokens :] = seen(row.num_tokens, row.parents, width, window, chunk)
-    mask = torch.where(torch.from_numpy(sees), 0.0, torch.finfo(dtype).min)
-    return mask.to(plan.input_ids.device, dtype)
 
 
 class DenseLayer(BlockLayer):
@@ -96,9 +107,11 @@ class DensePath:
     batch_invariant = False
     block_size = BLOCK_SIZE
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int, num_ids: int) -> None:
+        """num_ids: that may be fed."""
         self._model = model
         self._vocab_size = vocab_size
+        self._num_ids = num_ids
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
@@ -148,13 +161,14 @@ class DensePath:
     def _forward_one(self, rows: Sequence[Row]) -> Tensor:
         """Return the logits [B, M, V] float32 of the last M columns; M is the most that a row asks for, at least 1."""
         assert self._cache is not None
-        plan = StepPlan.build(rows, self._model.device, self._vocab_size)
+        plan = StepPlan.build(rows, self._model.device, self._num_ids)
         self._cache.begin(plan)
         # 0 would mean every column to transformers; one row of the head too many is the cheapest there is.
         num_kept = max(1, max(row.num_logits for row in rows))
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "attention_mask": plan.attention_mask}
         if any(row.parents is not None for row in rows):
-            arguments["attention_mask"] = self._masks.of(rows, plan, self._model.dtype)
+            shape = (plan.num_queries, plan.kv_len)
+            arguments["attention_mask"] = self._masks.of(rows, *shape, self._model.dtype, self._model.device)
         if self._takes_positions:
             arguments["position_ids"] = plan.position_ids
         if self._takes_logits_to_keep:

@@ -45,6 +45,7 @@ class FusedShape:
     head_size: int
     intermediate: int
     vocab: int
+    """Ids that may be fed."""
     context: int
     """Tokens, as served; no more than the model was made for."""
     epsilon: float
@@ -76,7 +77,7 @@ class FusedShape:
             kv_heads=config.num_key_value_heads,
             head_size=attention.head_dim,
             intermediate=config.intermediate_size,
-            vocab=facts.vocab_size,
+            vocab=facts.num_ids,
             context=facts.context_limit,
             epsilon=config.rms_norm_eps,
             attention_scale=attention.scaling,

@@ -29,10 +29,18 @@ class PagedPath:
     batch_invariant = False
     block_size = BLOCK_SIZE
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, attention: PagedAttention | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int,
+        attention: PagedAttention | None = None,
+        *,
+        num_ids: int | None = None,
+    ) -> None:
         """Prepare the model for packed rows. Raises PathUnavailable.
 
-        attention: the attention over blocks; None takes torch's own, row by row.
+        attention: the attention over blocks; None takes torch's own, row by row. num_ids: that may be fed; None: those
+        of the vocabulary.
         """
         if not model._supports_attention_backend:
             raise PathUnavailable("its attention cannot be replaced")
@@ -41,6 +49,7 @@ class PagedPath:
             raise PathUnavailable("takes no positions")
         self._model = model
         self._vocab_size = vocab_size
+        self._num_ids = num_ids or vocab_size
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._attention = attention or TorchAttention()
         self._text_config = model.config.get_text_config(decoder=True)
@@ -73,7 +82,7 @@ class PagedPath:
         if not rows:
             self.features = self.features[:0]
             return torch.empty(0, self._vocab_size, device=self._model.device)
-        plan = PagedPlan.build(rows, self._model.device, self._vocab_size, gathers=self._cache.gathers)
+        plan = PagedPlan.build(rows, self._model.device, self._num_ids, gathers=self._cache.gathers)
         logits, features = self.run(plan)
         if features is not None:
             self.features = features

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.kinds import DRAFTERS, drafter_label
+from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
 from outrider.wire.settings.removed import refuse_removed
 from outrider.wire.tree_shape import TreeShape
@@ -166,8 +167,29 @@ class TargetConfig(WorkerConfig):
     """Ranks that the target's weights are split over, each a process with a device of its own."""
     heads: str | None = None
     """Folder of Medusa's or blockwise heads, by which this target drafts for requests whose drafter is heads."""
+    lookahead: str = "5,4,5"
+    """W,N,G of the drafter lookahead: a window of W columns is fed beside each step, n-grams of N tokens are made in
+    it, and up to G of them are verified at once. A step feeds up to (W + G) (N - 1) - 1 tokens more, at most 64."""
+    lookahead_embeddings: str | None = None
+    """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this
+    target, by which it drafts for requests whose drafter is pass."""
     max_parked_bytes: Positive = 256 * MIB
     """Bytes of proposals that may wait for their verify."""
+
+    @model_validator(mode="after")
+    def _embeddings_are_whole(self) -> Self:
+        if self.lookahead_embeddings is not None and self.tensor_parallel > 1:
+            raise ValueError(
+                f"lookahead_embeddings is {self.lookahead_embeddings!r} and tensor_parallel {self.tensor_parallel}: "
+                "they are rows of a whole embedding table; leave one of them out"
+            )
+        return self
+
+    @field_validator("lookahead")
+    @classmethod
+    def _lookahead(cls, value: str) -> str:
+        LookaheadShape.parse(value)
+        return value
 
 
 class GatewayConfig(_ProcessConfig):
@@ -197,7 +219,19 @@ class GatewayConfig(_ProcessConfig):
     = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
-    drafter: Literal["model", "ngram", "lookup", "unigram", "bigram", "heads", "ngram+model", "lookup+model"] = "model"
+    drafter: Literal[
+        "model",
+        "ngram",
+        "lookup",
+        "unigram",
+        "bigram",
+        "heads",
+        "lookahead",
+        "pass",
+        "ngram+model",
+        "lookup+model",
+        "lookahead+model",
+    ] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker's tokens are taken where the target has nothing to say."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
@@ -299,7 +333,7 @@ class GatewayConfig(_ProcessConfig):
                 f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
             )
         if not DRAFTERS[self.drafter].asks_model:
-            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which drafts chains; leave one out")
+            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which asks no model; leave one out")
         return self
 
     @model_validator(mode="after")

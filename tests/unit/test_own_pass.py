@@ -1,0 +1,117 @@
+"""PaSS in the target: behind what look-ahead ids are fed, and what is read of them, over scripted logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.engine.loading.lookahead_embeddings import read_embeddings
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.errors import ConfigError
+from outrider.wire.kinds import Drafter
+from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig, load
+from target_service.lease import Scaffold
+from target_service.own_pass import OwnPass
+
+VOCAB, NUM_AHEAD = 20, 2
+PARAMS = SamplingParams(temperature=0.0, max_tokens=96)
+
+
+def slot_of(committed: Sequence[int], max_len: int = 99) -> Any:
+    return SimpleNamespace(key=(1, 1), committed=list(committed), max_len=max_len, num_prompt=1, params=PARAMS)
+
+
+def scaffold_of(own: OwnPass, slot: Any, parents: Sequence[int]) -> Scaffold:
+    found = own.scaffold(slot, parents)
+    assert found is not None and (found.drafter, found.num_drafts) == (Drafter.PASS, len(parents))
+    return found
+
+
+def drafted(own: OwnPass, slot: Any, most: int = 9) -> list[int]:
+    state = SamplingState(PARAMS, slot.committed[:1], ())
+    state.set_output(slot.committed[1:])
+    found = own.candidates(slot, state, SlotShares(RankShares()), most)
+    return [node.token_id for _, node, _ in found]
+
+
+def test_ids_hang_one_behind_the_other_behind_each_token_at_which_a_step_may_end() -> None:
+    """Of a chain, and of a tree."""
+    own = OwnPass(VOCAB, NUM_AHEAD)
+    for parents in ([-1, 0], [-1, -1]):
+        scaffold = scaffold_of(own, slot_of([5, 6]), parents)
+        assert scaffold.ids == [VOCAB, VOCAB + 1] * 3
+        assert scaffold.parents == [-1, 2, 0, 4, 1, 6]
+
+
+def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_drafts() -> None:
+    """The target says the last token itself, and the next one, too."""
+    own = OwnPass(VOCAB, NUM_AHEAD)
+    slot = slot_of([5] * 6, max_len=9)  # one more draft after the next token
+    assert scaffold_of(own, slot, [-1]).ids == [VOCAB] and own.scaffold(slot_of([5] * 7, max_len=9), []) is None
+    assert scaffold_of(own, slot_of([5] * 5, max_len=9), [-1, 0]).ids == [VOCAB, VOCAB + 1, VOCAB]
+
+
+def test_a_step_feeds_no_more_than_it_may_and_the_first_drafts_come_first() -> None:
+    scaffold = scaffold_of(OwnPass(VOCAB, 4), slot_of([5, 6]), range(-1, 14))
+    assert len(scaffold.ids) == 4 * ((64 - 15) // 4) and scaffold.parents[4 * 3] == 2
+
+
+@pytest.mark.parametrize(("path", "rows"), [([], [0, 1]), ([0], [2, 3]), ([0, 1], [4, 5])])
+def test_what_is_drafted_is_what_was_said_behind_where_acceptance_ended(path: list[int], rows: list[int]) -> None:
+    own, slot = OwnPass(VOCAB, NUM_AHEAD), slot_of([5, 6])
+    own.open(slot)
+    scaffold = scaffold_of(own, slot, [-1, 0])
+    own.learn(slot, 9.0 * torch.eye(6, VOCAB), path, scaffold)
+    assert not own.has_next(slot)
+    slot.committed += [1] * (len(path) + 1)
+    assert own.has_next(slot) and drafted(own, slot) == rows and drafted(own, slot, 1) == rows[:1]
+    own.cut(slot.key, len(slot.committed))
+    assert own.has_next(slot)
+    own.cut(slot.key, len(slot.committed) - 1)
+    assert not own.has_next(slot), "other tokens may be there now"
+
+
+def test_where_nothing_was_fed_nothing_is_said() -> None:
+    own, slot = OwnPass(VOCAB, 4), slot_of([5, 6])
+    own.learn(slot, torch.zeros(48, VOCAB), range(15), scaffold_of(own, slot, range(-1, 14)))
+    slot.committed += [1] * 16
+    assert not own.has_next(slot)
+    own.learn(slot, torch.zeros(4, VOCAB), [], scaffold_of(own, slot, []))
+    slot.committed.append(1)
+    assert own.has_next(slot)
+    own.forget(slot.key)
+    assert not own.has_next(slot)
+
+
+def test_files_that_are_no_embeddings_of_the_target_are_refused_by_name(tmp_path: Path) -> None:
+    def fails(message: str, source: Path) -> None:
+        with pytest.raises(ConfigError, match=message) as error:
+            read_embeddings(str(source), 8)
+        assert error.value.param == "lookahead_embeddings"
+
+    def made(name: str, **tensors: torch.Tensor) -> Path:
+        save_file(tensors, tmp_path / name)
+        return tmp_path / name
+
+    fails("missing cannot be read: .*; name a file that outrider train-head pass wrote", tmp_path / "missing")
+    fails(
+        "which holds the tensors a, embeddings, must hold embeddings alone",
+        made("two", a=torch.zeros(1), embeddings=torch.zeros(2, 8)),
+    )
+    fails(r"are \[2, 9\], must be \[1 to 64, 8\]", made("wide", embeddings=torch.zeros(2, 9)))
+    fails(r"are \[65, 8\]", made("many", embeddings=torch.zeros(65, 8)))
+    fails("not finite", made("nan", embeddings=torch.full((2, 8), torch.nan)))
+    assert read_embeddings(str(made("good", embeddings=torch.ones(2, 8))), 8).shape == (2, 8)
+
+
+def test_embeddings_of_a_split_target_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lookahead_embeddings is 'f' and tensor_parallel 2"):
+        load(TargetConfig, ["--model", "x", "--lookahead-embeddings", "f", "--tensor-parallel", "2"])
