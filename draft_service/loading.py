@@ -35,6 +35,7 @@ class PardState(Loaded):
     """A model that fills masks."""
 
     mask_id: int = field(kw_only=True)
+    searches_beams: ClassVar[bool] = False
 
 
 @dataclass
@@ -45,6 +46,7 @@ class HeadState(Loaded):
     num_layers: int = field(kw_only=True)
     """Of the target."""
     needs_features: ClassVar[bool] = True
+    searches_beams: ClassVar[bool] = False
 
     @property
     def opening(self) -> OpeningMap:
@@ -96,6 +98,7 @@ class DFlashState(Loaded):
     num_layers: int = field(kw_only=True)
     """Of the target."""
     needs_features: ClassVar[bool] = True
+    searches_beams: ClassVar[bool] = False
 
     @property
     def opening(self) -> OpeningMap:
