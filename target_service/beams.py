@@ -1,8 +1,8 @@
 """A beam search in a slot that steps by itself: what its step is fed, what that decides, and what is kept of it.
 
-Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the drafts below them. It decides level by
-level, by the target's own sums, and goes deeper while all live beams of a level are among what was fed. So a step decides
-at least one level, and drafts change no answer. Runs on the engine thread.
+Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the drafts below them. It decides level
+by level, by the target's own sums, and goes deeper while all live beams of a level are among what was fed. So a step
+decides at least one level, and drafts change no answer. Runs on the engine thread.
 """
 
 from __future__ import annotations

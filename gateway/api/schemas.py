@@ -171,6 +171,12 @@ def _draft_tokens(value: Any) -> Any:
     return value
 
 
+def _early_stopping(value: Any) -> Any:
+    if value is not None and type(value) is not bool and value != "never":
+        raise ValueError("must be true, false or never")
+    return value
+
+
 class SpeculationBody(_Strict):
     enabled: bool | None = None
     num_draft_tokens: Annotated[
@@ -432,13 +438,15 @@ class _Body(_Strict):
     )
     n: int | None = described("different answers under one seed. Default: 1", CHOICES)
     use_beam_search: bool | None = described(
-        "search `n` beams, at least 2, instead of drawing: the `n` answers of the highest scores, best first, see below. "
-        "Default: false"
+        "search `n` beams, at least 2, instead of drawing: the `n` answers of the highest scores, best first, see "
+        "below. Default: false"
     )
     length_penalty: float | None = described(
         "of a beam search: a score is the sum of log-probs over length to this power. Default: 1", LENGTH_PENALTY
     )
-    early_stopping: bool | Literal["never"] | None = described(
+    early_stopping: Annotated[
+        Any, BeforeValidator(_early_stopping, json_schema_input_type=bool | Literal["never"] | None)
+    ] = described(
         'of a beam search: true ends it with `n` answers, "never" only where none can become better. Default: false, '
         "where none is likely to"
     )

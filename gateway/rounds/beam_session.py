@@ -23,8 +23,8 @@ from outrider.v1 import target_pb2 as tpb
 
 
 class BeamSession(Session):
-    """Nothing is certain before the search is over, but for what all beams begin with: its answers come at the end, best
-    first. A slot is opened with the prompt, and brought to the levels so far.
+    """Nothing is certain before the search is over, but for what all beams begin with: its answers come at the end,
+    best first. A slot is opened with the prompt, and brought to the levels so far.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, slot_id: int) -> None:

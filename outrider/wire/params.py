@@ -23,8 +23,8 @@ MAX_CHOICES = 128
 MAX_DRAFT_TOKENS = 64
 """Largest K, in tokens."""
 MAX_BEAM_TOKENS = 1 << 15
-"""Output tokens of all beams of a search together. Doubling it doubles the message that begins one anew elsewhere: up to
-1 MiB."""
+"""Output tokens of all beams of a search together. Doubling it doubles the message that begins one anew elsewhere: up
+to 1 MiB."""
 MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""

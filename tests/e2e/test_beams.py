@@ -50,7 +50,12 @@ def differences(found: tuple[Choice, ...], expected: list[Searched]) -> list[str
 
 @pytest.mark.parametrize(("width", "penalty", "stopping"), SEARCHES)
 async def test_answers_are_transformers_own_with_drafts_and_without(
-    client: AsyncClient, dev_prompts: list[str], width: int, penalty: float, stopping: bool | str
+    client: AsyncClient,
+    dev_prompts: list[str],
+    width: int,
+    penalty: float,
+    stopping: bool | str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompts = [*dev_prompts[:3], *ENDINGS]
     expected = await asyncio.to_thread(beams, DEMO_TARGET, prompts, width, MAX_TOKENS, penalty, stopping)
@@ -65,7 +70,9 @@ async def test_answers_are_transformers_own_with_drafts_and_without(
         num_passes[enabled] = sum(usage.num_rounds + usage.num_plain_steps for usage in usages)
         assert all(not each.usage.num_rounds for choices in found for each in choices[1:])
         assert enabled is any(usage.num_accepted_tokens for usage in usages)
-    assert num_passes[True] < 0.8 * num_passes[False]
+    with capsys.disabled():
+        print(f"\n{width} beams: {num_passes[False]} passes without drafts, {num_passes[True]} with")
+    assert num_passes[True] < {2: 0.7, 4: 0.8, 8: 0.9}[width] * num_passes[False]
     ids = [answer.ids for answers in expected for answer in answers]
     assert min(map(len, ids)) < MAX_TOKENS
 

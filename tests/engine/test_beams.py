@@ -24,7 +24,7 @@ from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.jobs import Finish, Verdict, VerifyJob
+from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, Target, prompt
 from tests.tiny_models import perturbed_copy, tiny_llama
 

@@ -1,7 +1,7 @@
 """The live beams of one slot as a token tree behind its committed tokens, in the target and in its drafts. Pure.
 
-What all live beams begin with is settled: it is committed, and the tree begins behind it. A node that lies on the way to
-a live beam stays in the cache where it was fed; everything else may go. Drafts hang below the live beams.
+What all live beams begin with is settled: it is committed, and the tree begins behind it. A node that lies on the way
+to a live beam stays in the cache where it was fed; everything else may go. Drafts hang below the live beams.
 """
 
 from __future__ import annotations

@@ -117,7 +117,9 @@ class GrowingBeams(BeamTree):
             self.ended.append(self.live[0])
 
     def go_on(self, levels: Sequence[Level]) -> tuple[list[int], list[int]]:
-        """Go on under levels just decided. Return the ids that are settled now, and which of `fed` stay in the cache."""
+        """Go on under levels just decided. Return the ids that are settled now, and which of `fed` stay in the
+        cache.
+        """
         settled = list[int]()
         for level in levels:
             settled += self.advance([level])
