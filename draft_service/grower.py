@@ -156,7 +156,7 @@ class Grower:
         """Do as for tokens with the levels of a search. Its levels are the same under any ticket."""
         slot, tree = growing.slot, growing.tree
         known_len, new_len = slot.num_prompt if tree is None else tree.length, job.base_len + len(job.levels)
-        if tree is not None and job.ticket == growing.ticket and new_len <= known_len:
+        if tree is not None and job.ticket == growing.ticket and new_len <= known_len and not job.wrong:
             return  # late, or repeated
         wrong = _wrong_levels(job, slot, tree, known_len)
         if wrong is not None:
