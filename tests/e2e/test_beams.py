@@ -59,20 +59,20 @@ async def test_answers_are_transformers_own_with_drafts_and_without(
 ) -> None:
     prompts = [*dev_prompts[:3], *ENDINGS]
     expected = await asyncio.to_thread(beams, DEMO_TARGET, prompts, width, MAX_TOKENS, penalty, stopping)
-    num_passes: dict[bool, int] = {}
-    for enabled in (False, True):
-        speculation = Speculation(enabled=enabled)
-        rest = (width, penalty, stopping)
+    num_passes: dict[int | str, int] = {}
+    rest = (width, penalty, stopping)
+    for k in (0, "auto", 5):
+        enabled, speculation = k == 5, Speculation(num_draft_tokens=k)
         found = await asyncio.gather(*(search(client, p, *rest, speculation=speculation) for p in prompts))
         for prompt, one, other in zip(prompts, found, expected, strict=True):
-            assert not differences(one, other), f"{prompt[-60:]!r}, drafts {enabled}"
+            assert not differences(one, other), f"{prompt[-60:]!r}, K {k}"
         usages = [choices[0].usage for choices in found]
-        num_passes[enabled] = sum(usage.num_rounds + usage.num_plain_steps for usage in usages)
+        num_passes[k] = sum(usage.num_rounds + usage.num_plain_steps for usage in usages)
         assert all(not each.usage.num_rounds for choices in found for each in choices[1:])
-        assert enabled is any(usage.num_accepted_tokens for usage in usages)
+        assert k == "auto" or enabled is any(usage.num_accepted_tokens for usage in usages)
     with capsys.disabled():
-        print(f"\n{width} beams: {num_passes[False]} passes without drafts, {num_passes[True]} with")
-    assert num_passes[True] < {2: 0.7, 4: 0.8, 8: 0.9}[width] * num_passes[False]
+        print(f"\n{width} beams, passes by K: {num_passes}")
+    assert num_passes[5] < {2: 0.7, 4: 0.8, 8: 0.9}[width] * num_passes[0]
     ids = [answer.ids for answers in expected for answer in answers]
     assert min(map(len, ids)) < MAX_TOKENS
 
