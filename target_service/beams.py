@@ -145,9 +145,14 @@ class Beams:
         return max(0, len(slot.committed) - len(slot.cached)) + len(self.tree.unfed())
 
     def feed(self, slot: Slot, drafts: Sequence[Node]) -> Fed:
-        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on."""
+        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on. drafts:
+        the first of `candidates`; of their last level as many as there are live beams, or none.
+        """
         self._check_cache(slot)
         tree, tail = self.tree, slot.committed[len(slot.cached) :]
+        num_last = sum(node.position == drafts[-1].position for node in drafts)
+        if num_last < len(tree.live):
+            drafts = drafts[: len(drafts) - num_last]
         nodes = [*tree.unfed(), *drafts]
         parents = [*range(TREE_ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
         new_ids = [*tail, *(node.token_id for node in nodes)]

@@ -372,3 +372,20 @@ def test_a_drafts_beams_change_no_answer_and_save_steps(
     assert draft.num_sent > 0
     if speculation.is_fixed and not loses and dies_after > 100:
         assert num_steps < 0.7 * num_levels
+
+
+def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: ModelRunner) -> None:
+    target = Searching(runner, speculation=Speculation(2, 32))
+    target.search(0, prompt(0), params(BeamParams(4)))
+    while not target.levels[0]:
+        target.step()
+    lease = target.leases.get((1, 0))
+    assert lease is not None and lease.beams is not None
+    parents = [*(TREE_ROOT - beam for beam in range(4)), TREE_ROOT, 0, 1, 2, 3, 3]
+    ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.GUESS] * 10
+    length = NUM_PROMPT + len(target.levels[0])
+    target.leases.hand_in(Nodes(target.ticket, length, ids, parents, ranks, kinds, None))
+    target.leases.take_delivered()
+    nodes = [node for _, node, _ in lease.beams.candidates(lease.shares)]
+    fed = [lease.beams.feed(lease.slot, nodes[:count]).num_drafts for count in (0, 3, 4, 5, 8, 9, 10)]
+    assert fed == [0, 0, 4, 5, 5, 9, 10]
