@@ -32,6 +32,7 @@ class BlockDrafter(ABC):
     """Implements `NodeDrafter`."""
 
     takes_trees = True
+    takes_beams = False
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""

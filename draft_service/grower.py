@@ -15,8 +15,9 @@ from draft_service.growing import Growing
 from draft_service.head_slot import TakesRows
 from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.pushing import NUM_URGENT, Pusher, Send
-from outrider.engine.speculation.drafter import NodeDrafter
-from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.drafter import NodeDrafter, Said
+from outrider.engine.speculation.drawing import grow, grow_beams
+from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
@@ -61,6 +62,7 @@ class Grower:
         metrics: WorkerMetrics,
         vocab_size: int,
         request_rows: RequestRows | None = None,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         """request_rows: for drafters that need rows of the target's."""
         self._slots: dict[SlotKey, Growing] = {}
@@ -71,7 +73,8 @@ class Grower:
         self._metrics = metrics
         self._vocab_size = vocab_size
         self._request_rows = request_rows
-        self._shares: dict[tuple[bool, bool], RankShares] = {}
+        self._eos_token_ids = set(eos_token_ids)
+        self._shares: dict[tuple[bool, bool, int], RankShares] = {}
         self._cost = RowCost()
 
     # jobs
@@ -99,9 +102,14 @@ class Grower:
                 raise TypeError(f"unknown job {job!r}")
 
     def _open(self, job: OpenJob) -> None:
+        if job.params.beams is not None and not self._drafter.takes_beams:
+            refused = JobError(Fault.INVALID, "this draft does not draft for beam searches; use one that is a model")
+            self._engine.answer(partial(job.respond, refused))
+            return
         slot = self._keeper.open(job)
         if slot is not None:
-            kind = (job.params.greedy, job.params.determined)
+            width = 0 if job.params.beams is None else job.params.beams.width
+            kind = (job.params.greedy, job.params.determined, width)
             shares = SlotShares(self._shares.setdefault(kind, RankShares()))
             self._slots[slot.key] = Growing(job, slot, shares)
 
@@ -121,6 +129,9 @@ class Grower:
         if growing is None:
             return  # closed meanwhile, or refused: the gateway knows, or is about to
         slot, new_len = growing.slot, job.base_len + len(job.committed_ids)
+        if slot.params.beams is not None:
+            self._advance_beams(growing, job)
+            return
         tree = growing.tree if job.ticket == growing.ticket else None
         if tree is not None and new_len <= len(slot.committed):
             return  # late, or repeated
@@ -140,6 +151,41 @@ class Grower:
         growing.num_urgent = 0 if tree.root.children else NUM_URGENT
         self._ask_rows(growing)
         self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
+
+    def _advance_beams(self, growing: Growing, job: AdvanceJob) -> None:
+        """Do as for tokens with the levels of a search. Its levels are the same under any ticket."""
+        slot, tree = growing.slot, growing.tree
+        known_len, new_len = slot.num_prompt if tree is None else tree.length, job.base_len + len(job.levels)
+        if tree is not None and job.ticket == growing.ticket and new_len <= known_len and not job.wrong:
+            return  # late, or repeated
+        wrong = _wrong_levels(job, slot, tree, known_len)
+        if wrong is not None:
+            self._tell(growing, wrong)
+            return
+        if tree is None:
+            tree = growing.tree = self._begin_beams(growing)
+        num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
+        settled, keep = tree.go_on(job.levels[known_len - job.base_len :])
+        slot.commit_from(len(slot.committed), settled)
+        if is_known:
+            self._drafter.re_root(growing, num_fed, keep)
+        else:
+            slot.settle()
+            tree.restart()
+        slot.asked_s = time.monotonic()
+        if job.is_missed or job.ticket != growing.ticket:
+            tree.resend()
+        growing.ticket, growing.num_urgent = job.ticket, 0 if tree.has_guesses else NUM_URGENT
+        self._pusher.push_due(growing, goes_on=bool(tree.offers(1)))
+
+    def _begin_beams(self, growing: Growing) -> GrowingBeams:
+        slot = growing.slot
+        slot.truncate(len(slot.committed) + 1)  # what lies behind them are nodes of a tree that is no more
+        slot.commit_from(slot.num_prompt, ())
+        slot.settle()
+        stop_ids = set(slot.params.stop_token_ids) | (set() if slot.params.ignore_eos else self._eos_token_ids)
+        speculation = growing.job.speculation
+        return GrowingBeams(slot.committed, slot.max_len, slot.params, speculation, growing.shares, stop_ids)
 
     def _ask_rows(self, growing: Growing) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
@@ -218,7 +264,8 @@ class Grower:
         if said is None:
             return False
         owners = {id(growing.tree): growing for growing, _ in wanted}
-        for tree, why in grow(said):
+        drawn, searched = [s for s in said if not _searches(s)], [s for s in said if _searches(s)]
+        for tree, why in (*grow(drawn), *grow_beams(searched)):
             self._give_up(owners[id(tree)], why)
         seconds = time.monotonic() - now
         if said:
@@ -259,3 +306,24 @@ class Grower:
         for _, index, node, growing in best[: max(count, 1)]:
             chosen.setdefault(index, (growing, []))[1].append(node)
         return list(chosen.values())
+
+
+def _searches(said: Said) -> bool:
+    return isinstance(said.tree, GrowingBeams)
+
+
+def _wrong_levels(job: AdvanceJob, slot: BareSlot, tree: GrowingBeams | None, known_len: int) -> JobError | None:
+    """Return why a search cannot go on with the levels of a message; None when it can."""
+    if job.base_len > known_len:
+        return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
+    new, num_live = job.levels[known_len - job.base_len :], 1 if tree is None else len(tree.live)
+    why = job.wrong
+    if job.base_len < slot.num_prompt or known_len + len(new) >= slot.max_len:
+        why = (
+            f"base_len {job.base_len} and {len(job.levels)} levels, the slot holds {slot.num_prompt} to {slot.max_len}"
+        )
+    elif not all(level.live for level in new):
+        why = "a level has no beams that go on"
+    elif new and not all(parent < num_live for parent, _, _ in new[0].live):
+        why = f"a level continues a beam that is not among {num_live}"
+    return JobError(Fault.INVALID, why) if why else None

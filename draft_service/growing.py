@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draft_service.block import Block, SequentialBlock
+from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import OpenJob
@@ -19,7 +20,7 @@ class Growing:
     slot: BareSlot
     shares: SlotShares
     ticket: int = 0
-    tree: GrowingTree | None = None
+    tree: GrowingTree | GrowingBeams | None = None
     """None until it is told what is committed, and after a stop."""
     pushed_s: float = 0.0
     num_urgent: int = 0

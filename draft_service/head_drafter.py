@@ -26,6 +26,7 @@ class HeadDrafter(ModelDrafter):
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: RunsHead) -> None:
         """path: that of the feeder's runner."""
         super().__init__(feeder, keeper)
+        self.takes_beams = False  # a node that is fed again needs the carry of the one before
         self._path = path
 
     def is_ready(self, asked: Growing) -> bool:

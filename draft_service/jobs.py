@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.engine.speculation.beam import Level
+
 Rows = NDArray[np.uint16]
 """The bits of bfloat16 numbers, as they came."""
 
@@ -23,6 +25,10 @@ class AdvanceJob:
     committed_ids: tuple[int, ...]
     is_missed: bool = False
     """Nothing lay ready at the target."""
+    levels: tuple[Level, ...] = ()
+    """Of a beam search, in place of committed_ids."""
+    wrong: str = ""
+    """What was wrong with these."""
 
 
 @dataclass(frozen=True, slots=True)

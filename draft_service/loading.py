@@ -29,6 +29,7 @@ class PardState(Loaded):
     """A model that fills masks."""
 
     mask_id: int = field(kw_only=True)
+    searches_beams: ClassVar[bool] = False
 
 
 @dataclass
@@ -39,6 +40,7 @@ class HeadState(Loaded):
     num_layers: int = field(kw_only=True)
     """Of the target."""
     needs_features: ClassVar[bool] = True
+    searches_beams: ClassVar[bool] = False
 
     @property
     def opening(self) -> OpeningMap:

@@ -23,7 +23,7 @@ class ModelDrafter:
     most_depth: int | None = None
 
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot]) -> None:
-        self.takes_trees = feeder.runner.supports_trees
+        self.takes_trees = self.takes_beams = feeder.runner.supports_trees
         self._feeder = feeder
         self._runner = feeder.runner
         self._keeper = keeper

@@ -9,6 +9,7 @@ from functools import partial
 from draft_service.growing import Growing
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
+from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.worker.engine_thread import EngineThread
@@ -53,7 +54,7 @@ class Pusher:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
-    def _push(self, growing: Growing, tree: GrowingTree) -> None:
+    def _push(self, growing: Growing, tree: GrowingTree | GrowingBeams) -> None:
         unsent, tree.unsent = tree.unsent, []
         ended, tree.ended = tree.ended, []
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
@@ -104,18 +105,20 @@ def _law_bytes(node: Node) -> int:
 
 
 def _message(
-    ticket: int, tree: GrowingTree, group: Sequence[Node], ended: Sequence[Node]
+    ticket: int, tree: GrowingTree | GrowingBeams, group: Sequence[Node], ended: Sequence[Node]
 ) -> tuple[Nodes, list[RowLaw], bool]:
     """Return new nodes with those that lead to them, the laws of those that were drawn, and whether these were cut."""
     new = {id(node) for node in group}
     order = {id(node): node for node in group}
+    live = tree.live if isinstance(tree, GrowingBeams) else [tree.root]
+    roots = {id(node): TREE_ROOT - place for place, node in enumerate(live)}
     for node in (*group, *ended):
         above: Node | None = node
-        while above is not tree.root and above is not None and (id(above) not in order or above is node):
+        while above is not None and id(above) not in roots and (id(above) not in order or above is node):
             order[id(above)] = above
             above = above.parent
     nodes = sorted(order.values(), key=lambda node: (node.position, node.rank))
-    index = {id(node): place for place, node in enumerate(nodes)} | {id(tree.root): TREE_ROOT}
+    index = {id(node): place for place, node in enumerate(nodes)} | roots
     kinds = [node.kind if id(node) in new else NodeKind.KNOWN for node in nodes]
     drawn: dict[int, Node] = {}  # by parent, the first
     for node, kind in zip(nodes, kinds, strict=True):
@@ -123,7 +126,7 @@ def _message(
             drawn.setdefault(id(node.parent), node)
     message = Nodes(
         ticket,
-        tree.committed_len,
+        tree.length if isinstance(tree, GrowingBeams) else tree.committed_len,
         [node.token_id for node in nodes],
         [index[id(node.parent)] for node in nodes],
         [node.rank for node in nodes],

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from draft_service.jobs import AdvanceJob
+from outrider.engine.speculation.beam import Level, levels_from_proto
 from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import MAX_CHOICES
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -19,6 +22,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """pair: returns why the draft may not serve a target, by address and epoch; None where it may serve any."""
         self._service = service
         self._pair = pair
+        self._vocab_size = service.info().vocab_size
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
         return self._service.info()
@@ -42,7 +46,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
         """Pass an Advance on. It has no answer: what is wrong with it is said under the id of its slot's OpenSlot."""
-        message = item.advance
+        message, levels, wrong = item.advance, tuple[Level, ...](), ""
+        try:
+            levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)
+        except InvalidRequest as error:
+            wrong = error.message
         job = AdvanceJob(
             owner,
             message.slot,
@@ -50,6 +58,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             message.base_len,
             tuple(message.committed_ids),
             message.is_missed,
+            levels,
+            wrong,
         )
         self._service.engine.submit(job)
 

@@ -110,6 +110,7 @@ class TableDrafter:
     """Asks the follower of each slot."""
 
     takes_trees = True
+    takes_beams = False
     most_depth: int | None = None
 
     def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:

@@ -137,6 +137,6 @@ def _parts(
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     request_rows = None if offer is None else deliverer.request_rows
-    rest = (deliverer.send, metrics, vocab_size, request_rows)
+    rest = (deliverer.send, metrics, vocab_size, request_rows, base.loaded.info().eos_token_ids)
     grower = Grower(make_drafter, base.keeper, base.engine, *rest)
     return Parts(grower, add_services, deliverer.close)

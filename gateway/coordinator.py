@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
+from gateway.rounds.beam_session import BeamSession
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
@@ -130,6 +131,9 @@ class Answers:
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + self._model.config.request_timeout_s
         for index, request in enumerate(requests):
+            if request.params.beams is not None and request.params.choice:
+                self._change(-1)  # it is an answer of the search before it
+                continue
             task = asyncio.create_task(self._run(index, request))
             task.add_done_callback(lambda _: self._change(-1))  # its place is free, whoever reads the rest
             self._tasks.append(task)
@@ -198,7 +202,8 @@ class Answers:
         metrics = self._model.metrics
         metrics.prompt_tokens.inc(len(request.prompt_ids))
         self._model.retries.request()
-        session = Session(request, self._model.reference.tokenizer, next(self._model.slot_ids))
+        make = Session if request.params.beams is None else BeamSession
+        session = make(request, self._model.reference.tokenizer, next(self._model.slot_ids))
         last_s: float | None = None
         async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:
             async for output in outputs:
@@ -206,8 +211,8 @@ class Answers:
                 if last_s is None:
                     metrics.time_to_first_token.observe(now - self._started_s)
                     metrics.cached_prompt_tokens.inc(session.usage.num_cached_prompt_tokens)
-                elif output.tokens:
+                elif output.tokens and not output.beam:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))
                 last_s = now
                 self.num_output_tokens += len(output.tokens)
-                self._outputs.put_nowait((index, output))
+                self._outputs.put_nowait((index + output.beam, output))

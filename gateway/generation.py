@@ -130,6 +130,10 @@ class RoundOutput:
     """The stop string, or the stop id, that ended it (None for the model's own end of sequence)."""
     usage: AnswerUsage | None = None
     """Set with finish_reason."""
+    beam: int = 0
+    """Of a beam search, which of its answers this is: the whole of it. 0 is the best."""
+    score: float | None = None
+    """Of such an answer: its sum of log-probs, in nats, over length ** length_penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,8 @@ class ServedFacts:
     """Those that can draft for a request while their worker is there: one that is away may be back."""
     no_trees: str | None = None
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
+    no_beams: str | None = None
+    """Why no beams can be searched now; None when they can."""
 
 
 class Generator(Protocol):

@@ -15,6 +15,7 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
+from target_service.beams import Beams
 from target_service.chains import as_chain
 from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
@@ -50,6 +51,9 @@ class Drafts:
 
         A slot that names how much is verified waits for that, unless what is forced is as much.
         """
+        if lease.beams is not None:
+            nodes = lease.beams.candidates(lease.shares)
+            return Candidates(lease, nodes, len(nodes) if lease.speculation.is_fixed else 0)
         found = self._drafted(lease)
         forced = self.or_forced(found)
         return found if lease.speculation.is_fixed and len(forced.nodes) < _wanted(lease) else forced
@@ -101,6 +105,8 @@ class Drafts:
         where all that was named is here.
         """
         lease, num_here = found.lease, len(found.nodes)
+        if lease.beams is not None:
+            return self._lacking_beams(lease, lease.beams)
         if not lease.live or found.drafter is not Drafter.MODEL or num_here >= lease.room or lease.parked.ended:
             return None
         if lease.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
@@ -109,6 +115,11 @@ class Drafts:
             return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
         return 1.0 if num_here < _wanted(lease) else None
 
+    def _lacking_beams(self, lease: Lease, beams: Beams) -> float | None:
+        if not lease.live or beams.num_here >= beams.depth or beams.ended:
+            return None
+        return 1.0 if lease.speculation.is_fixed else lease.shares.share(0) ** (beams.num_here + 1)
+
     def ready(self, found: Candidates, count: int, with_scaffold: bool = False) -> Ready:
         """Return the slot as it goes into the step, with so many of its candidates, and the scaffold of those."""
         ready = self._with_candidates(found, count)
@@ -116,10 +127,8 @@ class Drafts:
 
     def _with_candidates(self, found: Candidates, count: int) -> Ready:
         lease, slot = found.lease, found.lease.slot
-        refused = Fallback.REFUSED if lease.refused is not None else None
         if not count:
-            late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.parked.ended
-            return Ready(slot, [], None, fallback=refused or (Fallback.LATE if late else None))
+            return Ready(slot, [], None, fallback=self.fallback(lease))
         try:
             return self._of_nodes(slot, found.nodes[:count], found.drafter)
         except BadTensor as error:
@@ -127,6 +136,28 @@ class Drafts:
             self._metrics.proposals_refused.inc()
             self._metrics.note_parked("refused", lease.parked.clear())
             return Ready(slot, [], None, fallback=Fallback.REFUSED)
+
+    def fallback(self, lease: Lease) -> Fallback | None:
+        """Return why a step has no drafts, where it was to have some."""
+        if lease.refused is not None:
+            return Fallback.REFUSED
+        ended = lease.parked.ended if lease.beams is None else lease.beams.ended
+        late = lease.held_from_s is not None and lease.speculation.is_fixed and not ended
+        return Fallback.LATE if late else None
+
+    def decided(self, lease: Lease, fed: Fed, num_levels: int, num_given_up: int, now: float) -> int:
+        """Do as `committed` for what a step of a beam search decided."""
+        for _ in range(num_levels - 1):
+            lease.shares.note(0)
+        if num_levels - 1 < fed.depth:
+            lease.shares.note(None)
+        if not fed.num_drafts:
+            lease.shares.forget()
+        self._metrics.note_parked("verified", fed.num_drafts)
+        self._metrics.note_parked("pruned", num_given_up)
+        num_wasted, lease.num_wasted = lease.num_wasted, 0
+        lease.goes_on(now)
+        return num_wasted
 
     def committed(
         self, lease: Lease, r: Ready, decided: Decided, ids: Sequence[int], foretold: Sequence[bool], now: float

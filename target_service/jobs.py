@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -41,6 +42,8 @@ class VerifyJob:
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
     """Takes a verdict a step."""
+    levels: tuple[Level, ...] = ()
+    """Of a beam search, all that is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +119,7 @@ class Verdict:
     """Drafts on the committed path that came after their step, since the last verdict."""
     num_foretold: int = 0
     """Tokens that the slot's prediction had foretold."""
+    levels: tuple[Level, ...] = ()
+    """Of a beam search, in place of token_ids."""
+    hypotheses: tuple[Hypothesis, ...] = ()
+    """Answers of a beam search that has finished, best first."""

@@ -16,6 +16,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import Rows
+from target_service.beams import Beams
 from target_service.feature_jobs import Wanting
 from target_service.jobs import Fallback, VerifyJob
 from target_service.parked import Parked
@@ -43,6 +44,8 @@ class Lease:
     live: bool
     """Guesses came since they were last waited for in vain."""
     parked: Parked = field(default_factory=Parked)
+    beams: Beams | None = None
+    """What is searched in place of an answer that is drawn."""
     heard: bool = False
     """Something was delivered under the ticket."""
     lacked: dict[int, float] = field(default_factory=dict)
@@ -66,21 +69,35 @@ class Lease:
     """The draft that reads rows of features; the last that asked."""
 
     @property
+    def length(self) -> int:
+        """Return the tokens that are committed, or those of each live beam."""
+        return len(self.slot.committed) if self.beams is None else self.beams.length
+
+    @property
     def room(self) -> int:
-        """Return how many draft tokens a step may use: it commits one more than it accepts."""
+        """Return how many draft tokens a step may use one after the other: it commits one more than it accepts."""
+        if self.beams is not None:
+            return self.beams.depth
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property
     def runs(self) -> bool:
         """Whether it may take another step."""
-        return len(self.slot.committed) < self.until_len
+        return self.length < self.until_len
+
+    @property
+    def num_undrafted(self) -> int:
+        """Return the tokens that its next step feeds without drafts."""
+        if self.beams is not None:
+            return self.beams.num_fed(self.slot)
+        return len(self.slot.committed) - len(self.slot.cached)
 
     def goes_on(self, now: float) -> None:
         """Note that the slot can take its next step."""
         self.ready_s, self.held_from_s, self.refused = now, None, None
-        self.hit = bool(self.parked.chain(1))
+        self.hit = bool(self.parked.chain(1) if self.beams is None else self.beams.num_here)
         if not self.hit:
-            self.lacked[len(self.slot.committed)] = now
+            self.lacked[self.length] = now
             if len(self.lacked) > MOST_LACKED:
                 del self.lacked[next(iter(self.lacked))]
 

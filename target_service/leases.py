@@ -16,6 +16,7 @@ from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.lease import Lease
 
@@ -58,6 +59,10 @@ class Leases:
         opened = self._opened.get(key)
         return opened is not None and opened[0].max_draft_tokens > 0
 
+    def speculation_of(self, key: SlotKey) -> Speculation:
+        """Return how the answer of an open slot is drafted for."""
+        return self._opened[key][0]
+
     def running(self) -> list[Lease]:
         """Return those that may take another step."""
         return [lease for lease in self._leases.values() if lease.runs]
@@ -76,13 +81,14 @@ class Leases:
         for key in [key for key in self._opened if key[0] == owner]:
             self.closed(key)
 
-    def begin(self, job: VerifyJob, slot: Slot) -> Lease:
-        """Let the slot step by itself."""
+    def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
+        """Let the slot step by itself. beams: what is searched in it."""
         speculation, own_drafters = self._opened[slot.key]
         kind = _kind_of(slot.params)
         shares = SlotShares(self._shares.setdefault(kind, RankShares()))
         own_shares = {each: SlotShares(self._shares.setdefault((*kind, each), RankShares())) for each in own_drafters}
         lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
+        lease.beams = beams
         lease.goes_on(job.arrived_s)
         self._leases[slot.key] = self._by_ticket[job.ticket] = lease
         return lease
@@ -125,7 +131,10 @@ class Leases:
             self._metrics.note_parked("expired", len(nodes.ids))
             return
         most_bytes = self._max_bytes // max(1, len(self._leases))
-        inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
+        if lease.beams is not None:
+            inserted = lease.beams.insert(nodes)
+        else:
+            inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
         lease.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
@@ -169,4 +178,5 @@ class Leases:
 
 def _kind_of(params: SamplingParams) -> tuple[Any, ...]:
     """Return what requests whose drafts are kept about as often have in common."""
-    return (params.greedy, params.determined, round(params.lenience, 1))
+    width = 0 if params.beams is None else params.beams.width
+    return (params.greedy, params.determined, round(params.lenience, 1), width)

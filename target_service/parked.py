@@ -82,7 +82,7 @@ class Parked:
             places[TREE_ROOT] = (nodes.root_len, self.root if nodes.root_len == num_committed else None)
         row_of, new, late, no_room = _rows_of(nodes), 0, 0, False
         for index, (token_id, parent_index) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
-            place, places[index] = places[parent_index], None
+            place, places[index] = places.get(parent_index), None
             if place is None:
                 continue
             length, parent = place

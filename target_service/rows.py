@@ -132,7 +132,7 @@ class RowRule:
             return None
         coming = list[_Coming]()
         for lease, chance in lacking:
-            is_first = len(lease.slot.committed) in lease.lacked
+            is_first = lease.length in lease.lacked
             since_s, takes_s = (lease.ready_s, lease.eta_s) if is_first else (lease.arrived_s, lease.gap_s)
             if takes_s is not None and now < since_s + _PATIENCE * takes_s:
                 gain = chance + self._more(lease, chance) if is_first else chance

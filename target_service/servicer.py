@@ -10,11 +10,14 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.engine.speculation.beam import level_to_proto, levels_from_proto
 from outrider.engine.speculation.nodes import Nodes, from_proto
+from outrider.engine.worker.jobs import Fault, JobError
 from outrider.engine.worker.worker_service import Respond, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
@@ -63,7 +66,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             message = item.extend
             self._service.engine.submit(ExtendJob(owner, message.slot, message.ticket, message.until_len))
         else:
-            self._service.engine.submit(_verify_job(owner, item.verify, respond))
+            try:
+                job = _verify_job(owner, item.verify, self._vocab_size, respond)
+            except InvalidRequest as error:
+                respond(JobError(Fault.INVALID, error.message))
+                return
+            self._service.engine.submit(job)
 
     async def Deliver(
         self, batches: AsyncIterator[tpb.DeliveryBatch], context: grpc.aio.ServicerContext[Any, Any]
@@ -103,7 +111,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return True
 
 
-def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:
+def _verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
+    """Raises InvalidRequest."""
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
@@ -114,6 +123,7 @@ def _verify_job(owner: int, message: tpb.Verify, respond: Respond) -> VerifyJob:
         is_drafted=message.is_drafted,
         arrived_s=time.monotonic(),
         respond=respond,
+        levels=levels_from_proto(message.levels, vocab_size),
     )
 
 
@@ -146,6 +156,10 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         hit=result.hit,
         num_wasted=result.num_wasted,
         num_foretold=result.num_foretold,
+        levels=map(level_to_proto, result.levels),
+        hypotheses=[
+            tpb.Hypothesis(ids=each.ids, score=each.score, stop_token_id=each.stop_id) for each in result.hypotheses
+        ],
     )
     return {"verdict": verdict}
 

@@ -17,21 +17,23 @@ from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits, SamplingState
+from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.engine.worker.scheduler import StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.wire.kinds import TokenKind
+from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
+from target_service.beams import Beams, Fed
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_kept, decide
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
-from target_service.jobs import ExtendJob, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
+from target_service.jobs import ExtendJob, Finish, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -117,19 +119,30 @@ class Verifier:
         self._leases.end(key, "a newer verify came")
         before = self._keeper.table.get(*key)
         known_ids = [] if before is None else before.committed[job.base_len :]
-        slot = self._keeper.commit(*key, job.base_len, job.committed_ids)
+        beams = None if before is None else self._beams_of(before, job)
+        settled = () if beams is None else beams.settled
+        slot = self._keeper.commit(*key, job.base_len, (*job.committed_ids, *settled))
         if isinstance(slot, JobError):
             self._leases.answer(job, slot)
             return
-        if job.until_len <= len(slot.committed):
-            why = f"until_len is {job.until_len}, must be more than the {len(slot.committed)} tokens committed"
+        length = len(slot.committed) if beams is None else beams.length
+        if job.until_len <= length or (beams is not None and beams.search.is_done):
+            why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
         pairs = zip(known_ids, job.committed_ids, strict=False)
         num_same = job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._own_drafts.commit(job, num_same)
         self._features.cut(key, num_same)
-        self._features.lease_began(self._leases.begin(job, slot))
+        self._features.lease_began(self._leases.begin(job, slot, beams))
+
+    def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
+        """Return a slot's search, brought to the levels of a message; None where it has none."""
+        if slot.params.beams is None:
+            return None
+        slot.truncate(len(slot.committed) + 1)  # behind these lie nodes, whose ids may be those of what is settled now
+        prompt, eos_token_ids = slot.committed[: slot.num_prompt], self._runner.facts.eos_token_ids
+        return Beams(slot.params, prompt, job.levels, eos_token_ids, self._leases.speculation_of(slot.key))
 
     def _truncate(self, job: TruncateJob) -> None:
         """A slot that steps by itself has cropped itself, and may be ahead of the message: it keeps what it has, unless
@@ -157,36 +170,40 @@ class Verifier:
         self._in_step = [each.lease for each in found]
         if not found and len(running) == len(fed) and self._held_until is not None:
             return False
-        num_tails = sum(len(each.lease.slot.committed) - len(each.lease.slot.cached) for each in found)
-        chosen = self._chosen(found, num_tails)
+        chosen = self._chosen(found, sum(each.lease.num_undrafted for each in found))
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
-        going = [(each.found.lease, self._drafts.ready(*each)) for each in map(chosen.__getitem__, turn.running)]
-        self._in_step = [lease for lease, _ in going]
-        rows = [*(_row(r) for _, r in going), *(p.row for p in turn.pieces)]
+        taken = [chosen[key] for key in turn.running]
+        going = [(each.lease, self._drafts.ready(*each)) for each in taken if each.lease.beams is None]
+        searching = [_fed(each) for each in taken if each.lease.beams is not None]
+        self._in_step = [each.lease for each in taken]
+        stepping = [(lease.slot, _row(r)) for lease, r in going] + [(lease.slot, fed.row) for lease, fed in searching]
+        rows = [*(row for _, row in stepping), *(p.row for p in turn.pieces)]
         if not rows:
             return turn.worked
-        num_run_tokens = sum(row.num_new for row in rows[: len(going)])
+        num_run_tokens = sum(row.num_new for _, row in stepping)
         num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)  # [sum(K_b + 1 + S_b), V] float32; pieces have none
         self._features.fed(rows)
-        self._rows = {r.slot.key: row for (_, r), row in zip(going, rows, strict=False)}
-        for _, r in going:
-            r.slot.fed(self._rows[r.slot.key].new_ids)
-        num_committed = 0
+        self._rows = {slot.key: row for slot, row in stepping}
+        for slot, row in stepping:
+            slot.fed(row.new_ids)
+        num_committed, num_searched = 0, sum(fed.row.num_logits for _, fed in searching)
         if going:
-            logits, self._behind = _apart([r for _, r in going], logits)
-            num_committed = self._decide(going, logits, started)
-        else:
+            own, self._behind = _apart([r for _, r in going], logits[: len(logits) - num_searched])
+            num_committed += self._decide(going, own, started)
+        if searching:
+            num_committed += self._search(searching, logits[len(logits) - num_searched :], started)
+        if not stepping:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
             self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
         seconds = time.monotonic() - started
         self._turns.done(turn, num_run_tokens, seconds)
-        if going and not turn.pieces:
+        if stepping and not turn.pieces:
             self._rule.note(num_run_tokens, num_committed, seconds)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
@@ -201,7 +218,7 @@ class Verifier:
         num_scaffolds = sum(each.num_scaffolds for each, fed in zip(found, with_scaffold, strict=True) if fed)
         counts = self._rule.choose(found, num_tails + num_scaffolds, most - num_scaffolds)
         chosen = map(_Chosen, found, counts, with_scaffold)
-        return {each.found.lease.slot.key: each for each in chosen}
+        return {each.lease.slot.key: each for each in chosen}
 
     def fail_step(self, error: Exception) -> None:
         """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
@@ -282,6 +299,61 @@ class Verifier:
             return 0
         return self._decide([going[b] for b in sound], torch.cat([raw[b] for b in sound]), started)
 
+    def _search(self, searching: list[tuple[Lease, Fed]], logits: Tensor, started: float) -> int:
+        """Decide on beams, commit and answer; return how many tokens each search goes on by, together. logits:
+        [sum(num_logits), V] float32, slots in order.
+        """
+        num_committed = 0
+        self._leases.take_delivered(in_step=True)
+        for (lease, fed), own in zip(
+            searching, logits.split([fed.row.num_logits for _, fed in searching]), strict=True
+        ):
+            assert lease.beams is not None, "it searches no beams"
+            try:
+                levels = lease.beams.decide(fed, own)
+            except NonFiniteLogits as error:
+                lease.slot.distrust()
+                self._leases.end(lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
+                continue
+            forwarded, ended = started + self._runner.forward_s(), time.monotonic()
+            timings = self._timings(lease, started, forwarded, ended)
+            self._commit_levels(lease, lease.beams, fed, levels, timings)
+            num_committed += len(levels)
+        return num_committed
+
+    def _commit_levels(self, lease: Lease, beams: Beams, fed: Fed, levels: list[Level], timings: Timings) -> None:
+        slot, length, is_done = lease.slot, beams.length, beams.search.is_done
+        num_given_up = 0 if is_done else beams.go_on(slot, fed, levels, self._runner)
+        slot.asked_s = time.monotonic()
+        hit, fallback = lease.hit if lease.heard else None, None if fed.num_drafts else self._drafts.fallback(lease)
+        num_wasted = self._drafts.decided(lease, fed, len(levels), num_given_up, slot.asked_s)
+        last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
+        verdict = Verdict(
+            committed_len=length,
+            token_ids=(),
+            kinds=(*[TokenKind.ACCEPTED] * (len(levels) - 1), last),
+            num_drafted=fed.num_drafts,
+            depth=fed.depth,
+            num_accepted=len(levels) - 1,
+            finish=None if not is_done else Finish.STOP if levels[-1].live else Finish.LENGTH,
+            stop_token_id=None,
+            logprobs=(),
+            fallback=fallback,
+            timings=timings,
+            num_cached_tokens=slot.num_adopted or 0,
+            drafter=Drafter.MODEL if fed.num_drafts else None,
+            hit=hit,
+            num_wasted=num_wasted,
+            levels=tuple(levels),
+            hypotheses=tuple(beams.search.hypotheses()) if is_done else (),
+        )
+        if is_done:
+            slot.truncate(len(slot.committed))
+            self._leases.finish(slot.key)
+        self._leases.answer(lease.job, verdict)
+        self._in_step.remove(lease)
+        self._metrics.steps.labels(kind="verify" if fed.num_drafts else "plain").inc()
+
     def _timings(self, lease: Lease, started: float, forwarded: float, ended: float) -> Timings:
         held_s = 0.0 if lease.held_from_s is None else max(0.0, started - lease.held_from_s)
         queue_s = max(0.0, started - lease.ready_s - held_s)
@@ -354,6 +426,10 @@ class _Chosen(NamedTuple):
     with_scaffold: bool
 
     @property
+    def lease(self) -> Lease:
+        return self.found.lease
+
+    @property
     def num_nodes(self) -> int:
         return self.count + (self.found.num_scaffolds if self.with_scaffold else 0)
 
@@ -364,10 +440,18 @@ def _requests(running: Sequence[Lease], chosen: dict[SlotKey, _Chosen]) -> dict[
     for lease in running:
         key, num_committed = lease.slot.key, len(lease.slot.committed)
         if key in chosen:
-            found[key] = StepRequest(Want.STEP, num_committed + chosen[key].num_nodes)
+            num_cached = num_committed if lease.beams is None else len(lease.slot.cached) + lease.num_undrafted
+            found[key] = StepRequest(Want.STEP, num_cached + chosen[key].num_nodes)
         elif needs_prefill(lease.slot):
             found[key] = StepRequest(Want.PREFILL, num_committed)
     return found
+
+
+def _fed(chosen: _Chosen) -> tuple[Lease, Fed]:
+    """Return what a step feeds of a search."""
+    lease = chosen.lease
+    assert lease.beams is not None, "it searches no beams"
+    return lease, lease.beams.feed(lease.slot, [node for _, node, _ in chosen.found.nodes[: chosen.count]])
 
 
 def _row(ready: Ready) -> Row:

@@ -157,7 +157,8 @@ async def build_requests(
         demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
-    dataclasses.replace(base, max_tokens=demand.max_tokens or facts.context_limit).check(facts.vocab_size)
+    most = 1 if base.beams is not None else facts.context_limit
+    dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
     if _uses_prediction(demand.speculation, config):
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
@@ -275,6 +276,7 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     _check_drafter(demand.speculation.drafter, facts)
     _check_predicted(demand)
     _check_tree(demand.speculation, facts)
+    _check_beams(demand, facts)
     return facts
 
 
@@ -362,6 +364,32 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
         raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)
 
 
+def _check_beams(demand: Demand, facts: ServedFacts) -> None:
+    """Raises InvalidRequest naming what does not go together with a beam search, but for what SamplingParams checks."""
+    beams, options, names = demand.params.beams, demand.speculation, demand.names
+    if beams is None:
+        return
+    beams.check(facts.vocab_size, names.num_choices)
+    if facts.no_beams is not None:
+        raise InvalidRequest(f"use_beam_search is true, and {facts.no_beams}; leave it out", param="use_beam_search")
+    beside = {
+        "stop": bool(demand.stop),
+        "bad_words": bool(demand.bad_words),
+        names.num_logprobs: demand.params.num_logprobs is not None,
+        "response_format" if demand.output is None else demand.output.param: demand.output is not None,
+        "tools": any(isinstance(each, Chat) and each.tools is not None and each.tools.tools for each in demand.prompts),
+        names.prediction: bool(demand.prediction),
+        "speculation.tree": options.tree is not None,
+        "speculation.lenience": options.lenience is not None and options.lenience < 1.0,
+        "speculation.drafter": options.drafter not in (None, Drafter.MODEL),
+    }
+    for name in (name for name, is_given in beside.items() if is_given):
+        raise InvalidRequest(
+            f"{name} and use_beam_search do not go together; leave one of them out (docs/openai.md, beam search)",
+            param=name,
+        )
+
+
 def _num_chars(prompt: Prompt) -> int:
     """Return at least the characters of the text that will be tokenised."""
     if isinstance(prompt, Chat):
@@ -440,7 +468,7 @@ def _answers(
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
-    if params.min_tokens > max_tokens:
+    if params.min_tokens > max_tokens or params.beams is not None:
         params.check(facts.vocab_size)
     return [
         GenerationRequest(

@@ -159,6 +159,13 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
             param="params.choice",
         )
     params = SamplingParams.from_proto(request.params)
+    if params.beams is not None:
+        if params.beams.width:
+            raise InvalidRequest(
+                f"params.beams.width is {params.beams.width}; it is num_choices that says it", param="params.beams"
+            )
+        beams = dataclasses.replace(params.beams, width=request.num_choices or 1)
+        params = dataclasses.replace(params, beams=beams)
     for field in ("acceptance", "lenience"):
         if getattr(params, field) != getattr(SamplingParams(), field):
             raise InvalidRequest(f"params.{field} is set; give speculation.{field} instead", param=f"params.{field}")
@@ -239,6 +246,7 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
         usage=None if output.usage is None else gateway_pb2.Usage(**dataclasses.asdict(output.usage)),
         stop_reason="" if output.stop_reason is None else str(output.stop_reason),
         timings=_timings_of(output.timings),
+        score=output.score,
     )
 
 

@@ -29,11 +29,12 @@ from gateway.grammars import MAX_CHOICES, MAX_LARK_BYTES, MAX_REGEX_CHARS, MAX_S
 from gateway.tokenizer import Message
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS, drafter_label
+from outrider.wire.kinds import DRAFTERS, EarlyStopping, drafter_label
 from outrider.wire.params import (
     AUTO,
     CHOICES,
     DRAFT_TOKENS,
+    LENGTH_PENALTY,
     LENIENCE,
     LOGIT_BIAS,
     LOGPROBS,
@@ -43,6 +44,7 @@ from outrider.wire.params import (
     MAX_SALT_BYTES,
     MAX_STOP_TOKEN_IDS,
     RANGES,
+    BeamParams,
     Range,
     SamplingParams,
     read_draft_logprobs,
@@ -166,6 +168,12 @@ class _Strict(BaseModel):
 def _draft_tokens(value: Any) -> Any:
     if value != AUTO and value is not None and type(value) is not int:
         raise ValueError(f"must be a whole number {DRAFT_TOKENS}, or auto")
+    return value
+
+
+def _early_stopping(value: Any) -> Any:
+    if value is not None and type(value) is not bool and value != "never":
+        raise ValueError("must be true, false or never")
     return value
 
 
@@ -432,6 +440,19 @@ class _Body(_Strict):
         "no end of sequence and no stop id before this many tokens; stop strings do end it. Default: 0", minimum=0
     )
     n: int | None = described("different answers under one seed. Default: 1", CHOICES)
+    use_beam_search: bool | None = described(
+        "search `n` beams, at least 2, instead of drawing: the `n` answers of the highest scores, best first, see "
+        "below. Default: false"
+    )
+    length_penalty: float | None = described(
+        "of a beam search: a score is the sum of log-probs over length to this power. Default: 1", LENGTH_PENALTY
+    )
+    early_stopping: Annotated[
+        Any, BeforeValidator(_early_stopping, json_schema_input_type=bool | Literal["never"] | None)
+    ] = described(
+        'of a beam search: true ends it with `n` answers, "never" only where none can become better. Default: false, '
+        "where none is likely to"
+    )
     seed: int | None = described(
         "64 bits, signed (two's complement) or unsigned. Without one, 53 random bits are drawn for each prompt. At a "
         "temperature above 0 the same text comes again under `speculation.acceptance: coupled`; under `rejection` when "
@@ -497,6 +518,17 @@ class _Body(_Strict):
             raise InvalidRequest(text, param="structured_outputs")
         return self.structured_outputs.output()
 
+    def _beams(self) -> BeamParams | None:
+        """Raises InvalidRequest for what asks for something of a beam search where there is none."""
+        penalty, early_stopping = self.length_penalty, self.early_stopping or False
+        if self.use_beam_search:
+            kind = EarlyStopping[str(early_stopping).upper()]
+            return BeamParams(1 if self.n is None else self.n, 1.0 if penalty is None else penalty, kind)
+        for name, is_set in (("length_penalty", penalty not in (None, 1.0)), ("early_stopping", early_stopping)):
+            if is_set:
+                raise InvalidRequest(f"{name} needs use_beam_search to be true; set it, or leave this out", param=name)
+        return None
+
     def _demand(
         self, request_id: str, names: FieldNames, prompts: tuple[Any, ...], max_tokens: int | None, logprobs: int | None
     ) -> Demand:
@@ -510,6 +542,9 @@ class _Body(_Strict):
                 text = f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'"
                 raise InvalidRequest(text, param="logit_bias")
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        beams = self._beams()
+        if beams is not None:
+            given.setdefault("temperature", 0.0)
         return Demand(
             request_id=request_id,
             model=self.model or "",
@@ -522,6 +557,7 @@ class _Body(_Strict):
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 num_logprobs=logprobs,
+                beams=beams,
             ),
             max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % 2**64,

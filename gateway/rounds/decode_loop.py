@@ -54,7 +54,7 @@ class Decoder:
         self._record: RoundRecord | None = None
 
     async def run(self) -> AsyncGenerator[RoundOutput]:
-        """Run rounds until the answer is finished, and yield what each adds.
+        """Run rounds until the answer is finished, and yield what each adds; of a beam search all answers, at the end.
 
         A round that failed is done again from the committed tokens, here or on another target.
         """
@@ -64,7 +64,8 @@ class Decoder:
                 output = await self._try_round()
                 if output is not None:
                     num_recoveries = 0
-                    yield output
+                    for each in self.session.told(output):
+                        yield each
                     continue
                 self.model.metrics.retries.labels(reason=self.target.why_again).inc()
                 if self.target.why_again in MOVES:

@@ -61,10 +61,12 @@ def fixed_length(request: GenerationRequest, config: GatewayConfig) -> int | Non
 
 
 def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
-    """Return the shape of the answer's drafts; None for chains. What is set for all does not contradict who asks for a
-    chain's length, or for lenience, which is of chains alone.
+    """Return the shape of the answer's drafts; None for chains, and for a beam search. What is set for all does not
+    contradict who asks for a chain's length, or for lenience, which is of chains alone.
     """
     options = request.speculation
+    if request.params.beams is not None:
+        return None
     if options.tree is not None or not config.tree:
         return options.tree
     if options.num_draft_tokens is not None or options.adaptive or request.params.lenience < 1.0:

@@ -183,9 +183,8 @@ class Drafting:
         advance = dpb.Advance(
             slot=session.slot_id,
             ticket=ticket,
-            base_len=self.slot.agreed_len,
-            committed_ids=session.committed[self.slot.agreed_len :],
             is_missed=not self._is_ahead,
+            **session.news(self.slot.agreed_len),
         )
         connection.send(dpb.DraftRequest(advance=advance), owes_step=not self._is_ahead)
         self.slot.agreed_len = session.committed_len
@@ -206,9 +205,13 @@ class Drafting:
 
     @property
     def connection(self) -> Connection | None:
-        """Return the way to the draft; None without one, or where no draft token has room any more."""
+        """Return the way to the draft; None without one, where no draft token has room any more, and for a beam search
+        that it cannot draft for.
+        """
         connection = None if self.member is None else self.member.connection
         if connection is None or self._session.draft_room() < 1:
+            return None
+        if self._session.request.params.beams is not None and not connection.info.beams:
             return None
         return connection if self._session.committed_len + 1 < connection.info.context_limit else None
 
@@ -260,7 +263,7 @@ class Drafting:
         message.deliver_to = member.deliver_address
         message.target_epoch = target.epoch
         self._replies = draft.subscribe(dpb.DraftRequest(open=message), expects=False)
-        self.slot.opened(draft, session.committed_len, target.epoch)
+        self.slot.opened(draft, len(session.committed), target.epoch)
         return True
 
     def _forget(self) -> None:

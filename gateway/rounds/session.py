@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.generation import (
     AnswerUsage,
@@ -49,8 +51,24 @@ class Session:
         """Return how many draft tokens a step may still use: it commits one more than it accepts."""
         return self.request.params.max_tokens - self.num_output - 1
 
+    def resumed(self, agreed_len: int) -> dict[str, Any]:
+        """Return, as fields of a Verify, what a target's slot is brought to from the length that both agree on."""
+        return self.news(agreed_len)
+
+    def news(self, agreed_len: int) -> dict[str, Any]:
+        """Return, as fields of an Advance, what was committed past the length that both agree on."""
+        return {"base_len": agreed_len, "committed_ids": self.committed[agreed_len:]}
+
+    def num_committed_by(self, verdict: tpb.Verdict) -> int:
+        """Return by how much a verdict makes the answer longer."""
+        return len(verdict.token_ids)
+
+    def told(self, output: RoundOutput) -> Sequence[RoundOutput]:
+        """Return what a reader is told after a round."""
+        return (output,)
+
     def open_message(self) -> pb.OpenSlot:
-        """Return the message that opens a slot at what is committed."""
+        """Return the message that opens a slot, which then has `len(committed)` tokens."""
         return pb.OpenSlot(
             slot=self.slot_id,
             committed_ids=self.committed,

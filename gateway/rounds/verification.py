@@ -131,11 +131,10 @@ class Verification:
         self._until_len = self._session.committed_len + self._num_ahead
         verify = tpb.Verify(
             slot=self._session.slot_id,
-            base_len=self.slot.agreed_len,
-            committed_ids=self._session.committed[self.slot.agreed_len :],
             ticket=self.ticket,
             until_len=self._until_len,
             is_drafted=is_drafted,
+            **self._session.resumed(self.slot.agreed_len),
         )
         self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
 
@@ -152,11 +151,12 @@ class Verification:
             self._mend(target, reply.error)
             return None
         verdict: tpb.Verdict = reply.verdict
-        if verdict.committed_len != self._session.committed_len or not verdict.token_ids:
-            self._note_other_length(verdict)
+        num_committed = self._session.num_committed_by(verdict)
+        if verdict.committed_len != self._session.committed_len or not num_committed:
+            self._note_other_length(verdict, num_committed)
             return None
         self.member.health.note(Outcome.OK)
-        self.slot.agreed_len = verdict.committed_len + len(verdict.token_ids)
+        self.slot.agreed_len = verdict.committed_len + num_committed
         self._num_faults, self._avoid = 0, None
         return verdict
 
@@ -184,7 +184,7 @@ class Verification:
         if verdicts is None:
             return 0
         verdicts.close()
-        return sum(len(reply.verdict.token_ids) for reply in verdicts.take())
+        return sum(self._session.num_committed_by(reply.verdict) for reply in verdicts.take())
 
     def close(self) -> None:
         """Free the slot, and end the lease."""
@@ -206,7 +206,7 @@ class Verification:
 
     async def _try_open(self, target: Connection, message: pb.OpenSlot) -> bool:
         """Return False when no slot is free now. A request that could never fit is refused as INVALID."""
-        self.slot.opened(target, self._session.committed_len)
+        self.slot.opened(target, len(self._session.committed))
         reply = await target.call(tpb.TargetRequest(open=message))
         if reply.WhichOneof("item") == "open":
             return True
@@ -271,12 +271,12 @@ class Verification:
         except TimeoutError:
             raise timed_out(self._model.config.request_timeout_s) from None
 
-    def _note_other_length(self, verdict: tpb.Verdict) -> None:
+    def _note_other_length(self, verdict: tpb.Verdict, num_committed: int) -> None:
         """Never apply a verdict that is not for our length: it would repeat or lose tokens."""
         log.error(
             "the target's verdict is for length %d with %d tokens, request %s is at %d: it is set back",
             verdict.committed_len,
-            len(verdict.token_ids),
+            num_committed,
             self._session.request.request_id,
             self._session.committed_len,
         )

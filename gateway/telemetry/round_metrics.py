@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TRUNCATE_REASONS, Drafter
+from outrider.wire.kinds import TRUNCATE_REASONS, Drafter, TokenKind
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 
@@ -39,8 +39,9 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
 
     A tree has several drafts at a position, of which at most one is kept: they count as one there.
     """
-    for token in output.tokens:
-        metrics.emitted_tokens.labels(kind=token.kind.name.lower()).inc()
+    searched = [TokenKind(kind) for kind in verdict.kinds] if verdict.levels else []  # a level counts as a token
+    for kind in (*searched, *(token.kind for token in output.tokens)):
+        metrics.emitted_tokens.labels(kind=kind.name.lower()).inc()
     if not verdict.num_drafted:
         metrics.plain_steps.labels(reason=reason).inc()
         return

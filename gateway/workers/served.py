@@ -156,6 +156,7 @@ class ServedModel:
             draft_id=ids[0] if ids else None,
             drafters=self._drafters(),
             no_trees=self._no_trees(),
+            no_beams=self._no_beams(),
         )
 
     def _drafters(self) -> tuple[Drafter, ...]:
@@ -184,6 +185,14 @@ class ServedModel:
                 return f"the {role} {infos[0].model_id} {why} and takes chains alone"
         return None
 
+    def _no_beams(self) -> str | None:
+        """Return why no target can search beams now."""
+        infos = [member.connection.info for member in self.targets.values() if member.connection is not None]
+        if not infos or any(info.beams for info in infos):
+            return None
+        path = infos[0].attention_path
+        return f"the target {infos[0].model_id} runs on the path {path}, which takes no beams; paged or dense may"
+
     def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
         """Return the series of rounds that this draft is asked for; without one, of the pool's last."""
         if draft is not None and draft.link.info is not None:
@@ -195,6 +204,8 @@ class ServedModel:
         predicts comes before that.
         """
         options = request.speculation
+        if request.params.beams is not None:
+            return Drafter.MODEL
         default = DRAFTERS[self.config.drafter] if options.tree is None else Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL

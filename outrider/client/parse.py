@@ -47,6 +47,7 @@ def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
         finish_reason=_FINISH_REASONS[message.finish_reason],
         stop_reason=message.stop_reason or None,
         usage=_usage(message.usage) if message.HasField("usage") else None,
+        score=message.score if message.HasField("score") else None,
     )
 
 

@@ -12,8 +12,16 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS
-from outrider.wire.params import ANY_VOCABULARY, AUTO, MAX_CHOICES, MAX_DRAFT_TOKENS, SamplingParams, check_cache_salt
+from outrider.wire.kinds import DRAFTERS, EarlyStopping
+from outrider.wire.params import (
+    ANY_VOCABULARY,
+    AUTO,
+    MAX_CHOICES,
+    MAX_DRAFT_TOKENS,
+    BeamParams,
+    SamplingParams,
+    check_cache_salt,
+)
 from outrider.wire.tree_shape import FORMS, TreeShape
 
 
@@ -51,6 +59,12 @@ class GenerateOptions(TypedDict, total=False):
     """Log-probs of the chosen token and of this many best ones, 0 to 20; absent = none."""
     n: int
     """Answers to the same prompt, 1 to 128."""
+    use_beam_search: bool
+    """Search n beams, at least 2, at temperature 0: the answers are those of the highest scores, best first."""
+    length_penalty: float
+    """Of a beam search: an answer's score is its sum of log-probs over length ** length_penalty. Absent = 1."""
+    early_stopping: bool | Literal["never"]
+    """Of a beam search: True ends it with n answers, "never" only where none can become better."""
     stop: str | Sequence[str]
     """Strings that end the output and are not part of it; at most 16."""
     structured_outputs: StructuredOutputs
@@ -71,7 +85,16 @@ _KNOWN = frozenset(get_type_hints(GenerateOptions))
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams)) & _KNOWN
 _COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n"})
 _NUMBERS = frozenset(
-    {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "timeout_s"}
+    {
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "length_penalty",
+        "timeout_s",
+    }
 )
 _DRAFT_LOGPROBS = {
     DraftLogprobs.AUTO: common_pb2.DRAFT_LOGPROBS_AUTO,
@@ -89,8 +112,11 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _check_types(options.keys(), given)
     words, word_ids = _split_bad_words(given.get("bad_words", ()))
+    params = _sampling_params(given, word_ids).to_proto()
+    if params.HasField("beams"):
+        params.beams.width = 0  # num_choices says it
     request = gateway_pb2.GenerateRequest(
-        params=_sampling_params(given, word_ids).to_proto(),
+        params=params,
         has_seed="seed" in given,
         num_choices=_num_choices(given.get("n", 1)),
         speculation=_speculation(given.get("speculation", True)),
@@ -131,9 +157,26 @@ def _sampling_params(given: dict[str, Any], bad_words: tuple[tuple[int, ...], ..
     values["stop_token_ids"] = _encode("stop_token_ids", lambda: tuple(int(token_id) for token_id in stop_ids))
     bias = given.get("logit_bias", {})
     values["logit_bias"] = _encode("logit_bias", lambda: {int(key): float(value) for key, value in bias.items()})
+    beams = _beams(given)
+    if beams is not None:
+        values = {"temperature": 0.0, **values, "beams": beams}
     params = SamplingParams(**values)
     params.check(ANY_VOCABULARY)  # its size is known to the gateway only
     return params
+
+
+def _beams(given: dict[str, Any]) -> BeamParams | None:
+    early_stopping = given.get("early_stopping", False)
+    if early_stopping not in (True, False, "never"):
+        text = f'early_stopping is {early_stopping!r}, must be True, False or "never"'
+        raise InvalidRequest(text, param="early_stopping")
+    if given.get("use_beam_search", False):
+        kind = EarlyStopping[str(early_stopping).upper()]
+        return BeamParams(given.get("n", 1), given.get("length_penalty", 1.0), kind)
+    for name in ("length_penalty", "early_stopping"):
+        if name in given:
+            raise InvalidRequest(f"{name} needs use_beam_search to be True; set it, or leave this out", param=name)
+    return None
 
 
 def _split_bad_words(words: Sequence[str | Sequence[int]]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:

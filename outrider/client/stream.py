@@ -83,4 +83,5 @@ def _choice(index: int, rounds: list[Round]) -> Choice:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         usage=last.usage,
+        score=last.score,
     )

@@ -213,6 +213,8 @@ class Round:
     stop_reason: str | None = None
     """The stop string or stop id that ended the answer; None for the model's own end of sequence."""
     usage: Usage | None = None
+    score: float | None = None
+    """Of a beam search, whose answers come whole: the sum of log-probs, nats, over length ** length_penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class Choice:
     finish_reason: FinishReason
     stop_reason: str | None
     usage: Usage
+    score: float | None = None
+    """Of a beam search: the sum of log-probs, nats, over length ** length_penalty. The first answer has the highest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_FALSE: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_TRUE: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+
 class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
@@ -76,6 +83,10 @@ class WorkerErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_ERROR_CODE_CANCELLED: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_DRAINING: _ClassVar[WorkerErrorCode]
     WORKER_ERROR_CODE_GRAMMAR: _ClassVar[WorkerErrorCode]
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_FALSE: EarlyStopping
+EARLY_STOPPING_TRUE: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
@@ -124,7 +135,7 @@ WORKER_ERROR_CODE_DRAINING: WorkerErrorCode
 WORKER_ERROR_CODE_GRAMMAR: WorkerErrorCode
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "acceptance", "lenience", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "choice", "max_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "acceptance", "lenience", "grammar", "beams")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +162,7 @@ class SamplingParams(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -170,7 +182,34 @@ class SamplingParams(_message.Message):
     acceptance: AcceptanceRule
     lenience: float
     grammar: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
+    beams: BeamSearch
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., grammar: _Optional[str] = ..., beams: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
+
+class BeamLevel(_message.Message):
+    __slots__ = ("parents", "ids", "sums", "ended_parents", "ended_ids", "ended_sums")
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SUMS_FIELD_NUMBER: _ClassVar[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    sums: _containers.RepeatedScalarFieldContainer[float]
+    ended_parents: _containers.RepeatedScalarFieldContainer[int]
+    ended_ids: _containers.RepeatedScalarFieldContainer[int]
+    ended_sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, parents: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[float]] = ..., ended_parents: _Optional[_Iterable[int]] = ..., ended_ids: _Optional[_Iterable[int]] = ..., ended_sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TreeShape(_message.Message):
     __slots__ = ("widths", "num_nodes", "max_depth")
@@ -227,7 +266,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining", "current_step_us", "drafters", "trees", "protocol", "gives_features", "features_refusal", "hidden_size", "num_layers", "needs_features")
+    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining", "current_step_us", "drafters", "trees", "protocol", "gives_features", "features_refusal", "hidden_size", "num_layers", "needs_features", "beams")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +306,7 @@ class WorkerInfo(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -306,7 +346,8 @@ class WorkerInfo(_message.Message):
     hidden_size: int
     num_layers: int
     needs_features: bool
-    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[Drafter, str]]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ...) -> None: ...
+    beams: bool
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[Drafter, str]]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., beams: _Optional[bool] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

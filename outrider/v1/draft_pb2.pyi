@@ -46,18 +46,20 @@ class DraftRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("slot", "ticket", "base_len", "committed_ids", "is_missed")
+    __slots__ = ("slot", "ticket", "base_len", "committed_ids", "is_missed", "levels")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_MISSED_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     ticket: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     is_missed: bool
-    def __init__(self, slot: _Optional[int] = ..., ticket: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., is_missed: _Optional[bool] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
+    def __init__(self, slot: _Optional[int] = ..., ticket: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., is_missed: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ...) -> None: ...
 
 class DraftReplyBatch(_message.Message):
     __slots__ = ("items",)

@@ -110,7 +110,7 @@ class GeneratedToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.TokenKind, str]] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "choice", "tokens", "text_delta", "finish_reason", "num_drafted", "num_accepted", "usage", "stop_reason", "timings")
+    __slots__ = ("request_id", "choice", "tokens", "text_delta", "finish_reason", "num_drafted", "num_accepted", "usage", "stop_reason", "timings", "score")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
@@ -131,7 +132,8 @@ class GenerateResponse(_message.Message):
     usage: Usage
     stop_reason: str
     timings: RoundTimings
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ...) -> None: ...
+    score: float
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RoundTimings(_message.Message):
     __slots__ = ("total_us", "deliver_us", "verify_us", "overhead_us")

@@ -66,20 +66,22 @@ class TargetRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted")
+    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted", "levels")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     UNTIL_LEN_FIELD_NUMBER: _ClassVar[int]
     IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     ticket: int
     until_len: int
     is_drafted: bool
-    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("slot", "ticket", "until_len")
@@ -110,7 +112,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "levels", "hypotheses")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +136,8 @@ class Verdict(_message.Message):
     NUM_WASTED_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     NUM_FORETOLD_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     kinds: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenKind]
@@ -157,7 +161,19 @@ class Verdict(_message.Message):
     num_wasted: int
     depth: int
     num_foretold: int
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
+    hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+
+class Hypothesis(_message.Message):
+    __slots__ = ("ids", "score", "stop_token_id")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    score: float
+    stop_token_id: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class DeliveryBatch(_message.Message):
     __slots__ = ("items", "asks")

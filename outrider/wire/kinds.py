@@ -26,6 +26,14 @@ class AcceptanceRule(Enum):
     COUPLED = pb.ACCEPTANCE_RULE_COUPLED
 
 
+class EarlyStopping(Enum):
+    """When a beam search with as many answers as beams ends, before max_tokens. The labels are transformers'."""
+
+    FALSE = pb.EARLY_STOPPING_FALSE
+    TRUE = pb.EARLY_STOPPING_TRUE
+    NEVER = pb.EARLY_STOPPING_NEVER
+
+
 class Drafter(Enum):
     """Names who proposes draft tokens. All but MODEL work in the target worker.
 

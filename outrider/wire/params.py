@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs
+from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
 """Ids of a request: twice as many travel in twice the bytes when its slot is opened. So do bad words and biases."""
@@ -22,6 +22,9 @@ MAX_CHOICES = 128
 """Answers of one request, OpenAI's limit. Doubled, one request may take twice as many slots."""
 MAX_DRAFT_TOKENS = 64
 """Largest K, in tokens."""
+MAX_BEAM_TOKENS = 1 << 15
+"""Output tokens of all beams of a search together. Doubling it doubles the message that begins one anew elsewhere: up
+to 1 MiB."""
 MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""
@@ -95,6 +98,55 @@ LENIENCE = Range(0, 1, above_low=True, remedy=", which is exact")
 CHOICES = Range(1, MAX_CHOICES)
 LOGPROBS = Range(0, MAX_LOGPROBS)
 DRAFT_TOKENS = Range(0, MAX_DRAFT_TOKENS)
+BESIDE_BEAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
+    "num_logprobs",
+    "lenience",
+    "grammar",
+)
+"""Fields of SamplingParams that a beam search has no use for; the temperature is 0."""
+LENGTH_PENALTY = Range(-5, 5)
+"""Its power of any context is a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How beams are searched; `outrider.engine.speculation.beam` does it."""
+
+    width: int
+    """Beams that go on together, and answers."""
+    length_penalty: float = 1.0
+    """An answer's score is the sum of its log-probs over length ** length_penalty."""
+    early_stopping: EarlyStopping = EarlyStopping.FALSE
+
+    def check(self, vocab_size: int, name: str = "n") -> None:
+        """Raise InvalidRequest naming the first field that is out of range. name: of the width."""
+        remedy = " with use_beam_search; one beam alone is greedy decoding, temperature 0"
+        Range(2, min(MAX_CHOICES, vocab_size // 2), remedy=remedy).check(name, self.width)
+        LENGTH_PENALTY.check("length_penalty", self.length_penalty)
+
+    def to_proto(self) -> pb.BeamSearch:
+        return pb.BeamSearch(
+            width=self.width, length_penalty=self.length_penalty, early_stopping=self.early_stopping.value
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.BeamSearch) -> BeamParams:
+        """Read the message. Does not check: call `check()`. Raises InvalidRequest for an unknown early_stopping."""
+        return cls(
+            width=message.width,
+            length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+            early_stopping=_known(EarlyStopping, message.early_stopping, "early_stopping") or EarlyStopping.FALSE,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +186,8 @@ class SamplingParams:
     """1 = exact; below it a draft counts as that much less likely than it was (Leviathan et al. 2023, A.5)."""
     grammar: str = ""
     """What the output has to be: a grammar as llguidance writes it. Empty: anything."""
+    beams: BeamParams | None = None
+    """Search beams of so many instead of drawing; None: no. With them what is in BESIDE_BEAMS has its default."""
 
     @property
     def greedy(self) -> bool:
@@ -178,8 +232,34 @@ class SamplingParams:
             raise InvalidRequest(
                 f"the grammar has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", param="grammar"
             )
+        if self.beams is not None:
+            self.beams.check(vocab_size)
+            self._check_beside_beams()
+            if self.most_cached > MAX_BEAM_TOKENS:
+                raise InvalidRequest(
+                    f"max_tokens is {self.max_tokens} for each of n = {self.beams.width} beams, {self.most_cached} "
+                    f"together; at most {MAX_BEAM_TOKENS} are allowed, lower one of them",
+                    param="max_tokens",
+                )
         if self.num_logprobs is not None:
             Range(0, min(MAX_LOGPROBS, vocab_size)).check("logprobs", self.num_logprobs)
+
+    @property
+    def most_cached(self) -> int:
+        """Return how many output tokens may have to be cached at once: beams may part at the first."""
+        return self.max_tokens * (1 if self.beams is None else self.beams.width)
+
+    def _check_beside_beams(self) -> None:
+        """Raise InvalidRequest for what would change the probabilities that a beam search goes by."""
+        plain = SamplingParams(temperature=0.0)
+        for name in BESIDE_BEAMS:
+            value = getattr(self, name)
+            if value != getattr(plain, name):
+                shown = f"{name} is {value:g}" if isinstance(value, int | float) else f"{name} is given"
+                raise InvalidRequest(
+                    f"{shown} and use_beam_search is true, which goes by the model's own probabilities; leave one out",
+                    param=name,
+                )
 
     def to_proto(self) -> pb.SamplingParams:
         return pb.SamplingParams(
@@ -202,6 +282,7 @@ class SamplingParams:
             lenience=None if self.lenience == 1.0 else self.lenience,
             acceptance=None if self.acceptance is AcceptanceRule.REJECTION else self.acceptance.value,
             grammar=self.grammar,
+            beams=None if self.beams is None else self.beams.to_proto(),
         )
 
     @classmethod
@@ -230,6 +311,7 @@ class SamplingParams:
             lenience=message.lenience if message.HasField("lenience") else 1.0,
             acceptance=acceptance_of(message.acceptance, "acceptance") or AcceptanceRule.REJECTION,
             grammar=message.grammar,
+            beams=BeamParams.from_proto(message.beams) if message.HasField("beams") else None,
         )
 
 
@@ -248,7 +330,7 @@ def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | Non
     return _known(DraftLogprobs, value, name)
 
 
-Kind = TypeVar("Kind", AcceptanceRule, Drafter, DraftLogprobs)
+Kind = TypeVar("Kind", AcceptanceRule, Drafter, DraftLogprobs, EarlyStopping)
 
 
 def _known(kinds: type[Kind], value: int, name: str) -> Kind | None:

@@ -83,6 +83,50 @@ def judge(
     )
 
 
+@dataclass(frozen=True)
+class Searched:
+    """An answer of a beam search by transformers."""
+
+    ids: list[int]
+    score: float
+
+
+def beams(
+    model: str, prompts: Sequence[str], width: int, max_tokens: int, length_penalty: float, early_stopping: bool | str
+) -> list[list[Searched]]:
+    """Ask the reference processes: `width` answers to each prompt, best first."""
+    rest = (width, max_tokens, length_penalty, early_stopping)
+    shares = [_processes().submit(_beams, model, prompt, *rest) for prompt in prompts]
+    return [share.result(600.0) for share in shares]
+
+
+def _beams(
+    model: str, prompt: str, width: int, max_tokens: int, length_penalty: float, early_stopping: bool | str
+) -> list[Searched]:
+    """In the other process."""
+    reference = _reference(model)
+    inputs = reference.tokenizer(prompt, return_tensors="pt")
+    found = reference.model.generate(
+        **inputs,
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=max_tokens,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    ends = reference.model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    answers = list[Searched]()
+    for row, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
+        ids = row[inputs["input_ids"].shape[1] :]
+        last = next((place for place, token_id in enumerate(ids) if token_id in ends), len(ids))
+        answers.append(Searched(ids[: last + 1], score))
+    return answers
+
+
 def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None:
     """Each (prompt, output ids) is what the target alone would say, greedily."""
     for (prompt, ids), difference in zip(outputs, judge(model, check=outputs).checks, strict=True):

@@ -229,7 +229,7 @@ MISSHAPEN: dict[str, Change] = {
     "too few parents": _ids("parents", -1, 0),
     "its own parent": _ids("parents", -1, 1, 1),
     "a later parent": _ids("parents", 1, -1, 1),
-    "a parent below the root": _ids("parents", -2, 0, 1),
+    "a parent below the root": _ids("parents", -129, 0, 1),
     "too few ranks": _fields(ranks=b"\0\0"),
     "too few kinds": _fields(kinds=b"\2\2"),
     "unknown kind": _fields(kinds=b"\2\2\x09"),

@@ -59,7 +59,7 @@ def test_only_an_end_may_be_told() -> None:
         ({"ids": b"123"}, "multiple of 4"),
         ({"parents": ints(-1, -1, 0, 0)}, "4 parents for 5 nodes"),
         ({"parents": ints(-1, -1, 0, 3, 0)}, "parent of node 3 is 3"),
-        ({"parents": ints(-2, -1, 0, 0, 0)}, "parent of node 0 is -2"),
+        ({"parents": ints(-129, -1, 0, 0, 0)}, "parent of node 0 is -129"),
         ({"ranks": bytes(4)}, "4 ranks for 5 nodes"),
         ({"kinds": bytes([1, 1, 1, 1, 99])}, "kinds hold 99"),
         ({"ends": ints(5)}, "each names one of 5 nodes or the root"),

@@ -17,6 +17,7 @@ from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.tree import GrowingTree, Node
 
 
@@ -24,7 +25,7 @@ from outrider.engine.speculation.tree import GrowingTree, Node
 class Said:
     """A node, and what is known of the token after it."""
 
-    tree: GrowingTree
+    tree: GrowingTree | GrowingBeams
     node: Node
     state: SamplingState
     law: Callable[[LogitRow], RowLaw | None]
@@ -42,6 +43,8 @@ class NodeDrafter(Protocol[Asked]):
 
     takes_trees: bool
     """Whether it can be asked for several nodes of a slot that do not lie on one path."""
+    takes_beams: bool
+    """Whether it can draft for a search of beams, which asks for several nodes and lets any of them go."""
     most_depth: int | None
     """Depth under the last committed token that it has something to say up to; None: any."""
 
@@ -63,7 +66,7 @@ class NodeDrafter(Protocol[Asked]):
         """Return when to call `say` again, though nothing happens until then."""
 
 
-def of_logits(tree: GrowingTree, node: Node, state: SamplingState, host: HostLogits, index: int) -> Said:
+def of_logits(tree: GrowingTree | GrowingBeams, node: Node, state: SamplingState, host: HostLogits, index: int) -> Said:
     """Return what a model says: the logits after the node are row `index` of `host`."""
     return Said(tree, node, state, lambda row: host.law(index, row), lambda row, num: host.ranked(index, row, num))
 

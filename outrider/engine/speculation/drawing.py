@@ -15,6 +15,7 @@ from outrider.engine.sampling.noise import host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
 from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS
 from outrider.engine.speculation.tree import GrowingTree, Node
@@ -41,6 +42,22 @@ def grow(said: Sequence[Said]) -> list[tuple[GrowingTree, str]]:
         tree.ended.extend(_ends(each))
     for tree in {id(each.tree): each.tree for each in said}.values():
         tree.note_grown()
+    return list(failed.values())
+
+
+def grow_beams(said: Sequence[Said]) -> list[tuple[GrowingBeams, str]]:
+    """Do as `grow` for nodes of searches: levels are made once all of the one above is known."""
+    failed: dict[int, tuple[GrowingBeams, str]] = {}
+    for each in said:
+        tree = each.tree
+        assert isinstance(tree, GrowingBeams) and each.best is not None, "a model drafts for a search"
+        try:
+            tree.learn(each.node, *each.best(LogitRow(each.state, ()), tree.num_wanted))
+        except NonFiniteLogits as error:
+            failed[id(tree)] = (tree, error.message)
+    for tree in {id(each.tree): each.tree for each in said}.values():
+        if id(tree) not in failed:
+            tree.grow()
     return list(failed.values())
 
 

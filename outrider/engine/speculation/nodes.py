@@ -9,6 +9,7 @@ from enum import Enum
 import numpy as np
 
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.params import MAX_CHOICES
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
 
 MAX_NODES = 256
@@ -41,7 +42,7 @@ class Nodes:
     root_len: int
     ids: Sequence[int]
     parents: Sequence[int]
-    """Index of each node's parent, which comes before it, or TREE_ROOT."""
+    """Index of each node's parent, which comes before it, or TREE_ROOT; TREE_ROOT - b for live beam b of a search."""
     ranks: Sequence[int]
     """Place among its siblings, the most likely or first drawn one 0."""
     kinds: Sequence[NodeKind]
@@ -79,8 +80,9 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
         if len(values) != num:
             raise BadTensor(f"{len(values)} {name} for {num} nodes; each node has one")
     for node, parent in enumerate(parents):
-        if not TREE_ROOT <= parent < node:
-            raise BadTensor(f"parent of node {node} is {parent}, must be from {TREE_ROOT} to {node - 1}")
+        if not TREE_ROOT - MAX_CHOICES < parent < node:
+            least = TREE_ROOT - MAX_CHOICES + 1
+            raise BadTensor(f"parent of node {node} is {parent}, must be from {least} to {node - 1}")
     unknown = set(kinds) - _KINDS.keys()
     if unknown:
         raise BadTensor(f"kinds hold {min(unknown)}, must be of {sorted(_KINDS)}")

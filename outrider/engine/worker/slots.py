@@ -141,7 +141,7 @@ class OpenSlots(Generic[S]):
         """
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
-        self._check_memory(num_prompt + params.max_tokens)
+        self._check_memory(num_prompt + params.most_cached)
         num_others = len(self._slots) - (key in self._slots)
         if num_others >= self.max_slots:
             raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
@@ -368,6 +368,6 @@ class SlotTable(OpenSlots[Slot]):
         if needed > self.pool.num_blocks:
             raise InvalidRequest(
                 f"{max_len} tokens need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
-                f"{self.pool.block_size} tokens; lower max_tokens or raise kv_cache_tokens",
+                f"{self.pool.block_size} tokens; lower max_tokens, or n of a beam search, or raise kv_cache_tokens",
                 param="max_tokens",
             )

@@ -288,9 +288,10 @@ class WorkerService:
 
 
 def _num_committed_ids(item: Any) -> int:
-    """Count the ids without converting them to Python ints."""
+    """Count the ids, and levels of beams, without converting them to Python values."""
     kind = item.WhichOneof("item")
-    return len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "advance") else 0
+    num_levels = len(getattr(item, kind).levels) if kind in ("verify", "advance") else 0
+    return num_levels + (len(getattr(item, kind).committed_ids) if kind in ("open", "verify", "advance") else 0)
 
 
 def _shared_reply(result: Any) -> dict[str, Any] | None:

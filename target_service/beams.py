@@ -1,0 +1,222 @@
+"""A beam search in a slot that steps by itself: what its step is fed, what that decides, and what is kept of it.
+
+Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the drafts below them. It decides level
+by level, by the target's own sums, and goes deeper while all live beams of a level are among what was fed. So a step
+decides at least one level, and drafts change no answer. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.penalties import NonFiniteLogits
+from outrider.engine.speculation.beam import BeamSearch, Level, draft_shape
+from outrider.engine.speculation.beam_tree import BeamTree
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.tree import Node
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.slots import Slot
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
+from target_service.parked import MAX_PARKED_NODES, Inserted
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a step feeds of a search."""
+
+    row: Row
+    num_tail: int
+    """Settled tokens among it, the first."""
+    nodes: Sequence[Node]
+    """The rest: those of beams, then drafts."""
+    num_drafts: int
+
+    @property
+    def depth(self) -> int:
+        """Return how many levels of drafts are among them."""
+        drafts = self.nodes[len(self.nodes) - self.num_drafts :]
+        return drafts[-1].position - drafts[0].position + 1 if drafts else 0
+
+
+class Beams:
+    """Of one lease."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        levels: Sequence[Level],
+        eos_token_ids: Sequence[int],
+        speculation: Speculation,
+    ) -> None:
+        """levels: what is decided already."""
+        assert params.beams is not None, "no beam search is asked for"
+        self._max_len = len(prompt_ids) + params.max_tokens
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        self.search = BeamSearch(params.beams, params.max_tokens, stop_ids)
+        for level in levels:
+            self.search.apply(level)
+        self.tree = BeamTree(prompt_ids)
+        self.settled: list[int] = [] if self.search.is_done else self.tree.advance(levels)
+        """Ids behind the prompt that all beams began with when the lease did."""
+        width, fixed = params.beams.width, speculation.num_draft_tokens
+        self._draft_width, self._draft_depth = draft_shape(width, fixed, speculation.max_draft_tokens)
+        self._num_drafts = 0
+        self.ended = False
+        """No more drafts come under the live beams."""
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of each live beam."""
+        return self.tree.length
+
+    # drafts
+
+    @property
+    def depth(self) -> int:
+        """Return how many levels of drafts a step may use: it decides one more."""
+        return max(0, min(self._draft_depth, self._max_len - self.length - 1))
+
+    @property
+    def num_here(self) -> int:
+        """Return how many levels of drafts are here."""
+        return len(self._draft_levels())
+
+    def insert(self, nodes: Nodes) -> Inserted:
+        """Take in what a draft delivered, under the beams that were live at its root_len."""
+        live, places = self.tree.live_at(nodes.root_len), dict[int, Node | None]()
+        num_new, num_late, num_dropped = 0, 0, 0
+        for index, (token_id, parent_at) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
+            beam = TREE_ROOT - parent_at
+            parent = places.get(parent_at) if beam < 0 else live[beam] if beam < len(live) else None
+            places[index] = None
+            if parent is None:
+                num_dropped += nodes.kinds[index] is not NodeKind.KNOWN
+                continue
+            found = next((child for child in parent.children if child.token_id == token_id), None)
+            if parent.position < self.length - 1:
+                num_late += found is not None and nodes.kinds[index] is NodeKind.GUESS
+            elif nodes.kinds[index] is NodeKind.GUESS:
+                if found is None and self._num_drafts >= MAX_PARKED_NODES:
+                    num_dropped += 1
+                    continue
+                num_new += found is None
+                self._num_drafts += found is None
+                found = found or self.tree.child(parent, token_id)
+                found.rank = nodes.ranks[index]
+            places[index] = found
+        self.ended |= bool(nodes.ends) and nodes.root_len == self.length
+        return Inserted(num_new, num_late, num_dropped)
+
+    def candidates(self, shares: SlotShares) -> list[tuple[float, Node, int]]:
+        """Return the drafts that a step might verify, level by level and each best first: with the tokens that they are
+        expected to bring, and the index of their parent among them, or TREE_ROOT.
+        """
+        found, place, chance = list[tuple[float, Node, int]](), dict[int, int](), 1.0
+        for level in self._draft_levels():
+            chance *= shares.share(0)
+            for node in level:
+                place[id(node)] = len(found)
+                found.append((chance / len(level), node, place.get(id(node.parent), TREE_ROOT)))
+        return found
+
+    def _draft_levels(self) -> list[list[Node]]:
+        levels, above = list[list[Node]](), self.tree.live
+        while len(levels) < self.depth:
+            below = sorted((child for node in above for child in node.children), key=lambda node: node.rank)
+            if len(below) < len(self.tree.live):
+                break  # not all beams can be among them
+            above = below[: self._draft_width]
+            levels.append(above)
+        return levels
+
+    # steps
+
+    def num_fed(self, slot: Slot) -> int:
+        """Return the tokens that the next step feeds without drafts."""
+        self._check_cache(slot)
+        return max(0, len(slot.committed) - len(slot.cached)) + len(self.tree.unfed())
+
+    def feed(self, slot: Slot, drafts: Sequence[Node]) -> Fed:
+        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on. drafts:
+        the first of `candidates`; of their last level as many as there are live beams, or none.
+        """
+        self._check_cache(slot)
+        tree, tail = self.tree, slot.committed[len(slot.cached) :]
+        num_last = sum(node.position == drafts[-1].position for node in drafts)
+        if num_last < len(tree.live):
+            drafts = drafts[: len(drafts) - num_last]
+        nodes = [*tree.unfed(), *drafts]
+        parents = [*range(TREE_ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
+        new_ids = [*tail, *(node.token_id for node in nodes)]
+        num_logits = len(tree.live) + len(drafts)
+        row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents)
+        for node in (*([tree.root] if tail else []), *nodes):
+            tree.feed(node)
+        return Fed(row, len(tail), nodes, len(drafts))
+
+    def _check_cache(self, slot: Slot) -> None:
+        """Forget what was fed where memory was taken for others meanwhile."""
+        tree = self.tree
+        if not tree.root.is_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):
+            tree.forget_cache()
+            slot.truncate(len(slot.committed))
+
+    def decide(self, fed: Fed, logits: Tensor) -> list[Level]:
+        """Return the levels that a step decides. logits: [live beams + drafts, V] float32, those after the live beams
+        first. Raises NonFiniteLogits, deciding nothing, where the first of them are.
+        """
+        num_live = len(self.tree.live)
+        drafts = fed.nodes[len(fed.nodes) - fed.num_drafts :]
+        row_of = {(id(node.parent), node.token_id): num_live + place for place, node in enumerate(drafts)}
+        rows, live = list(range(num_live)), self.tree.live
+        levels = list[Level]()
+        while True:
+            log_probs = torch.log_softmax(logits[rows], dim=-1)  # [live beams, V] float32
+            if not bool(log_probs.isfinite().all()):
+                if not levels:
+                    raise NonFiniteLogits(rows)
+                return levels  # what is decided is sound
+            best = log_probs.topk(min(self.search.num_candidates, log_probs.shape[1]), dim=-1)
+            level = self.search.choose(best.indices.cpu().numpy(), best.values.cpu().numpy())
+            self.search.apply(level)
+            levels.append(level)
+            following = [row_of.get((id(live[parent]), token_id)) for parent, token_id, _ in level.live]
+            if self.search.is_done or None in following:
+                return levels
+            rows = [row for row in following if row is not None]
+            live = [drafts[row - num_live] for row in rows]
+
+    def go_on(self, slot: Slot, fed: Fed, levels: Sequence[Level], runner: ModelRunner) -> int:
+        """Keep of what a step fed what lies on the way to the live beams, and commit what they all begin with. Return
+        how many drafts are given up.
+
+        Raises OutOfBlocks.
+        """
+        tree, start, num_tail = self.tree, fed.row.tree_start, fed.num_tail
+        settled = tree.advance(levels)
+        keep = [*range(num_tail), *(num_tail + place for place in tree.keep(tree.inner()))]
+        ids = [slot.cached[start + place] for place in keep]
+        runner.rebase(slot.table, start, keep)
+        slot.commit_from(len(slot.committed), settled)
+        slot.rebased(start, ids)
+        if tree.root in tree.live:  # it is fed with the next step: its logits are what that goes by
+            tree.root.is_fed = False
+            slot.reconcile()
+        before, self._num_drafts, self.ended = self._num_drafts, len(_below(tree.live)), False
+        return before - self._num_drafts
+
+
+def _below(nodes: Sequence[Node]) -> list[Node]:
+    found = list[Node]()
+    for node in nodes:
+        found += node.children
+        found += _below(node.children)
+    return found

@@ -1,0 +1,170 @@
+"""Beam search through the gateway is, token for token, transformers' own of the target alone, whatever a draft does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider.client import AsyncClient, Choice, Drafter, InvalidRequest, Speculation
+from tests.e2e.reference import Searched, beams
+from tests.e2e.streams import PROMPT
+from tests.e2e.test_parity import ENDINGS
+from tests.samples import total
+from tests.stack import DEMO_TARGET, Process, Stack, running
+
+MAX_TOKENS = 48
+NEAR_TIE = 1e-4
+"""Two answers of scores that are closer, in nats, may stand the other way around."""
+SEARCHES: list[tuple[int, float, bool | str]] = [(2, 1.0, False), (4, 0.0, "never"), (4, 1.0, True), (8, 2.0, False)]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.grpc) as made:
+        yield made
+
+
+async def search(
+    client: AsyncClient, prompt: str, width: int, penalty: float, stopping: Any, **rest: Any
+) -> tuple[Choice, ...]:
+    options = {"max_tokens": MAX_TOKENS, "n": width, "length_penalty": penalty, "early_stopping": stopping}
+    return (await client.generate(prompt, use_beam_search=True, **{**options, **rest})).choices
+
+
+def differences(found: tuple[Choice, ...], expected: list[Searched]) -> list[str]:
+    """Those that are no near-ties."""
+    assert len(found) == len(expected)
+    wrong = list[str]()
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.score is not None and one.index == place
+        if [token.id for token in one.tokens] != other.ids and abs(one.score - other.score) >= NEAR_TIE:
+            wrong.append(f"answer {place}: {[token.id for token in one.tokens]} for {other}, scored {one.score}")
+    return wrong
+
+
+@pytest.mark.parametrize(("width", "penalty", "stopping"), SEARCHES)
+async def test_answers_are_transformers_own_with_drafts_and_without(
+    client: AsyncClient,
+    dev_prompts: list[str],
+    width: int,
+    penalty: float,
+    stopping: bool | str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = [*dev_prompts[:3], *ENDINGS]
+    expected = await asyncio.to_thread(beams, DEMO_TARGET, prompts, width, MAX_TOKENS, penalty, stopping)
+    num_passes: dict[int | str, int] = {}
+    rest = (width, penalty, stopping)
+    for k in (0, "auto", 5):
+        enabled, speculation = k == 5, Speculation(num_draft_tokens=k)
+        found = await asyncio.gather(*(search(client, p, *rest, speculation=speculation) for p in prompts))
+        for prompt, one, other in zip(prompts, found, expected, strict=True):
+            assert not differences(one, other), f"{prompt[-60:]!r}, K {k}"
+        usages = [choices[0].usage for choices in found]
+        num_passes[k] = sum(usage.num_rounds + usage.num_plain_steps for usage in usages)
+        assert all(not each.usage.num_rounds for choices in found for each in choices[1:])
+        assert k == "auto" or enabled is any(usage.num_accepted_tokens for usage in usages)
+    with capsys.disabled():
+        print(f"\n{width} beams, passes by K: {num_passes}")
+    assert num_passes[5] < {2: 0.7, 4: 0.8, 8: 0.9}[width] * num_passes[0]
+    ids = [answer.ids for answers in expected for answer in answers]
+    assert min(map(len, ids)) < MAX_TOKENS
+
+
+async def test_over_http_whole_and_as_a_stream(stack: Stack, client: AsyncClient) -> None:
+    body: dict[str, Any] = {"prompt": PROMPT, "n": 4, "use_beam_search": True, "max_tokens": 32, "length_penalty": 0.5}
+    found = await search(client, PROMPT, 4, 0.5, False, max_tokens=32)
+    async with httpx.AsyncClient(base_url=stack.http, timeout=60) as http:
+        whole = (await http.post("/v1/completions", json=body)).raise_for_status().json()
+        assert [choice["text"] for choice in whole["choices"]] == [each.text for each in found]
+        assert whole["usage"]["completion_tokens"] == sum(len(each.tokens) for each in found)
+        async with http.stream("POST", "/v1/completions", json=body | {"stream": True, "n": 2}) as reply:
+            events = [line async for line in reply.aiter_lines() if line.startswith("data: {")]
+        assert len(events) == 2
+        two = body | {"prompt": [PROMPT, "def f(x):\n"], "n": 2}
+        both = (await http.post("/v1/completions", json=two)).raise_for_status().json()
+        assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+        messages = [{"role": "user", "content": "def f(x):"}]
+        rest = {"n": 3, "use_beam_search": True, "max_tokens": 8, "early_stopping": "never"}
+        chat = (await http.post("/v1/chat/completions", json={"messages": messages} | rest)).raise_for_status().json()
+        assert len(chat["choices"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("wishes", "param"),
+    [
+        ({"n": 1}, "n"),
+        ({"n": 129}, "n"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"stop": "x"}, "stop"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"best_of": 5}, "best_of"),
+        ({"length_penalty": 9.0}, "length_penalty"),
+        ({"early_stopping": "soon"}, "early_stopping"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction.content"),
+        ({"speculation": {"tree": "2x2"}}, "speculation.tree"),
+        ({"speculation": {"lenience": 0.5}}, "speculation.lenience"),
+        ({"speculation": {"drafter": "ngram"}}, "speculation.drafter"),
+        ({"max_tokens": 1900, "n": 32}, "max_tokens"),
+        ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(stack: Stack, wishes: dict[str, Any], param: str) -> None:
+    body = {"prompt": "a", "n": 4, "use_beam_search": True, "max_tokens": 8} | wishes
+    reply = httpx.post(f"{stack.http}/v1/completions", json=body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param and param.rpartition(".")[2] in error["message"]
+
+
+async def test_the_sdk_refuses_them_too(client: AsyncClient) -> None:
+    for wishes in ({"n": 1}, {"temperature": 0.5}, {"speculation": Speculation(drafter=Drafter.NGRAM)}):
+        with pytest.raises(InvalidRequest):
+            await client.generate("a", use_beam_search=True, **{"n": 2, **wishes})  # type: ignore[typeddict-item]
+    with pytest.raises(InvalidRequest, match="needs use_beam_search"):
+        await client.generate("a", length_penalty=0.5)
+
+
+@pytest.fixture(scope="module")
+def paced() -> Iterator[Stack]:
+    """A target that takes 30 ms longer a step, so that searches outlive a worker."""
+    with running(target_module="tests.e2e.faults.paced_target") as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", ["draft", "target"])
+async def test_a_worker_killed_half_way_changes_no_answer(paced: Stack, name: str) -> None:
+    expected = (await asyncio.to_thread(beams, DEMO_TARGET, [PROMPT], 4, 96, 1.0, False))[0]
+
+    def num_rounds() -> float:
+        return total(paced.metrics(), "spec_rounds_total")
+
+    async with AsyncClient(paced.grpc) as client:
+        before = num_rounds()
+        answers = asyncio.create_task(search(client, PROMPT, 4, 1.0, False, max_tokens=96))
+        while num_rounds() < before + 5:
+            await asyncio.sleep(0.02)
+            assert not answers.done()
+        worker: Process = getattr(paced, name)
+        worker.kill()
+        if name == "target":
+            setattr(paced, name, await asyncio.to_thread(worker.again))
+        found = await answers
+    assert not differences(found, expected)
+    if name == "draft":
+        assert found[0].usage.num_plain_steps > 5
+        setattr(paced, name, await asyncio.to_thread(worker.again))
