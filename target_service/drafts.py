@@ -15,7 +15,7 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
-from target_service.beams import Beams
+from target_service.beams import Beams, Fed
 from target_service.chains import as_chain
 from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
