@@ -82,13 +82,15 @@ class OwnDrafts:
                 self._headed[slot.key] = slot
                 continue
             drafter = Prediction(job.prediction_ids) if kind is kinds.Drafter.PREDICTION else self._drafters[kind]
-            follower = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
+            # What an encoder reads comes before the prompt: the output may copy from it.
+            before = [*job.source_ids, *slot.committed]
+            follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.cache_salt)
             self._followers.setdefault(slot.key, {})[kind] = follower
 
-    def commit(self, job: VerifyJob) -> None:
+    def commit(self, job: VerifyJob, slot: Slot) -> None:
         """Set the slot's tokens to committed[:base_len] + committed_ids."""
-        for follower in self._of((job.owner, job.slot_id)).values():
-            follower.truncate(job.base_len)
+        for follower in self._of(slot.key).values():
+            follower.truncate(slot.num_source_tokens + job.base_len)
             follower.append(job.committed_ids)
 
     def append(self, key: SlotKey, token_ids: Sequence[int]) -> list[bool]:
@@ -136,8 +138,8 @@ class OwnDrafts:
         return found
 
     def _by_table(self, slot: Slot, kind: kinds.Drafter, tree: GrowingTree, state: SamplingState) -> Say:
-        follower, committed_len = self._followers[slot.key][kind], len(slot.committed)
-        assert follower.num_tokens == committed_len, f"{follower.num_tokens} tokens followed of {committed_len}"
+        follower, num_tokens = self._followers[slot.key][kind], slot.num_source_tokens + len(slot.committed)
+        assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
 
         def say(node: Node) -> Said:

@@ -124,7 +124,7 @@ class Verifier:
             why = f"until_len is {job.until_len}, must be more than the {len(slot.committed)} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
             return
-        self._own_drafts.commit(job)
+        self._own_drafts.commit(job, slot)
         pairs = zip(known_ids, job.committed_ids, strict=False)
         self._features.cut(key, job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
         self._features.lease_began(self._leases.begin(job, slot))
@@ -165,7 +165,7 @@ class Verifier:
         if not rows:
             return turn.worked
         num_run_tokens = sum(row.num_new for row in rows[: len(going)])
-        num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
+        num_prompt_tokens = sum(p.num_tokens for p in turn.pieces)
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
@@ -348,7 +348,8 @@ def _row(ready: Ready) -> Row:
     if tree is not None:  # the path to each of its nodes begins with the committed tokens before the tree
         parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in tree.parents)]
     new_ids = [*tail, *ready.draft_ids]
-    return Row(slot.table, new_ids, len(slot.cached), len(ready.draft_ids) + 1, slot.cached, parents)
+    num_logits = len(ready.draft_ids) + 1
+    return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
 
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:

@@ -25,18 +25,17 @@ from transformers.utils.logging import disable_progress_bar
 from tests.zoo import zoo
 
 __all__ = [
-    *(
-        "EOS_ID",
-        "START_ID",
-        "UNKNOWN_ID",
-        "perturbed_copy",
-        "random_model",
-        "save",
-        "tiny_bart",
-        "tiny_llama",
-        "tiny_t5",
-    ),
-    *("write_tokenizer", "zoo"),
+    "EOS_ID",
+    "START_ID",
+    "UNKNOWN_ID",
+    "perturbed_copy",
+    "random_model",
+    "save",
+    "tiny_bart",
+    "tiny_llama",
+    "tiny_t5",
+    "write_tokenizer",
+    "zoo",
 ]
 
 EOS_ID = 0

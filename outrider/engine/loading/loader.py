@@ -176,7 +176,7 @@ def read_config(model: str) -> PreTrainedConfig:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be rolled back or has no causal class, before its weights are read."""
+    """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
     name = (config.architectures or [type(config).__name__])[0]
     if type(config) not in _auto_class(config)._model_mapping:
         kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
