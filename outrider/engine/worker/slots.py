@@ -96,7 +96,8 @@ class BareSlot:
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids by name where slots have any."""
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, by name, where there are
+any."""
 
 
 class OpenSlots(Generic[S]):
