@@ -53,13 +53,15 @@ class ModelDrafter:
         num_cached = len(slot.cached)
         if not tree.root.is_fed:
             ids = slot.uncached()
-            return Row(slot.table, ids, num_cached, 1, slot.cached, features=slot.features_of(len(ids)))
+            features = slot.features_of(len(ids))
+            return Row(slot.table, ids, num_cached, 1, slot.cached, features=features, source=slot.source)
         order = [*tree.fed, *nodes]
         place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
         parents = [place[id(node.parent)] for node in order]
         is_chain = parents == list(range(-1, len(parents) - 1))
         new_ids, features = [node.token_id for node in nodes], self._features_of(nodes)
-        return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, None if is_chain else parents, features)
+        rest = (None if is_chain else parents, features, slot.source)
+        return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, *rest)
 
     def _features_of(self, nodes: Sequence[Node]) -> Tensor | None:
         """Return what goes into a forward beside nodes of a tree."""

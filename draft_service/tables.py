@@ -44,6 +44,7 @@ class TableState(WorkerState):
                 device="cpu",
                 attention_path=kinds.TABLES,
                 eos_token_ids=self.vocabulary.eos_token_ids,
+                decoder_start_ids=self.vocabulary.decoder_start_ids,
                 tensor_parallel=1,
             )
         )
@@ -56,15 +57,17 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = kinds.Drafter[config.drafter.upper()]
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
-    slots = OpenSlots(partial(TableSlot, drafter), config.max_slots, vocabulary.context_limit)
+    has_encoder = bool(vocabulary.decoder_start_ids)
+    sizes = (config.max_slots, vocabulary.context_limit)
+    slots = OpenSlots(partial(TableSlot, drafter), *sizes, takes_sources=has_encoder)
     log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
     return TableState(config, epoch, slots, tokenizer, drafters=(kind,), vocabulary=vocabulary)
 
 
 class TableSlot(BareSlot):
-    """Follows what is committed."""
+    """Follows what is committed, behind what an encoder reads: the output may copy from it."""
 
-    __slots__ = ("_is_sound", "follower")
+    __slots__ = ("_is_sound", "_num_source", "follower")
 
     def __init__(
         self,
@@ -74,14 +77,16 @@ class TableSlot(BareSlot):
         num_prompt: int,
         params: SamplingParams,
         cache_salt: bytes = b"",
+        source_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
         self._is_sound = True
-        self.follower = drafter.open(self.committed, num_prompt, cache_salt)
+        self._num_source = len(source_ids)
+        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + num_prompt, cache_salt)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         super().commit_from(base_len, ids)
-        self.follower.truncate(base_len)
+        self.follower.truncate(self._num_source + base_len)
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:

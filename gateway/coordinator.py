@@ -200,7 +200,7 @@ class Answers:
 
     async def _decode(self, index: int, request: GenerationRequest) -> None:
         metrics = self._model.metrics
-        metrics.prompt_tokens.inc(len(request.prompt_ids))
+        metrics.prompt_tokens.inc(len(request.asked_ids))
         self._model.retries.request()
         make = Session if request.params.beams is None else BeamSession
         session = make(request, self._model.reference.tokenizer, next(self._model.slot_ids))

@@ -45,6 +45,7 @@ class GenerationRequest:
     request_id: str
     model: str
     prompt_ids: tuple[int, ...]
+    """What the output goes on from; with an encoder the tokens that every output begins with."""
     params: SamplingParams
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
@@ -56,6 +57,13 @@ class GenerationRequest:
     """Name of the caller's API key; None where the gateway asks for none."""
     reading: Reading | None = None
     """How the text is read for calls and reasoning; None = it stands as it is."""
+    source_ids: tuple[int, ...] = ()
+    """The caller's prompt where an encoder reads it."""
+
+    @property
+    def asked_ids(self) -> tuple[int, ...]:
+        """The caller's prompt, whoever reads it."""
+        return self.source_ids or self.prompt_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,8 @@ class ServedFacts:
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
     no_beams: str | None = None
     """Why no beams can be searched now; None when they can."""
+    decoder_start_ids: tuple[int, ...] = ()
+    """What outputs begin with where an encoder reads the prompt; empty without one."""
 
 
 class Generator(Protocol):

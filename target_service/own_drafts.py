@@ -91,19 +91,20 @@ class OwnDrafts:
                 self._stepping[slot.key] = kind
                 continue
             drafter = Prediction(job.prediction_ids) if kind is kinds.Drafter.PREDICTION else self._drafters[kind]
-            follower = drafter.open(slot.committed, slot.num_prompt, job.cache_salt)
+            # What an encoder reads comes before the prompt: the output may copy from it.
+            before = [*job.source_ids, *slot.committed]
+            follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.cache_salt)
             self._followers.setdefault(slot.key, {})[kind] = follower
 
-    def commit(self, job: VerifyJob, num_same: int) -> None:
+    def commit(self, job: VerifyJob, slot: Slot, num_same: int) -> None:
         """Set the slot's tokens to committed[:base_len] + committed_ids. num_same: of the first ones, which are what
         they were.
         """
-        key = (job.owner, job.slot_id)
-        for follower in self._of(key).values():
-            follower.truncate(job.base_len)
+        for follower in self._of(slot.key).values():
+            follower.truncate(slot.num_source_tokens + job.base_len)
             follower.append(job.committed_ids)
-        if key in self._stepping:
-            self._by_steps[self._stepping[key]].cut(key, num_same)
+        if slot.key in self._stepping:
+            self._by_steps[self._stepping[slot.key]].cut(slot.key, num_same)
 
     def append(self, key: SlotKey, token_ids: Sequence[int]) -> list[bool]:
         """Append what a verdict committed; return, of what a prediction said before those tokens, whether it came."""
@@ -136,8 +137,8 @@ class OwnDrafts:
         """
         if kind in self._by_steps:
             return self._by_steps[kind].candidates(slot, state, shares, most)
-        follower, committed_len = self._followers[slot.key][kind], len(slot.committed)
-        assert follower.num_tokens == committed_len, f"{follower.num_tokens} tokens followed of {committed_len}"
+        follower, num_tokens = self._followers[slot.key][kind], slot.num_source_tokens + len(slot.committed)
+        assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
 
         def say(tree: GrowingTree, node: Node) -> Said:

@@ -132,7 +132,7 @@ class Verifier:
             return
         pairs = zip(known_ids, job.committed_ids, strict=False)
         num_same = job.base_len + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._own_drafts.commit(job, num_same)
+        self._own_drafts.commit(job, slot, num_same)
         self._features.cut(key, num_same)
         self._features.lease_began(self._leases.begin(job, slot, beams))
 
@@ -181,7 +181,7 @@ class Verifier:
         if not rows:
             return turn.worked
         num_run_tokens = sum(row.num_new for _, row in stepping)
-        num_prompt_tokens = sum(p.row.num_new for p in turn.pieces)
+        num_prompt_tokens = sum(p.num_tokens for p in turn.pieces)
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
@@ -462,7 +462,8 @@ def _row(ready: Ready) -> Row:
         nodes = [*ready.parents, *(() if scaffold is None else scaffold.parents)]
         parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
     new_ids = [*tail, *ready.draft_ids, *ready.scaffold_ids]
-    return Row(slot.table, new_ids, len(slot.cached), len(new_ids) - len(tail) + 1, slot.cached, parents)
+    num_logits = len(new_ids) - len(tail) + 1
+    return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
 
 
 def _apart(ready: Sequence[Ready], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:

@@ -13,7 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.loader import decoder_start_of
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths.block_cache import num_decoder_layers
 from outrider.engine.paths.choice import FACTORIES, PathUnavailable, choose_path, features_refusal, tree_refusal
 from tests.rounds import largest_error, largest_tree_error, truth_of
 from tests.tiny_models import random_model
@@ -41,8 +43,8 @@ class Measured:
 
 
 def facts_of(model: PreTrainedModel) -> ModelFacts:
-    text = model.config.get_text_config(decoder=True)
-    layers = {"num_layers": text.num_hidden_layers, "hidden_size": text.hidden_size}
+    hidden_size, start = model.config.get_text_config(decoder=True).hidden_size, decoder_start_of(model.config, None)
+    layers = {"num_layers": num_decoder_layers(model.config), "hidden_size": hidden_size, "decoder_start_ids": start}
     return ModelFacts("tiny", 97, 128, "float32", "cpu", (), 0, **layers)
 
 
@@ -51,7 +53,7 @@ def measure(name: str) -> Measured:
     architecture = ARCHITECTURES[name]
     model = random_model(architecture.config, seed=3)
     facts, truth, errors, untapped = facts_of(model), truth_of(model), dict[str, float](), dict[str, str]()
-    for path in FACTORIES:
+    for path in ["dense"] if model.config.is_encoder_decoder else FACTORIES:
         try:
             forward = FACTORIES[path](model, facts)
         except PathUnavailable:
@@ -61,7 +63,7 @@ def measure(name: str) -> Measured:
         errors[path] = largest_error(runner, truth)
         if runner.supports_trees:
             errors[path] = max(errors[path], largest_tree_error(runner, truth))
-        refusal = features_refusal(runner, UncachedModel(model))
+        refusal = None if facts.decoder_start_ids else features_refusal(runner, UncachedModel(model))
         if refusal is not None:
             untapped[path] = refusal
     chosen = choose_path(model, facts, "auto", False)

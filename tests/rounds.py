@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import Row, Source
 
-Truth = Callable[[list[int]], Tensor]
-"""[T] ids -> [T, V] float32, from transformers alone."""
+Truth = Callable[..., Tensor]
+"""[T] ids, and those of a source where there is an encoder -> [T, V] float32, from transformers alone."""
 
 
 def some_ids(count: int, vocab_size: int, seed: int) -> list[int]:
@@ -24,15 +24,29 @@ def some_ids(count: int, vocab_size: int, seed: int) -> list[int]:
 
 def truth_of(model: PreTrainedModel) -> Truth:
     """Every distinct sequence is computed once."""
-    uncached, known = UncachedModel(model), dict[tuple[int, ...], Tensor]()
+    uncached, known = UncachedModel(model), dict[tuple[tuple[int, ...], ...], Tensor]()
 
-    def truth(ids: list[int]) -> Tensor:
-        key = tuple(ids)
+    def truth(ids: list[int], source_ids: Sequence[int] = ()) -> Tensor:
+        key = (tuple(ids), tuple(source_ids))
         if key not in known:
-            known[key] = uncached.forward(ids)
+            known[key] = uncached.forward(ids, source_ids)
         return known[key]
 
     return truth
+
+
+def some_source(runner: ModelRunner, num_tokens: int, seed: int) -> Source | None:
+    """An encoded source; None for a decoder-only model."""
+    if not runner.facts.decoder_start_ids:
+        return None
+    source = Source(runner.pool.new_table(), some_ids(num_tokens, runner.facts.vocab_size, seed))
+    runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source)])
+    return source
+
+
+def ids_of(source: Source | None) -> list[Sequence[int]]:
+    """What a `Truth` takes of it."""
+    return [] if source is None else [source.ids]
 
 
 class Fed:
@@ -41,20 +55,28 @@ class Fed:
     relative: an error is a share of the largest logit.
     """
 
-    def __init__(self, runner: ModelRunner, expected: Truth, ids: list[int], *, relative: bool = False) -> None:
+    def __init__(
+        self, runner: ModelRunner, expected: Truth, ids: list[int], *, relative: bool = False, num_source: int = 3
+    ) -> None:
         self.table, self.ids, self.num_cached = runner.pool.new_table(), ids, 0
+        self.source = some_source(runner, num_source, len(ids))
         self._vocab_size = runner.facts.vocab_size
         self._expected = expected
         self._relative = relative
 
     def row(self, end: int, num_logits: int) -> Row:
-        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
+        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits, self.source)
+
+    def free(self) -> None:
+        self.table.free()
+        if self.source is not None:
+            self.source.table.free()
 
     def error(self, row: Row, logits: Tensor) -> float:
         self.num_cached = row.num_tokens
         if not row.num_logits:
             return 0.0
-        expected = self._expected(row.last_ids(row.num_tokens))[-row.num_logits :]
+        expected = self._expected(row.last_ids(row.num_tokens), *ids_of(self.source))[-row.num_logits :]
         scale = expected.abs().max() if self._relative else 1.0
         return float((logits - expected).abs().max() / scale)
 
@@ -73,7 +95,10 @@ def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:
 
 def largest_error(runner: ModelRunner, truth: Truth) -> float:
     """Four sequences of up to 64 tokens, through everything that a service does with rows. NaN if any logit is."""
-    a, b, c, d = (Fed(runner, truth, some_ids(110, runner.facts.vocab_size, seed)) for seed in range(4))
+    a, b, c, d = (
+        Fed(runner, truth, some_ids(110, runner.facts.vocab_size, seed), num_source=(50, 7, 1, 16)[seed])
+        for seed in range(4)
+    )
     steps = [
         [(a, 40, 0), (b, 9, 1), (c, 3, 1)],  # prompts: wide, narrow, very short
         [(a, 57, 1), (b, 10, 1), (c, 4, 1), (d, 20, 0)],  # the rest of a prompt among decodes, another joins
@@ -84,12 +109,12 @@ def largest_error(runner: ModelRunner, truth: Truth) -> float:
     b.roll_back(13, 11)  # two kept
     c.roll_back(5, 12)
     errors.append(step(runner, [(a, 64, 6), (b, 15, 2), (c, 6, 1), (d, 27, 6)]))  # ragged K
-    d.table.free()  # leaves in between
+    d.free()  # leaves in between
     a.roll_back(16, 13)  # far back, to the edge of a block
     errors.append(step(runner, [(a, 17, 1), (b, 16, 1), (c, 12, 6)]))
     errors.append(step(runner, [(a, 23, 6)]))  # alone
     for sequence in (a, b, c):
-        sequence.table.free()
+        sequence.free()
     return float("nan") if any(error != error for error in errors) else max(errors)
 
 
@@ -97,15 +122,25 @@ class Grown:
     """A sequence that ends with a token tree, fed piece by piece. nodes: their ids, as many as parents."""
 
     def __init__(
-        self, runner: ModelRunner, table: BlockTable, ids: list[int], nodes: list[int], parents: list[int]
+        self,
+        runner: ModelRunner,
+        table: BlockTable,
+        ids: list[int],
+        nodes: list[int],
+        parents: list[int],
+        num_source: int = 3,
     ) -> None:
+        self.source = some_source(runner, num_source, 25)
         self.table, self.ids, self.nodes, self.parents = table, ids, nodes, parents
         self._runner = runner
 
     def row(self, first: int, end: int) -> Row:
         """Feeds nodes `first` to end - 1, with all logits; what is before them is cached."""
         cached = [*self.ids, *self.nodes[:first]]
-        return Row(self.table, self.nodes[first:end], len(cached), end - first, cached, self.parents[:end])
+        return Row(
+            *(self.table, self.nodes[first:end], len(cached), end - first, cached, self.parents[:end]),
+            source=self.source,
+        )
 
     def path_to(self, node: int) -> list[int]:
         """Its ancestors and itself."""
@@ -154,10 +189,10 @@ def some_parents(count: int, seed: int) -> list[int]:
 def largest_tree_error(runner: ModelRunner, truth: Truth) -> float:
     """A tree of 22 nodes in two feeds after more tokens than windows hold, among other rows; one path goes on."""
     ids, vocab_size = some_ids(43, runner.facts.vocab_size, 20), runner.facts.vocab_size
-    tree = Grown(runner, runner.pool.new_table(), ids, some_ids(22, vocab_size, 21), some_parents(22, 1))
-    a, b = (Fed(runner, truth, some_ids(60, vocab_size, seed)) for seed in (22, 23))
+    tree = Grown(runner, runner.pool.new_table(), ids, some_ids(22, vocab_size, 21), some_parents(22, 1), 20)
+    a, b = (Fed(runner, truth, some_ids(60, vocab_size, seed), num_source=seed) for seed in (22, 23))
     step(runner, [(a, 30, 0), (b, 9, 0)])
-    runner.forward([Row.of(tree.table, ids, 0, 0)])
+    runner.forward([Row.of(tree.table, ids, 0, 0, tree.source)])
     errors, parts = list[float](), list[Tensor]()
     for first, end, feeds in ((0, 9, [(a, 36, 6), (b, 10, 1)]), (9, 22, [(a, 37, 1), (b, 30, 1)])):
         rows = [tree.row(first, end), *(one.row(to, num_logits) for one, to, num_logits in feeds)]
@@ -167,12 +202,12 @@ def largest_tree_error(runner: ModelRunner, truth: Truth) -> float:
     logits = torch.cat(parts)  # [22, V]
     leaves = sorted(tree.leaves(), key=lambda leaf: len(tree.path_to(leaf)))[-3:]
     for leaf in leaves:
-        expected = truth(tree.chain_to(leaf))[43:]
+        expected = truth(tree.chain_to(leaf), *ids_of(tree.source))[43:]
         errors.append(float((logits[tree.path_to(leaf)] - expected).abs().max()))
     tree.keep(leaves[-1])
     again = Fed(runner, truth, [*tree.ids, *some_ids(4, vocab_size, 24)])
-    again.table, again.num_cached = tree.table, len(tree.ids)
+    again.table, again.num_cached, again.source = tree.table, len(tree.ids), tree.source
     errors.append(step(runner, [(again, len(again.ids), 4)]))
     for sequence in (again, a, b):
-        sequence.table.free()
+        sequence.free()
     return float("nan") if any(error != error for error in errors) else max(errors)

@@ -51,6 +51,28 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 12,
 }
 GPT: dict[str, Any] = {**COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+T5: dict[str, Any] = {
+    **COMMON,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    **COMMON,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "decoder_start_token_id": 0,
+}
 DBRX: dict[str, Any] = {
     **COMMON,
     "d_model": 32,
@@ -122,6 +144,17 @@ def _architectures() -> dict[str, Architecture]:
         "gemma3_text": one(
             "gemma3_text", {**SHAPE, **HEAD, **MIXED, "query_pre_attn_scalar": 8}, "window on most layers"
         ),
+        "bart": one("bart", BART, "encoder-decoder, learned positions"),
+        "blenderbot": one("blenderbot", BART, "encoder-decoder, learned positions"),
+        "longt5": one("longt5", T5, "encoder-decoder, relative positions"),
+        "marian": one("marian", BART, "encoder-decoder, sinusoidal positions"),
+        "mbart": one("mbart", BART, "encoder-decoder, learned positions"),
+        "mt5": one("mt5", T5, "encoder-decoder, relative positions"),
+        "mvp": one("mvp", BART, "encoder-decoder, learned positions"),
+        "pegasus": one("pegasus", BART, "encoder-decoder, sinusoidal positions"),
+        "plbart": one("plbart", BART, "encoder-decoder, learned positions"),
+        "t5": one("t5", T5, "encoder-decoder, relative positions"),
+        "umt5": one("umt5", T5, "encoder-decoder, relative positions of each layer"),
         "glm": one("glm", {**SHAPE, **HEAD}),
         "glm4": one("glm4", {**SHAPE, **HEAD}),
         "glm4_moe": one("glm4_moe", {**SHAPE, **HEAD, **ROUTED}, "MoE"),

@@ -115,7 +115,7 @@ class Admission:
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
                 tokenizer = self.generator.tokenizer(facts.id)
                 requests = await build_requests(demand, facts, tokenizer, self.config, caller.name)
-                num_prompt = sum(len(each.prompt_ids) for each in requests[:: demand.num_choices])
+                num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()
                 record.model, record.num_prompt_tokens = facts.id, num_prompt
                 num_charged = num_prompt + sum(each.params.max_tokens for each in requests)

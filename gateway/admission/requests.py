@@ -463,8 +463,12 @@ def _answers(
             "complete; leave one out",
             param="ignore_eos",
         )
+    source_ids: tuple[int, ...] = ()
+    if facts.decoder_start_ids:
+        _check_source(demand, facts.context_limit, len(ids))
+        source_ids, ids = ids, facts.decoder_start_ids
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
-    check_token_ids(demand.names.prompt, ids, facts.vocab_size)
+    check_token_ids(demand.names.prompt, source_ids or ids, facts.vocab_size)
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
@@ -475,6 +479,7 @@ def _answers(
             request_id=demand.request_id,
             model=facts.id,
             prompt_ids=ids,
+            source_ids=source_ids,
             params=dataclasses.replace(params, choice=choice),
             stop=demand.stop,
             speculation=demand.speculation,
@@ -485,6 +490,15 @@ def _answers(
         )
         for choice in range(demand.num_choices)
     ]
+
+
+def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
+    """Raises ContextExceeded for a prompt that is longer than an encoder reads."""
+    if num_source > context_limit:
+        raise ContextExceeded(
+            f"{demand.names.prompt} has {num_source} tokens, the encoder reads at most {context_limit}; shorten it",
+            param=demand.names.prompt,
+        )
 
 
 def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:

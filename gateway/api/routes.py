@@ -163,7 +163,7 @@ class Routes:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
             return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests])
-        echoes = [tokenizer.decode(each.prompt_ids) for each in requests] if body.echo else ()
+        echoes = [tokenizer.decode(each.asked_ids) for each in requests] if body.echo else ()
         return CompletionForm(tokenizer, body.logprobs is not None, echoes)
 
     async def models(self) -> Response:

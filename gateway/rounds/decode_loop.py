@@ -138,7 +138,7 @@ class Decoder:
     def _speculate(self, target: Connection) -> Speculation | None:
         draft = self.draft.choose(self.target.member)
         workers = (target.info,) if draft is None else (target.info, draft)
-        return speculation_of(self.session.request, self.model.config, workers, self.session.committed_len)
+        return speculation_of(self.session.request, self.model.config, workers, self.session.num_held)
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""

@@ -19,11 +19,12 @@ round trip, and makes twice as many tokens for an answer that a stop string has 
 
 
 def speculation_of(
-    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], committed_len: int
+    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
 ) -> Speculation | None:
     """Return what these workers of the answer are told; None where nothing is to be drafted.
 
-    workers: the target, and the draft if there is one; both must be able to do it.
+    workers: the target, and the draft if there is one; both must be able to do it. num_held: tokens that the answer has
+    in the cache of each.
     """
     options = request.speculation
     tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
@@ -33,7 +34,7 @@ def speculation_of(
     if tree is None:
         num_draft_tokens = num_draft_tokens or 0
     elif all(worker.trees for worker in workers):
-        num_nodes = min(_room_for_nodes(worker, committed_len) for worker in workers if worker.num_kv_blocks)
+        num_nodes = min(_room_for_nodes(worker, num_held) for worker in workers if worker.num_kv_blocks)
         tree, num_draft_tokens = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens)), 0
         if tree is None:
             return None
@@ -84,6 +85,6 @@ def num_ahead(speculation: Speculation | None, overlap: bool) -> int:
     return STEPS_AHEAD * ((speculation.num_draft_tokens or depth) + 1)
 
 
-def _room_for_nodes(worker: pb.WorkerInfo, committed_len: int) -> int:
+def _room_for_nodes(worker: pb.WorkerInfo, num_held: int) -> int:
     """Nodes in its cache, were the answer alone there; a block may have to be copied."""
-    return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - committed_len)
+    return max(0, (worker.num_kv_blocks - 1) * worker.kv_block_size - num_held)

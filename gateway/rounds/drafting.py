@@ -251,10 +251,12 @@ class Drafting:
         """Return False where this draft can do nothing for the request."""
         self._forget()
         session, config = self._session, self._model.config
-        speculation = speculation_of(session.request, config, (target.info, draft.info), session.committed_len)
+        speculation = speculation_of(session.request, config, (target.info, draft.info), session.num_held)
         if speculation is None:
             return False
         message = session.open_message()
+        if not draft.info.decoder_start_ids:  # a table of a text alone
+            message.ClearField("source_ids")
         message.speculation.CopyFrom(speculation.to_proto())
         # A draft with a shorter context drafts as far as it reaches.
         room = draft.info.context_limit - session.num_prompt

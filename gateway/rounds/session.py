@@ -31,7 +31,8 @@ class Session:
         self.committed: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         lenience = request.params.lenience if request.params.lenience < 1.0 else None
-        self.usage = AnswerUsage(num_prompt_tokens=self.num_prompt, seed=request.params.seed, lenience=lenience)
+        num_asked = len(request.asked_ids)
+        self.usage = AnswerUsage(num_prompt_tokens=num_asked, seed=request.params.seed, lenience=lenience)
         self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
         self.finished = False
         self._tokenizer = tokenizer
@@ -42,6 +43,11 @@ class Session:
     @property
     def committed_len(self) -> int:
         return len(self.committed)
+
+    @property
+    def num_held(self) -> int:
+        """Tokens that a worker's cache holds of the answer: those committed, and what its encoder reads."""
+        return len(self.committed) + len(self.request.source_ids)
 
     @property
     def num_output(self) -> int:
@@ -77,6 +83,7 @@ class Session:
             cache_salt=self.request.cache_salt,
             traceparent=current_record().traceparent,
             protocol=PROTOCOL,
+            source_ids=self.request.source_ids,
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:
@@ -113,7 +120,7 @@ class Session:
 
     def _count(self, verdict: tpb.Verdict) -> None:
         if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
-            self.usage.num_cached_prompt_tokens = min(verdict.num_cached_tokens, self.num_prompt)
+            self.usage.num_cached_prompt_tokens = min(verdict.num_cached_tokens, self.usage.num_prompt_tokens)
         if verdict.num_drafted:
             self.usage.num_rounds += 1
         else:

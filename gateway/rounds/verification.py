@@ -65,7 +65,7 @@ class Verification:
         self._until_len = 0
         """How far it was last told to go."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
-        self._key = prefix_key(session.request.prompt_ids, session.request.cache_salt)
+        self._key = prefix_key(session.request.asked_ids, session.request.cache_salt)
         self._member: TargetMember | None = None
         self._avoid: str | None = None
         """Where it failed last."""

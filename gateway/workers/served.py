@@ -59,6 +59,11 @@ class ReferenceTarget:
                 f"the target came back as {_identity(info)}, the pool was started with {_identity(first)}; "
                 "restart the gateway to serve another model"
             )
+        if info.decoder_start_ids != first.decoder_start_ids:
+            raise IncompatiblePair(
+                f"the target's answers begin with {list(info.decoder_start_ids)}, the pool was started with "
+                f"{list(first.decoder_start_ids)}"
+            )
         if info.context_limit < first.context_limit:
             raise IncompatiblePair(
                 f"the target's context limit is {info.context_limit}, the pool was started with {first.context_limit}"
@@ -76,15 +81,29 @@ class ReferenceTarget:
             raise IncompatiblePair(
                 f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer"
             )
+        if target.vocab_size != info.vocab_size:
+            raise IncompatiblePair(
+                f"{pair}: logits have {target.vocab_size} entries in the target and {info.vocab_size} in the draft; "
+                "use two models of one vocabulary size, or the target's folder for a draft without a model"
+            )
+        start, other = list(target.decoder_start_ids), list(info.decoder_start_ids)
+        if start and other:
+            raise IncompatiblePair(
+                f"{pair}: answers begin with {start} in the target and with {other} in the draft; use two models whose "
+                "configurations name the same decoder_start_token_id"
+            )
+        has_one = "target" if start else "draft"
         raise IncompatiblePair(
-            f"{pair}: logits have {target.vocab_size} entries in the target and {info.vocab_size} in the draft; "
-            "use two models of one vocabulary size, or the target's folder for a draft without a model"
+            f"{pair}: the {has_one} has an encoder and the other has none; use two encoder-decoder models or two "
+            "decoder-only ones"
         )
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
-        """Whether the draft's tokens mean the same here."""
+        """Whether the draft's tokens mean the same here, and are written after the same."""
         same_size = draft.vocab_size == self.info.vocab_size
-        return same_size and draft.tokenizer_fingerprint == self.info.tokenizer_fingerprint
+        if not same_size or draft.tokenizer_fingerprint != self.info.tokenizer_fingerprint:
+            return False
+        return draft.attention_path == TABLES or draft.decoder_start_ids == self.info.decoder_start_ids
 
 
 def _identity(info: pb.WorkerInfo) -> str:
@@ -157,6 +176,7 @@ class ServedModel:
             drafters=self._drafters(),
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
+            decoder_start_ids=tuple(info.decoder_start_ids),
         )
 
     def _drafters(self) -> tuple[Drafter, ...]:

@@ -20,7 +20,7 @@ from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.loading.memory import Spare
 from outrider.engine.paths.forward_path import NORMED, ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.paths.module_taps import decoder_layers
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import Row, Source
 from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
 
@@ -33,7 +33,7 @@ class ModelFacts:
     vocab_size: int
     """Width of the logits."""
     context_limit: int
-    """Most tokens of prompt and output together."""
+    """Most tokens of prompt and output together; of source and output apart where there is an encoder."""
     dtype: str
     """float32, bfloat16 or float16."""
     device: str
@@ -50,11 +50,18 @@ class ModelFacts:
     """Width of the hidden states, as num_layers."""
     num_lookahead: int = 0
     """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
+    decoder_start_ids: tuple[int, ...] = ()
+    """What every answer of an encoder-decoder model begins with; empty for the others."""
 
     @property
     def num_ids(self) -> int:
         """Return how many ids may be fed."""
         return self.vocab_size + self.num_lookahead
+
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences of KV a request has: its own, and that of its source where there is an encoder."""
+        return 2 if self.decoder_start_ids else 1
 
 
 class ModelRunner:
@@ -85,9 +92,13 @@ class ModelRunner:
 
         A layer's shape may be known only when keys of its own reach it, so one token goes through the model.
         """
-        table = self.pool.new_table()
-        self.forward([Row.of(table, [0], 0, 1)])
+        table, across = self.pool.new_table(), self.pool.new_table()
+        if self.facts.decoder_start_ids:
+            self.forward([Row(table, (), 0, 0, (), source=Source(across, [0]))])
+        else:
+            self.forward([Row.of(table, [0], 0, 1)])
         table.free()
+        across.free()
 
     @property
     def supports_trees(self) -> bool:
@@ -102,9 +113,9 @@ class ModelRunner:
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Feed the rows and return the wanted logits [sum(num_logits), V] float32, rows in order, an inference tensor.
 
-        Reserves blocks for the new tokens and writes their KV. Raises OutOfBlocks, or InvalidRequest for a token id
-        outside the vocabulary, a row past the context limit or a tree where trees are not run; every table is then as
-        it was.
+        Reserves blocks for the new tokens, and for sources that are to be encoded, and writes their KV. Raises
+        OutOfBlocks, or InvalidRequest for a token id outside the vocabulary, a row past the context limit or a tree
+        where trees are not run; every table is then as it was.
         """
         self._check(rows)
         try:
@@ -116,6 +127,8 @@ class ModelRunner:
         except BaseException:
             for row in rows:
                 row.table.truncate(row.num_cached)
+                if row.source is not None and not row.new_ids:
+                    row.source.table.free()
             raise
 
     def set_taps(self, taps: Sequence[int]) -> None:
@@ -185,6 +198,8 @@ class ModelRunner:
         try:
             for row in rows:
                 copies += row.table.reserve(row.num_tokens)
+                if row.source is not None and not row.new_ids:
+                    row.source.table.reserve(row.source.num_stored)
         finally:  # also when memory runs out: the tables reserved before that hold their copies already
             if copies:
                 self.path.copy_blocks(copies)
@@ -192,13 +207,25 @@ class ModelRunner:
     def _check(self, rows: Sequence[Row]) -> None:
         assert len({id(row.table) for row in rows}) == len(rows), "a table may be in a forward only once"
         for row in rows:
-            assert 0 <= row.num_logits <= row.num_new and row.num_new > 0, f"row of {row.num_new} new tokens"
+            assert 0 <= row.num_logits <= row.num_new, f"{row.num_logits} logits of {row.num_new} new tokens"
             assert row.table.num_tokens == row.num_cached, f"{row.table.num_tokens} stored, {row.num_cached} claimed"
             num_tokens = row.num_tokens if row.parents is None else self._check_tree(row)
             if num_tokens > self.facts.context_limit:
                 raise InvalidRequest(
                     f"a row of {num_tokens} tokens is past the context limit, {self.facts.context_limit}"
                 )
+            assert (row.source is not None) == bool(self.facts.decoder_start_ids), "an encoder's rows have sources"
+            assert row.new_ids or row.source is not None, "a row without new tokens"
+            if row.source is not None:
+                self._check_source(row.source, is_encoded=bool(row.new_ids))
+
+    def _check_source(self, source: Source, *, is_encoded: bool) -> None:
+        num_stored = source.num_stored if is_encoded else 0
+        assert source.table.num_tokens == num_stored, f"{source.table.num_tokens} stored, {num_stored} claimed"
+        if not 1 <= len(source.ids) <= self.facts.context_limit:
+            raise InvalidRequest(
+                f"a source of {len(source.ids)} tokens, must have 1 to {self.facts.context_limit}, the context limit"
+            )
 
     def _check_tree(self, row: Row) -> int:
         """Return the number of tokens in its longest chain, those before the tree included."""
@@ -220,10 +247,13 @@ class UncachedModel:
         self._model = model
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits [T, V] float32 at each of the T tokens."""
+    def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
+        """Return the logits [T, V] float32 at each of the T tokens. source_ids: of encoder-decoder models."""
         ids = torch.tensor([list(token_ids)], device=self._model.device)  # [1, T]
-        return self._model(input_ids=ids, use_cache=False).logits[0].float()
+        if not source_ids:
+            return self._model(input_ids=ids, use_cache=False).logits[0].float()
+        source = torch.tensor([list(source_ids)], device=self._model.device)  # [1, S]
+        return self._model(input_ids=source, decoder_input_ids=ids, use_cache=False).logits[0].float()
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 Ids = list[int]
@@ -37,7 +37,9 @@ class Reference:
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)  # in eval mode
+        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
+        auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
+        self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int) -> Generated:
         inputs = self.tokenizer(prompt, return_tensors="pt")
@@ -51,7 +53,8 @@ class Reference:
         prompt_ids = inputs["input_ids"][0].tolist()
         best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
         gaps = [float(two[0] - two[1]) for two in best]
-        return Generated(prompt_ids, made.sequences[0, len(prompt_ids) :].tolist(), gaps)
+        num_before = 1 if self._has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
+        return Generated(prompt_ids, made.sequences[0, num_before:].tolist(), gaps)
 
     def without_end(self, ids: Ids) -> Ids:
         ends = self.model.generation_config.eos_token_id

@@ -25,12 +25,31 @@ different widths into one forward. Measured on CPU: 30 at 1024 x 2816, float32."
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What the encoder of an encoder-decoder model reads for a row, and where its cross-attention KV lies.
+
+    The KV of a source token is as large as that of a decoder's token, and lies in blocks of the same pool.
+    """
+
+    table: BlockTable
+    """Blocks of its KV, as many as hold its tokens, all of them full; none until it is encoded."""
+    ids: Sequence[int]
+    """At least one."""
+
+    @property
+    def num_stored(self) -> int:
+        """Tokens that its blocks are taken for: whole blocks, as the prefix cache knows them."""
+        size = self.table.block_size
+        return -(-len(self.ids) // size) * size
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One sequence's share of a forward."""
 
     table: BlockTable
     new_ids: Sequence[int]
-    """Tokens to feed."""
+    """Tokens to feed; none where the source is to be encoded, which is all that the forward then does for the row."""
     num_cached: int
     """Tokens before them, whose KV is in the cache."""
     num_logits: int
@@ -43,11 +62,20 @@ class Row:
     features: Tensor | None = None
     """[num_new, d], a row for each new token that a head reads beside it; None for models. A head that fills blocks
     reads, of the first new tokens, these in place of ids; those without are its block."""
+    source: Source | None = None
+    """What it attends to across; None for decoder-only models."""
 
     @classmethod
-    def of(cls, table: BlockTable, token_ids: Sequence[int], num_cached: int, num_logits: int) -> Row:
+    def of(
+        cls,
+        table: BlockTable,
+        token_ids: Sequence[int],
+        num_cached: int,
+        num_logits: int,
+        source: Source | None = None,
+    ) -> Row:
         """Return a row of all tokens up to the end of the feed; the new ones are copied."""
-        return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids)
+        return cls(table, token_ids[num_cached:], num_cached, num_logits, token_ids, source=source)
 
     @property
     def num_new(self) -> int:
@@ -118,7 +146,7 @@ class StepPlan:
         mask = None
         if padding.any():
             mask = (np.arange(kv_len)[None, :] >= padding[:, None]).astype(np.int64)  # [B, L]
-        start = _consecutive_start(rows[0]) if len(rows) == 1 else None
+        start = rows[0].table.consecutive_start() if len(rows) == 1 else None
         gather = write_to = write_from = None
         if start is None:
             gather, write_to, write_from = _storage_indices(rows, width, kv_len)
@@ -140,7 +168,7 @@ def group_rows(rows: Sequence[Row]) -> list[list[int]]:
         widths = Counter(rows[i].num_new for i in rest)
         if len(widths) == 1:
             return [*groups, rest]
-        group_of = _group_widths(widths)  # {width: its group's width}
+        group_of = group_widths(widths)  # {width: its group's width}
         members: dict[int, list[int]] = {}
         short: list[int] = []
         for i in rest:
@@ -151,7 +179,7 @@ def group_rows(rows: Sequence[Row]) -> list[list[int]]:
     return groups
 
 
-def _group_widths(counts: Counter[int]) -> dict[int, int]:
+def group_widths(counts: Counter[int]) -> dict[int, int]:
     """Return the cheapest partition of the distinct widths, widest first, by dynamic programming."""
     widths = sorted(counts, reverse=True)
     best: list[tuple[int, int]] = [(0, 0)]  # per number of widths placed: (cost, where the last group begins)
@@ -174,12 +202,6 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InvalidRequest(f"token id {bad} is outside the vocabulary, 0 to {vocab_size - 1}", param="token_ids")
-
-
-def _consecutive_start(row: Row) -> int | None:
-    blocks = row.table.blocks
-    first = blocks[0]
-    return first * row.table.block_size if blocks == list(range(first, first + len(blocks))) else None
 
 
 def _storage_indices(rows: Sequence[Row], width: int, kv_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -266,7 +266,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining", "current_step_us", "drafters", "trees", "protocol", "gives_features", "features_refusal", "hidden_size", "num_layers", "needs_features", "beams")
+    __slots__ = ("model_id", "vocab_size", "tokenizer_fingerprint", "context_limit", "dtype", "device", "epoch", "pid", "cpu_cores", "visible_devices", "num_slots", "num_slots_in_use", "num_kv_blocks", "num_kv_blocks_in_use", "kv_block_size", "attention_path", "metrics_address", "eos_token_ids", "num_tickets", "version", "num_parameters", "num_steps", "batch_invariant", "quantization", "tensor_parallel", "kv_bytes_per_token", "num_kv_blocks_cached", "busy_us", "longest_step_us", "draining", "current_step_us", "drafters", "trees", "protocol", "gives_features", "features_refusal", "hidden_size", "num_layers", "needs_features", "beams", "decoder_start_ids")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +307,7 @@ class WorkerInfo(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
     BEAMS_FIELD_NUMBER: _ClassVar[int]
+    DECODER_START_IDS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -347,7 +348,8 @@ class WorkerInfo(_message.Message):
     num_layers: int
     needs_features: bool
     beams: bool
-    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[Drafter, str]]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., beams: _Optional[bool] = ...) -> None: ...
+    decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[Drafter, str]]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., beams: _Optional[bool] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -364,7 +366,7 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
-    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids")
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +379,7 @@ class OpenSlot(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_IDS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -389,7 +392,8 @@ class OpenSlot(_message.Message):
     protocol: int
     speculation: Speculation
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    source_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential")

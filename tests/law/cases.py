@@ -121,6 +121,7 @@ UNDER_OTHERS = {
     "pass": ("nothing",),
     "dspark": ("nothing",),
     "peagle": ("nothing",),
+    "encoder-decoder": ("everything",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -150,6 +151,8 @@ OTHER_SPARKS = tuple(SPARKS)[1:]
 HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED, *OTHER_SPARKS)
 """Groups whose drafts are made by a head, or a model that fills masks; `heads` are Medusa's in the target itself. With
 ` tree` behind the name they are trees."""
+ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
+"""Groups whose pair is an encoder-decoder one: PROMPT is the source."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
 """Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
@@ -250,6 +253,8 @@ def _cases() -> list[Case]:
         *(case for head in OTHER_SPARKS for case in _group(head, full, ["nothing", "everything"])),
         *(case for head in OTHER_SPARKS for case in _group(f"{head} tree", tree, ["everything"])),
         *(case for head in OTHER_SPARKS for case in _group(f"coupled, {head}", coupled, ["everything"])),
+        *_group(ENCODER_DECODER[0], full, [*some, "temperature 0", "repetition_penalty", "schema"]),
+        *_group(ENCODER_DECODER[1], coupled, some),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -269,11 +274,13 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     """
     alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
-    mixed = [case for case in cases if case.group not in alone and head_of(case.group) is None]
+    apart = (*alone, *ENCODER_DECODER)
+    mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
         *([case for case in cases if case.group == group] for group in alone),
         *of_head.values(),
+        [case for case in cases if case.group in ENCODER_DECODER],
     ]
 
 

@@ -11,6 +11,7 @@ from tests.law.cases import (
     ALL_CASES,
     CASES,
     DRAFT_SERVICES,
+    ENCODER_DECODER,
     FEATURE_FAULTS,
     NUM_ANSWERS,
     NUM_EVERYDAY,
@@ -81,6 +82,8 @@ class Samples:
             return self._services.gateway(target_module="tests.law.faults.by_token")
         if batch[0].group == "lenient":  # its first rounds must not find the draft full of another gateway's answers
             return self._services.gateway(draft_options=("--max-slots", "65"))
+        if batch[0].group in ENCODER_DECODER:
+            return self._services.gateway(pair=self._services.models.across)
         if batch[0].group in DRAFT_SERVICES:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         if batch[0].group in FEATURE_FAULTS:

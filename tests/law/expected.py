@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.generation.logits_process import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -39,7 +39,8 @@ Law = dict[Answer, float]
 
 @lru_cache(maxsize=4)
 def load(path: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    auto = AutoModelForSeq2SeqLM if AutoConfig.from_pretrained(path).is_encoder_decoder else AutoModelForCausalLM
+    return auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def ends(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
@@ -48,8 +49,12 @@ def ends(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]
 
 
 def conditionals(path: str, prompt_ids: Answer, params: SamplingParams) -> Conditionals:
-    """The model's law after every prefix of up to max_tokens - 1 output tokens."""
-    model = load(path)
+    """The model's law after every prefix of up to max_tokens - 1 output tokens. An encoder reads the prompt, and the
+    output goes on from the token that its decoder starts with.
+    """
+    model, source = load(path), {}
+    if model.config.is_encoder_decoder:
+        source, prompt_ids = {"input_ids": torch.tensor([prompt_ids])}, (model.config.decoder_start_token_id,)
     vocab_size, stops = model.config.vocab_size, ends(params, [model.config.eos_token_id])
     chain = _chain(len(prompt_ids), params, stops)
     goes_on = [i for i in range(vocab_size) if i not in stops]
@@ -57,8 +62,10 @@ def conditionals(path: str, prompt_ids: Answer, params: SamplingParams) -> Condi
     for length in range(params.max_tokens):
         prefixes = list(itertools.product(goes_on, repeat=length))
         ids = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])  # [N, prompt + length] int64
+        own = {name: each.expand(len(ids), -1) for name, each in source.items()} | {"decoder_input_ids": ids}
         with torch.inference_mode():
-            logits = model(ids, use_cache=False).logits[:, -1].double()  # [N, V]
+            output = model(**own, use_cache=False) if source else model(ids, use_cache=False)
+        logits = output.logits[:, -1].double()  # [N, V]
         laws = _greedy(logits, ids, chain) if params.greedy else chain(ids, logits).softmax(dim=1)
         found.update(zip(prefixes, laws, strict=True))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.grammars import WORDS, tokenizer_of
-from tests.law.cases import SPARKS, TOPK, VOCAB_SIZE
+from tests.law.cases import ENCODER_DECODER, SPARKS, TOPK, VOCAB_SIZE
 from tests.random_heads import (
     random_dflash,
     random_eagle1,
@@ -20,7 +20,7 @@ from tests.random_heads import (
     random_peagle,
 )
 from tests.stack import Process, stop_all
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_t5
 
 BATCH = ("--max-queue-wait-s", "600")
 """Nobody is refused, however slow the machine is."""
@@ -43,6 +43,12 @@ class Models:
     """A file in which every pair of words comes, each at its own rate."""
     heads: str
     """A folder with a head of each kind."""
+    across: tuple[str, str]
+    """Target and draft with encoders, as unrelated."""
+
+    def pair(self, group: str) -> tuple[str, str]:
+        """Target and draft of a group's cases."""
+        return self.across if group in ENCODER_DECODER else (self.target, self.draft)
 
     def head(self, kind: str) -> tuple[str, ...]:
         """Options of a draft that is a head. They are random: their wiring is not what is tested here."""
@@ -67,6 +73,11 @@ def make_models(folder: Path) -> Models:
         tokenizer_of(unknown="<unk>").save(str(folder / name / "tokenizer.json"))
         return str(folder / name)
 
+    def make_across(name: str, seed: int) -> str:
+        tiny_t5(folder / name, VOCAB_SIZE, seed, num_layers=1)
+        tokenizer_of(unknown="<unk>").save(str(folder / name / "tokenizer.json"))
+        return str(folder / name)
+
     text = folder / "text"
     text.write_text(" ".join(Random(1).choices(WORDS[2:], k=400)))
     target, draft = make("target", 4), make("draft", 3)
@@ -82,7 +93,8 @@ def make_models(folder: Path) -> Models:
     random_lookahead(target, heads / "pass")
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
-    return Models(target, draft, str(text), str(heads))
+    across = make_across("target_across", 4), make_across("draft_across", 3)
+    return Models(target, draft, str(text), str(heads), across)
 
 
 class Services:
@@ -103,16 +115,20 @@ class Services:
         options: tuple[str, ...] = OPTIONS,
         target_options: tuple[str, ...] = PATIENT,
         draft_options: tuple[str, ...] = (),
+        pair: tuple[str, str] | None = None,
     ) -> Process:
+        """pair: models, in place of those that most cases have."""
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
         budget = (f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
-        own = ("--model", self.models.target, "--max-prefill-tokens", "4096", *self.models.of_drafters)
+        target_model, draft_model = pair or (self.models.target, self.models.draft)
+        of_drafters = self.models.of_drafters if pair is None else ("--drafter-text", self.models.text)
+        own = ("--model", target_model, "--max-prefill-tokens", "4096", *of_drafters)
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
-        of_draft = ("--model", self.models.draft, "--metrics-port", "0", *common, str(cores[0]), *budget)
+        of_draft = ("--model", draft_model, "--metrics-port", "0", *common, str(cores[0]), *budget)
         draft = self._start(draft_module, *of_draft, *draft_options)
-        pair = ("--target", target.address, "--draft", draft.address)
-        gateway = self._start(gateway_module, *pair, "--port", "0", "--grpc-port", "0", *options)
+        workers = ("--target", target.address, "--draft", draft.address)
+        gateway = self._start(gateway_module, *workers, "--port", "0", "--grpc-port", "0", *options)
         self.draft_of[id(gateway)] = draft
         return gateway
 

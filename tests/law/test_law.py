@@ -51,10 +51,11 @@ def target_law(models: Models, case_id: str) -> Law:
     """Of a lenient case the law that it is allowed: known, and not the target's."""
     case = CASE[case_id]
     params, wish = case.params, case.speculation
-    target = conditionals(models.target, PROMPT, params)
+    target_model, draft_model = models.pair(case.group)
+    target = conditionals(target_model, PROMPT, params)
     if wish.lenience is None:
         return joint(target, params.max_tokens)
-    draft = conditionals(models.draft, PROMPT, params)
+    draft = conditionals(draft_model, PROMPT, params)
     assert wish.num_draft_tokens is not None
     return output_law(target, draft, lenient(wish.lenience), wish.num_draft_tokens, params.max_tokens)
 

@@ -122,12 +122,19 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
     assert float((law - joint(target, VOCAB, K + 1)).abs().max()) < TOLERANCE
 
 
-def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Draft]:
-    """The chain that the target grows in a slot that has this sequence."""
+def opened(drafter: SequenceDrafter, params: SamplingParams, source: tuple[int, ...] = ()) -> tuple[OwnDrafts, Any]:
+    """What follows a slot that has this sequence."""
     own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
     slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
-    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), cache_salt=b"")
+    slot.num_source_tokens = len(source)
+    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), cache_salt=b"", source_ids=source)
     own.open(job, slot)
+    return own, slot
+
+
+def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Draft]:
+    """The chain that the target grows in a slot that has this sequence."""
+    own, slot = opened(drafter, params)
     chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
     assert [parent for _, _, parent in chain] == list(range(-1, len(chain) - 1))
     return [node for _, node, _ in chain]
@@ -205,3 +212,17 @@ def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
     drafter = Unigram([2, 2, 1])
     assert not grown(drafter, SamplingParams(bad_words=((2,), (1,))))
     assert ids_of(grown(drafter, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))) == (2,)
+
+
+@pytest.mark.parametrize("make", [Ngram, Lookup])
+def test_an_output_is_copied_on_from_what_an_encoder_reads(make: Callable[[], SequenceDrafter]) -> None:
+    """A message counts the decoder's tokens alone. What is set back is no longer followed."""
+    params = SamplingParams(temperature=0.0)
+    own, slot = opened(make(), params, source=(2, 0, 2, 2, 1, 0, 1))
+    for base_len, ids, expected in ((6, [0, 2, 2], (1, 0, 1)), (7, [2], (2, 1, 0)), (6, [1], ())):
+        slot.committed = [*SEQUENCE[:6], *([0] if base_len == 7 else []), *ids]
+        own.commit(SimpleNamespace(base_len=base_len, committed_ids=ids), slot, base_len)  # type: ignore[arg-type]
+        chain = [
+            node for _, node, _ in own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), 3)
+        ]
+        assert ids_of(chain)[: len(expected)] == expected

@@ -106,3 +106,18 @@ def test_a_draft_worker_remembers_an_answer_once_also_if_its_slot_was_opened_aga
     slots.close(1, 5)
     slots.close(1, 5)
     assert drafter.corpus.num_tokens == 6
+
+
+def test_a_draft_worker_copies_from_what_an_encoder_reads() -> None:
+    """The source is followed before the prompt, and is no output to be remembered."""
+    drafter = Lookup(2, 4)
+    slots = OpenSlots(partial(TableSlot, drafter), 2, 100, takes_sources=True)
+    slot = slots.open(1, 5, [1], 1, SamplingParams(max_tokens=20), b"", [30, 31, 32, 33, 34, 0])
+    assert slot.counts_after([]) is None
+    slot.commit_from(1, [31, 32])
+    assert [slot.counts_after(path)[0].tolist() for path in ([], [33])] == [[33], [34]]
+    slot.commit_from(2, [33])
+    assert slot.counts_after([]) is None  # 31 33 came nowhere
+    slot.commit_from(1, [31, 32, 33])
+    slots.close(1, 5)
+    assert drafter.corpus.num_tokens == 3

@@ -103,6 +103,30 @@ def test_dormant_slots_keep_nobody_waiting(held: list[tuple[int, bool]], num_fre
     assert keys(decisions, Admit) == [99]
 
 
+def sourced(index: int, num_source: int, want: Want = Want.STEP, blocks: int = 0) -> SlotDemand:
+    """A slot that has a start token, 4 drafts, and a source that is not encoded."""
+    num_source_blocks = -(-num_source // BLOCK_SIZE)
+    return SlotDemand((1, index), want, 1, 0, 5, blocks, 0, num_source_blocks, num_source)
+
+
+def test_a_source_is_encoded_whole_and_counts_against_the_budget() -> None:
+    """What is left of the budget does for one that is longer, and for none after it."""
+    assert plan(sourced(1, 100)) == [Admit((1, 1)), Feed((1, 1), 100)]
+    decisions = plan(*(sourced(index, 40) for index in range(1, 4)))
+    assert fed_tokens(decisions) == {1: 40, 2: 40} and Wait((1, 3), Why.BUDGET) in decisions
+    decisions = plan(sourced(1, 64), demand(2), sourced(3, 1))
+    assert fed_tokens(decisions) == {1: 64} and keys(decisions, Run) == [2]
+
+
+def test_a_slot_with_a_source_begins_only_when_both_fit() -> None:
+    """5 tokens are 2 blocks, 17 of a source 5; the running slot's own step takes 2, and 1 is left to it."""
+    assert keys(plan(demand(1), sourced(2, 17), num_free=9), Admit) == []
+    assert keys(plan(demand(1), sourced(2, 17), num_free=10), Admit) == [2]
+    held = sourced(2, 17, Want.PREFILL, blocks=1)
+    assert Feed((1, 2), 17) in plan(demand(1), held, demand(3, Want.NOTHING), num_free=6)
+    assert plan(demand(1), held, demand(3, Want.NOTHING), num_free=5) == [Preempt((1, 3))]
+
+
 def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
     assert plan(demand(1, Want.PREFILL, 80, cached=22), demand(2, Want.NOTHING), num_free=2) == [Feed((1, 1), 10)]
     assert plan(demand(1, Want.PREFILL, 80, cached=24), demand(2, Want.NOTHING), num_free=0) == [Preempt((1, 2))]
@@ -204,6 +228,9 @@ class Sequence:
     table: BlockTable
     ids: list[int]
     num_end: int
+    source: BlockTable
+    num_source: int
+    """Tokens that an encoder reads; 0 without one."""
     num_cached: int = 0
     k: int = 0
     want: Want = Want.PREFILL
@@ -213,8 +240,16 @@ class Sequence:
         num_after = min(len(self.ids) + self.k, self.num_end)
         first = self.num_cached // BLOCK_SIZE
         shared = any(pool.num_references(block) > 1 for block in self.table.blocks[first : first + 1])
-        blocks = len(self.table.blocks)
-        return SlotDemand(self.key, self.want, len(self.ids), self.num_cached, num_after, blocks, int(shared))
+        blocks = (len(self.table.blocks) + len(self.source.blocks), int(shared), pool.num_blocks_for(self.num_source))
+        return SlotDemand(self.key, self.want, len(self.ids), self.num_cached, num_after, *blocks, self.num_to_encode)
+
+    @property
+    def num_to_encode(self) -> int:
+        return 0 if self.source.blocks else self.num_source
+
+    @property
+    def salt(self) -> bytes:
+        return bytes([self.num_source])
 
 
 @dataclass
@@ -223,6 +258,7 @@ class World:
 
     num_blocks: int
     dice: random.Random
+    has_encoder: bool = False
     scheduler: Scheduler = field(init=False)
     pool: KVPool = field(init=False)
     open: list[Sequence] = field(default_factory=list)
@@ -234,11 +270,12 @@ class World:
         self.scheduler = Scheduler(BLOCK_SIZE, 32)
 
     def arrive(self, index: int) -> None:
-        most = self.num_blocks * BLOCK_SIZE
+        num_source = self.dice.randint(1, (self.num_blocks - 1) * BLOCK_SIZE) if self.has_encoder else 0
+        most = (self.num_blocks - self.pool.num_blocks_for(num_source)) * BLOCK_SIZE
         num_prompt = self.dice.randint(1, max(1, most - 2))
         num_end = self.dice.randint(num_prompt + 1, most)
-        family = self.dice.randint(0, 2)
-        self.open.append(Sequence((1, index), self.pool.new_table(), [family] * num_prompt, num_end))
+        ids, source = [self.dice.randint(0, 2)] * num_prompt, self.pool.new_table()
+        self.open.append(Sequence((1, index), self.pool.new_table(), ids, num_end, source, num_source))
 
     def step(self) -> bool:
         """False when nothing could be done."""
@@ -284,28 +321,32 @@ class World:
             one = next(d for d in demands if d.key == wait.key)
             overtaking = [d for d in demands if d.key in begun and d.key > one.key and not one.num_blocks]
             if wait.why is Why.BUDGET:  # some need none of it, or have more of it
-                overtaking = [d for d in overtaking if d.num_to_feed and d.num_committed >= one.num_committed]
+                overtaking = [d for d in overtaking if d.num_to_feed and d.num_to_read >= one.num_to_read]
             assert not overtaking
 
     def find(self, decision: Decision) -> Sequence:
         return next(sequence for sequence in self.open if sequence.key == decision.key)
 
     def preempt(self, sequence: Sequence) -> None:
-        assert sequence.table.blocks
+        assert sequence.table.blocks or sequence.source.blocks
         self.publish(sequence)
         sequence.table.free()
+        sequence.source.free()
         sequence.num_cached = 0
         self.num_preempted += 1
 
     def publish(self, sequence: Sequence) -> None:
         known = min(sequence.num_cached, len(sequence.ids))
-        self.pool.prefix.publish(sequence.table, sequence.ids[:known])
+        self.pool.prefix.publish(sequence.table, sequence.ids[:known], sequence.salt)
 
     def apply(self, decision: Decision) -> None:
         sequence = self.find(decision)
         match decision:
             case Admit():
-                sequence.num_cached = self.pool.prefix.adopt(sequence.table, sequence.ids[:-1])
+                sequence.num_cached = self.pool.prefix.adopt(sequence.table, sequence.ids[:-1], sequence.salt)
+            case Feed() if sequence.num_to_encode:
+                assert decision.num_tokens == sequence.num_source
+                sequence.source.reserve(sequence.num_source)
             case Feed():
                 left = len(sequence.ids) - 1 - sequence.num_cached
                 sequence.num_cached += max(0, min(left, decision.num_tokens))
@@ -328,6 +369,7 @@ class World:
         sequence.want = Want.NOTHING
         if len(sequence.ids) >= sequence.num_end:
             sequence.table.free()
+            sequence.source.free()
             self.open.remove(sequence)
             self.num_done += 1
 
@@ -349,9 +391,14 @@ def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:
     num_preempted: list[int] = []
 
     @settings(max_examples=120, deadline=None)
-    @given(num_blocks=st.integers(2, 24), num_requests=st.integers(1, 12), seed=st.integers(0, 2**32))
-    def live(num_blocks: int, num_requests: int, seed: int) -> None:
-        world = World(num_blocks, random.Random(seed))
+    @given(
+        num_blocks=st.integers(2, 24),
+        num_requests=st.integers(1, 12),
+        seed=st.integers(0, 2**32),
+        has_encoder=st.booleans(),
+    )
+    def live(num_blocks: int, num_requests: int, seed: int, has_encoder: bool) -> None:
+        world = World(num_blocks, random.Random(seed), has_encoder)
         num_arrived = num_steps = 0
         while num_arrived < num_requests or world.open:
             if num_arrived < num_requests and world.dice.random() < 0.3:

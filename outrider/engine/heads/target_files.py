@@ -26,6 +26,11 @@ class TargetFiles:
         """Read the configuration. Raises ConfigError."""
         self.model = model
         self.config = read_config(model)
+        if self.config.is_encoder_decoder:
+            raise ConfigError(
+                f"{model} is an encoder-decoder model, and heads are of decoder-only ones; use a draft that is a model",
+                param="target_model",
+            )
         text = self.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
         """n."""

@@ -13,7 +13,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.paths.forward_path import Prepares
-from outrider.engine.worker.slots import SlotTable
+from outrider.engine.worker.slots import Slot, SlotTable
+from outrider.engine.worker.source_slot import SourceSlot
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
@@ -60,6 +61,7 @@ class Loaded(WorkerState):
                 features_refusal=self.runner.features_refusal or "",
                 hidden_size=facts.hidden_size,
                 num_layers=facts.num_layers,
+                decoder_start_ids=facts.decoder_start_ids,
             )
         )
         return info
@@ -128,5 +130,8 @@ def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
         runner.path.prepare(config.max_slots, runner.facts.context_limit)
     elif runner.facts.num_ranks > 1 and runner.device.type == "cuda":
         log.warning("tensor_parallel is %d: a split model runs without CUDA graphs, eagerly", runner.facts.num_ranks)
-    slots = SlotTable(runner.pool, config.max_slots, runner.facts.context_limit)
+    has_encoder = bool(runner.facts.decoder_start_ids)
+    make_slot = SourceSlot if has_encoder else Slot
+    sizes = (config.max_slots, runner.facts.context_limit)
+    slots = SlotTable(runner.pool, *sizes, make_slot, takes_sources=has_encoder)
     return Loaded(config, epoch, slots, tokenizer_files(config.model), runner=runner)

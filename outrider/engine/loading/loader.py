@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.distributed import DistributedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -23,6 +30,7 @@ from outrider.engine.loading.quantize import check_readable, method_of, num_para
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
+from outrider.engine.paths.block_cache import num_decoder_layers
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.wire.errors import ConfigError
@@ -54,7 +62,7 @@ less to the cache."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
-    """Load a decoder-only model from safetensors, test it on our cache, size the cache.
+    """Load a model of text, with an encoder or without, from safetensors; test it on our cache, size the cache.
 
     join: for tensor_parallel > 1, called once everything that needs no other rank is checked; every rank loads by this
     function. Raises ConfigError for anything that cannot be served, naming it.
@@ -172,13 +180,12 @@ def read_config(model: str) -> PreTrainedConfig:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be rolled back or has no causal class, before its weights are read."""
+    """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
     name = (config.architectures or [type(config).__name__])[0]
-    if config.is_encoder_decoder:
-        raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models are served", param="model")
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise ConfigError(f"{name} is no causal language model of transformers {transformers.__version__}")
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    if type(config) not in _auto_class(config)._model_mapping:
+        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
+        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+    model_class = _auto_class(config)._model_mapping[type(config)]
     layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
     if getattr(model_class, "_is_stateful", False) or stateful:
@@ -187,6 +194,29 @@ def check_class(config: PreTrainedConfig) -> None:
             "to an earlier token, which speculative decoding needs; use an attention-only model",
             param="model",
         )
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
+    """Return what every answer of an encoder-decoder model begins with: the start, and what generation then forces.
+
+    Empty for other models. Raises ConfigError where nothing names it.
+    """
+    if not config.is_encoder_decoder:
+        return ()
+    for names in (generation, config):
+        start = getattr(names, "decoder_start_token_id", None)
+        if start is not None:
+            forced = getattr(generation, "forced_bos_token_id", None)
+            return (start,) if forced is None else (start, forced)
+    raise ConfigError(
+        "neither config.json nor generation_config.json names a decoder_start_token_id, with which an encoder-decoder "
+        "model's answers begin; add it",
+        param="model",
+    )
 
 
 def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
@@ -205,7 +235,7 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
 def _load_weights(
     model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = _auto_class(config)._model_mapping[type(config)]
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
@@ -216,7 +246,7 @@ def _load_weights(
         options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
+        network, info = _auto_class(config).from_pretrained(
             model, config=config, dtype=wanted, output_loading_info=True, **options
         )
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
@@ -250,8 +280,9 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,
-        num_layers=network.config.get_text_config(decoder=True).num_hidden_layers,
+        num_layers=num_decoder_layers(network.config),
         hidden_size=network.config.get_text_config(decoder=True).hidden_size,
+        decoder_start_ids=decoder_start_of(network.config, generation),
     )
 
 
@@ -272,7 +303,11 @@ def _budget(
     prompt = min(prefill_tokens, config.max_slots * facts.context_limit)
     tokens = prompt + verified
     itemsize = getattr(torch, facts.dtype).itemsize
-    activations = memory.activations_bytes(text, itemsize, tokens, verified)
+    encoder = 0
+    if facts.decoder_start_ids:  # a step encodes what its budget has left and one whole source
+        tokens += facts.context_limit
+        encoder = memory.scores_bytes(text, itemsize, facts.context_limit)
+    activations = memory.activations_bytes(text, itemsize, tokens, verified) + encoder
     graphs, tapped = 0, 3 * tokens  # as a layer leaves them, side by side with other taps, and those that stay
     if isinstance(runner.path, Prepares):
         widest = config.max_slots * max(WIDTHS)
@@ -291,9 +326,16 @@ def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> in
         on_cpu, context = runner.device.type == "cpu", runner.facts.context_limit
         slot_tokens = min(context, ANSWER_TOKENS) if on_cpu else context
         wanted = max(config.max_slots * -(-slot_tokens // block_size), -(-context // block_size))
+        wanted *= runner.facts.num_sequences
         fraction = config.kv_cache_fraction or (CPU_FRACTION if on_cpu else GPU_FRACTION)
         return budget.num_blocks(block_bytes, wanted, fraction)
     num_blocks = -(-kv_cache_tokens // block_size)
+    if num_blocks < runner.facts.num_sequences:
+        raise ConfigError(
+            f"kv_cache_tokens is {kv_cache_tokens}, one block of {block_size} tokens, and an encoder-decoder model's "
+            f"request takes two at least: set it to {2 * block_size} or more",
+            param="kv_cache_tokens",
+        )
     most_tokens = budget.free_bytes // block_bytes * block_size
     budget.check(kv_cache_tokens, num_blocks * block_bytes, most_tokens, runner.facts.device)
     return num_blocks
@@ -309,10 +351,12 @@ def _log_memory(runner: ModelRunner, budget: Budget, num_positions: int) -> None
         *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
         *(readable_bytes(budget.activations_bytes), num_positions, readable_bytes(runner.spare.num_bytes)),
     )
-    if num_tokens < runner.facts.context_limit:
+    most_tokens = runner.facts.context_limit * runner.facts.num_sequences
+    if num_tokens < most_tokens:
         log.warning(
-            "the KV cache holds %d tokens and a context has %d: longer requests will be refused; raise kv_cache_tokens",
-            *(num_tokens, runner.facts.context_limit),
+            "the KV cache holds %d tokens and a request may have %d: longer ones will be refused; raise "
+            "kv_cache_tokens",
+            *(num_tokens, most_tokens),
         )
 
 

@@ -101,12 +101,21 @@ def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int,
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
-    widths = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")]
+    widths = [
+        getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
+    ]
     widest = max([width for width in widths if isinstance(width, int)], default=4 * hidden)
     per_token = 3 * hidden + max(
         3 * widest, 4 * heads * head_dim
     )  # residual, norm, input; gate, up, product or q k v o
     return step_tokens * per_token * itemsize + 2 * logits_rows * config.vocab_size * 4
+
+
+def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
+    """Return about what an encoder's layer holds for each pair of tokens of one source, in bytes: a bias of position,
+    and its sum with the mask.
+    """
+    return 2 * config.num_attention_heads * num_tokens**2 * itemsize
 
 
 def readable_bytes(count: int) -> str:

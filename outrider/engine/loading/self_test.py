@@ -16,10 +16,10 @@ from torch import Tensor
 from outrider.engine.kv_pool import BlockTable
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.forward_path import NORMED
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import Row, Source
 
 NUM_BLOCKS = 16
-"""Blocks of 16 tokens: enough for the three sequences of the test."""
+"""Blocks of 16 tokens: enough for the three sequences of the test, and their sources."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Largest logit difference allowed, as a share of the largest logit. A wrong position or mask gives about 1."""
 
@@ -33,14 +33,37 @@ class Remembered:
 
     def __init__(self, model: UncachedModel) -> None:
         self._model = model
-        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._known: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
-    def forward(self, token_ids: Sequence[int]) -> Tensor:
+    def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
         """Return the logits [T, V] float32."""
-        key = tuple(token_ids)
+        key = (tuple(token_ids), tuple(source_ids))
         if key not in self._known:
-            self._known[key] = self._model.forward(token_ids)
+            self._known[key] = self._model.forward(token_ids, source_ids)
         return self._known[key]
+
+
+def _sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
+    """Return encoded sources, for rows of an encoder-decoder model; for those of any other, none."""
+    if not runner.facts.decoder_start_ids:
+        return [None] * len(lengths)
+    vocab_size = runner.facts.vocab_size
+    sources = [
+        Source(runner.pool.new_table(), [generator.randrange(vocab_size) for _ in range(num)]) for num in lengths
+    ]
+    runner.forward([Row(runner.pool.new_table(), (), 0, 0, (), source=source) for source in sources])
+    return list(sources)
+
+
+def _free(*parts: BlockTable | Source | None) -> None:
+    for part in parts:
+        if part is not None:
+            (part.table if isinstance(part, Source) else part).free()
+
+
+def _truth(model: UncachedModel | Remembered, ids: Sequence[int], source: Source | None) -> Tensor:
+    """Return the logits [T, V] float32."""
+    return model.forward(ids, () if source is None else source.ids)
 
 
 @dataclass
@@ -51,16 +74,17 @@ class _Sequence:
     model: UncachedModel | Remembered
     ids: list[int]
     table: BlockTable
+    source: Source | None
     num_cached: int = 0
     errors: list[float] = field(default_factory=list)
 
     def row(self, end: int, num_logits: int) -> Row:
-        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits)
+        return Row.of(self.table, self.ids[:end], self.num_cached, num_logits, self.source)
 
     def take(self, row: Row, logits: Tensor) -> None:
         self.num_cached = row.num_tokens
         if row.num_logits:
-            truth = self.model.forward(row.last_ids(row.num_tokens))[-row.num_logits :]
+            truth = _truth(self.model, row.last_ids(row.num_tokens), self.source)[-row.num_logits :]
             self.errors.append(_error(logits, truth))
 
     def rewrite(self, keep: int, generator: random.Random) -> None:
@@ -79,9 +103,10 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
     longest = min(48, runner.facts.context_limit)
     lengths = [longest, max(longest // 3, 8), max(longest // 2, 8)]
     vocab_size = runner.facts.vocab_size
+    sources = _sources(runner, lengths[::-1], generator)
     a, b, c = (
-        _Sequence(runner, model, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table())
-        for n in lengths
+        _Sequence(runner, model, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table(), source)
+        for n, source in zip(lengths, sources, strict=True)
     )
     with torch.inference_mode():
         _step(runner, [(a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1)])  # two prompts of different length
@@ -91,7 +116,7 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
         b.rewrite(len(b.ids) - 4, generator)
         _step(runner, [(b, len(b.ids), 4)])  # alone
     for sequence in (a, b, c):
-        sequence.table.free()
+        _free(sequence.table, sequence.source)
     return _largest([error for sequence in (a, b, c) for error in sequence.errors])
 
 
@@ -111,21 +136,22 @@ def largest_tree_error(runner: ModelRunner, model: UncachedModel | Remembered) -
     prompt, nodes, last = ids[:9], ids[9:-1], ids[-1]
     num_first = 4
     table, beside = runner.pool.new_table(), runner.pool.new_table()
+    across, other = _sources(runner, (11, 5), generator)
     try:
-        runner.forward([Row.of(table, prompt, 0, 0), Row.of(beside, ids[:6], 0, 0)])
-        first = Row(table, nodes[:num_first], 9, num_first, prompt, PARENTS[:num_first])
-        second = Row(table, nodes[num_first:], 9 + num_first, 3, [*prompt, *nodes[:num_first]], PARENTS)
-        logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0)])  # [4, V]
+        runner.forward([Row.of(table, prompt, 0, 0, across), Row.of(beside, ids[:6], 0, 0, other)])
+        first = Row(table, nodes[:num_first], 9, num_first, prompt, PARENTS[:num_first], source=across)
+        fed = [*prompt, *nodes[:num_first]]
+        second = Row(table, nodes[num_first:], len(fed), 3, fed, PARENTS, source=across)
+        logits = runner.forward([first, Row.of(beside, ids[:8], 6, 0, other)])  # [4, V]
         logits = torch.cat([logits, runner.forward([second])])  # [7, V]
         runner.compact(second, PATHS[0])
         chain = [*prompt, *(nodes[node] for node in PATHS[0]), last]
-        after = runner.forward([Row.of(table, chain, len(chain) - 1, 1)])  # [1, V]
+        after = runner.forward([Row.of(table, chain, len(chain) - 1, 1, across)])  # [1, V]
     finally:
-        table.free()
-        beside.free()
-    truth = model.forward(chain)[9:]
+        _free(table, beside, across, other)
+    truth = _truth(model, chain, across)[9:]
     errors = [_error(torch.cat([logits[list(PATHS[0])], after]), truth)]
-    truth = model.forward([*prompt, *(nodes[node] for node in PATHS[1])])[9:]
+    truth = _truth(model, [*prompt, *(nodes[node] for node in PATHS[1])], across)[9:]
     errors.append(_error(logits[list(PATHS[1])], truth))
     return _largest(errors)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
-from outrider.engine.loading.loader import context_limit_of, read_config
+from outrider.engine.loading.loader import context_limit_of, decoder_start_of, read_config
 from outrider.wire.model_id import local_folder
 
 UNLIMITED_CONTEXT = 1 << 20
@@ -22,6 +22,8 @@ class Vocabulary:
     """Entries of the model's logits, which may be more than the tokenizer's."""
     context_limit: int
     eos_token_ids: tuple[int, ...]
+    decoder_start_ids: tuple[int, ...] = ()
+    """As `ModelFacts.decoder_start_ids`."""
 
 
 def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
@@ -35,9 +37,12 @@ def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None
         return Vocabulary(max(ids) + 1, context_limit or UNLIMITED_CONTEXT, ())
     config = read_config(model)
     text = config.get_text_config(decoder=True)
+    generation: GenerationConfig | None = None
     try:
-        ends = GenerationConfig.from_pretrained(model).eos_token_id
+        generation = GenerationConfig.from_pretrained(model)
+        ends = generation.eos_token_id
     except OSError:  # there is none
         ends = text.eos_token_id
     eos_token_ids = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-    return Vocabulary(text.vocab_size, context_limit_of(config, context_limit), eos_token_ids)
+    limit, start = context_limit_of(config, context_limit), decoder_start_of(config, generation)
+    return Vocabulary(text.vocab_size, limit, eos_token_ids, start)

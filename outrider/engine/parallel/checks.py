@@ -17,6 +17,8 @@ _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 
 def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str, batch_invariant: bool) -> None:
     """Raise ConfigError, naming the class or the numbers that do not divide, unless the model can be split."""
+    if config.is_encoder_decoder:
+        raise _refuse(f"a {config.model_type} is an encoder-decoder model, which is not split")
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None) or {}

@@ -14,6 +14,13 @@ from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.loading.memory import new_storage
 
 
+def num_decoder_layers(config: PreTrainedConfig) -> int:
+    """Return how many layers a model's decoder has; the text model's of one without an encoder."""
+    text = config.get_text_config(decoder=True)
+    count: int | None = getattr(text, "num_decoder_layers", None) if config.is_encoder_decoder else None
+    return count or text.num_hidden_layers
+
+
 def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int | None]:
     """Return a layer's (window, chunk) in keys, None for all.
 
@@ -41,7 +48,7 @@ class BlockLayer(CacheLayerMixin):
     """Stores one layer's KV, allocated when its shape is first seen (MLA has different key and value widths)."""
 
     plan: Any = None
-    """The running forward's, set by the cache."""
+    """The running forward's, set by the cache; None where nothing is to be kept."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__()
@@ -62,7 +69,9 @@ class BlockLayer(CacheLayerMixin):
         """Write the new states [B, H, q, D] and return what the model takes for keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.plan is not None and self.keys is not None and self.values is not None
+        if self.plan is None:
+            return key_states, value_states
+        assert self.keys is not None and self.values is not None
         return self.write_and_read(self.keys, key_states), self.write_and_read(self.values, value_states)
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:

@@ -103,6 +103,8 @@ def _or_without(facts: ModelFacts, batch_invariant: bool) -> str:
 
 def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered, batch_invariant: bool) -> ModelRunner:
     """Return a tested runner on the path, or raise PathUnavailable."""
+    if model.config.is_encoder_decoder and name != "dense":
+        raise PathUnavailable("runs decoder-only models alone")
     path = FACTORIES[name](model, facts)
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
@@ -148,6 +150,8 @@ def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
     """Return why hidden states may not be tapped, or None when they may."""
     if not isinstance(runner.path, GivesFeatures):
         return "it has no taps"
+    if runner.facts.decoder_start_ids:
+        return "heads are of decoder-only models"
     runner.features_refusal = None  # or it would not be tried
     try:
         error = largest_feature_error(runner, truth)

@@ -1,4 +1,5 @@
-"""The `dense` path: transformers' own modules, masks and attention over rows aligned to the right. Runs everything.
+"""The `dense` path: transformers' own modules, masks and attention over rows aligned to the right. Runs everything,
+encoder-decoder models among it (`cross_attention`).
 
 The model sees an ordinary `Cache`. Each layer writes the new tokens' KV into the pool's blocks and hands back the whole
 rows. Sliding-window layers keep every token too, since a ring buffer cannot roll back; the masks do the rest.
@@ -18,7 +19,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.paths.block_cache import BlockCache, BlockLayer, declared, layer_limits
+from outrider.engine.paths.block_cache import (
+    BlockCache,
+    BlockLayer,
+    declared,
+    layer_limits,
+    num_decoder_layers,
+)
+from outrider.engine.paths.cross_attention import CrossAttention
 from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.step_plan import Row, StepPlan, group_rows
@@ -115,8 +123,10 @@ class DensePath:
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
-        self._num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=self._takes_positions)
+        self._num_layers = num_decoder_layers(model.config)
+        self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
+        takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
+        self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=takes_positions)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
         self.features = torch.empty(0)
@@ -127,6 +137,8 @@ class DensePath:
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         self._cache = BlockCache(layers=[DenseLayer(num_blocks, block_size) for _ in range(self._num_layers)])
+        if self._across is not None:
+            self._across.set_cache(self._cache)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         assert self._cache is not None
@@ -141,8 +153,12 @@ class DensePath:
         self.features = torch.empty(0)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        groups = group_rows(rows)
         device = self._model.device
+        fresh = [row.source for row in rows if not row.new_ids and row.source is not None]
+        if fresh and self._across is not None:
+            self._across.encode(fresh, device)
+            rows = [row for row in rows if row.new_ids]  # of the others nothing is asked
+        groups = group_rows(rows)
         parts: list[Tensor] = [torch.empty(0, self._vocab_size, device=device)] * len(rows)
         features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
         whole = len(groups) == 1 and len({row.num_logits for row in rows}) == 1 and rows[0].num_logits
@@ -166,6 +182,7 @@ class DensePath:
         # 0 would mean every column to transformers; one row of the head too many is the cheapest there is.
         num_kept = max(1, max(row.num_logits for row in rows))
         arguments: dict[str, Any] = {"input_ids": plan.input_ids, "attention_mask": plan.attention_mask}
+        arguments |= {"past_key_values": self._cache, "use_cache": True}
         if any(row.parents is not None for row in rows):
             shape = (plan.num_queries, plan.kv_len)
             arguments["attention_mask"] = self._masks.of(rows, *shape, self._model.dtype, self._model.device)
@@ -173,5 +190,9 @@ class DensePath:
             arguments["position_ids"] = plan.position_ids
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = num_kept
-        output = self._model(**arguments, past_key_values=self._cache, use_cache=True)
+        if self._across is None:
+            output = self._model(**arguments)
+        else:
+            with self._across.forward(rows, plan, arguments) as all_arguments:
+                output = self._model(**all_arguments)
         return output.logits[:, -num_kept:].float()

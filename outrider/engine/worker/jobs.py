@@ -77,6 +77,8 @@ class OpenJob:
     """The target's own drafter that follows the slot; target only."""
     prediction_ids: tuple[int, ...] = ()
     """What the output may be like; target only."""
+    source_ids: tuple[int, ...] = ()
+    """What the encoder reads; none for decoder-only models."""
     speculation: Speculation = field(default_factory=Speculation)
     """How the slot is drafted for; by default not at all."""
     grammar: Grammar | None = None

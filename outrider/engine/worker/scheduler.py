@@ -143,10 +143,23 @@ class SlotDemand(NamedTuple):
     """Blocks that it holds."""
     num_copied: int = 0
     """Is 1 when its next token goes into a block that others read, which costs one block more."""
+    num_source_blocks: int = 0
+    """Blocks of its source, held or not."""
+    num_to_encode: int = 0
+    """Tokens that the encoder has to read first, all in one forward."""
+
+    @property
+    def num_to_read(self) -> int:
+        """Tokens of its whole text, those of its source among them while that is not encoded."""
+        return self.num_committed + self.num_to_encode
 
     @property
     def num_to_feed(self) -> int:
-        """Prompt tokens to be fed in pieces before its step; 0 when few enough ride along."""
+        """Tokens to be fed before its step: those of its source, then prompt tokens, in pieces; 0 when few enough ride
+        along.
+        """
+        if self.num_to_encode:
+            return self.num_to_encode
         num_uncached = self.num_committed - self.num_cached
         return num_uncached - 1 if num_uncached > MAX_NARROW else 0
 
@@ -266,7 +279,7 @@ class _Plan:
                 return
             if demand.want is not Want.STEP and (demand.want is not Want.PREFILL or not demand.num_to_feed):
                 continue
-            budget = (most if demand.num_committed <= short else beside) - num_fed
+            budget = (most if demand.num_to_read <= short else beside) - num_fed
             if demand.num_blocks:
                 if demand.num_to_feed:
                     num_fed += self._feed(demand, index, budget)
@@ -287,7 +300,7 @@ class _Plan:
         short = SHORT_STEPS * most
         num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
         wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
-        num_waiting = sum(1 for d in wanting if d.num_committed <= short)
+        num_waiting = sum(1 for d in wanting if d.num_to_read <= short)
         return short if num_waiting >= WAITING_SERVED_RATIO * num_running else 0
 
     def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
@@ -295,12 +308,18 @@ class _Plan:
         if budget <= 0:
             self.decisions.append(Wait(demand.key, Why.BUDGET))
             return 0
-        within = (demand.num_blocks + self._num_free - demand.num_copied) * self._block_size - demand.num_cached
-        num_tokens = min(demand.num_to_feed, budget, within)
-        if num_tokens <= 0:
-            self._make_room(1 - self._num_free, index)
+        least = 0 if demand.num_to_encode else 1  # tokens that a piece adds to its cache
+        missing = self._missing(demand, demand.num_cached + least)
+        if missing > self._num_free:
+            self._make_room(missing - self._num_free, index)
             self.decisions.append(Wait(demand.key, Why.MEMORY))
             return 0
+        if demand.num_to_encode:
+            self._num_free -= missing
+            self.decisions.append(Feed(demand.key, demand.num_to_encode))
+            return demand.num_to_encode
+        num_blocks = demand.num_blocks - demand.num_source_blocks + self._num_free - demand.num_copied
+        num_tokens = min(demand.num_to_feed, budget, num_blocks * self._block_size - demand.num_cached)
         self._num_free -= self._missing(demand, demand.num_cached + num_tokens)
         self.decisions.append(Feed(demand.key, num_tokens))
         return num_tokens
@@ -323,7 +342,7 @@ class _Plan:
 
     def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
         """Return the blocks to be had before the slot's cache can hold num_tokens."""
-        missing = -(-num_tokens // self._block_size) - demand.num_blocks
+        missing = demand.num_source_blocks - (-num_tokens // self._block_size) - demand.num_blocks
         return max(missing, 0) + (demand.num_copied if num_tokens > demand.num_cached else 0)
 
     def _make_room(self, num_blocks: int, index: int) -> None:
@@ -362,10 +381,15 @@ class StepRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a prompt in the next forward."""
+    """A part of a prompt, or a source to be encoded, in the next forward."""
 
     slot: Slot
     row: Row
+
+    @property
+    def num_tokens(self) -> int:
+        source = self.row.source
+        return len(source.ids) if source is not None and not self.row.new_ids else self.row.num_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +447,7 @@ class StepScheduler:
         """Note that the forward of `turn` has run, and took so long with all that belongs to it."""
         for piece in turn.pieces:
             piece.slot.fed_committed(piece.row.new_ids)
-        num_fed = sum(piece.row.num_new for piece in turn.pieces)
+        num_fed = sum(piece.num_tokens for piece in turn.pieces)
         self._scheduler.cost.note(num_run_tokens, num_fed, seconds)
         if num_run_tokens:
             self._decode_tokens.observe(num_run_tokens)
@@ -456,7 +480,7 @@ class StepScheduler:
         is_first = slot.num_adopted is None
         num_adopted = slot.adopt()
         if is_first:
-            self._metrics.prompt_tokens.inc(len(slot.committed))
+            self._metrics.prompt_tokens.inc(len(slot.committed) + slot.num_source_tokens)
             self._metrics.prefix_hit_tokens.inc(num_adopted)
 
     def _preempt(self, key: SlotKey) -> None:
@@ -479,17 +503,21 @@ class StepScheduler:
 
 
 def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: bool) -> SlotDemand:
-    num_committed, num_cached, table = slot.num_feedable, len(slot.cached), slot.table
+    num_committed, num_cached = slot.num_feedable, len(slot.cached)
     if step_request is not None:
         want, num_after = step_request.want, min(step_request.num_after, slot.most_cached)
     elif now - slot.asked_s >= DORMANT_S:  # not even its prompt: it would take back what was taken from it
         want, num_after = Want.DORMANT, num_committed
     else:
         want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
-    return SlotDemand(slot.key, want, num_committed, num_cached, num_after, len(table.blocks), slot.num_copied)
+    blocks = (slot.num_blocks, slot.num_copied, slot.num_source_blocks)
+    return SlotDemand(slot.key, want, num_committed, num_cached, num_after, *blocks, slot.num_to_encode)
 
 
 def _piece(slot: Slot, most: int) -> Piece:
     num_cached = len(slot.cached)
+    if slot.num_to_encode:
+        return Piece(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
     ids = slot.uncached(min(most, slot.num_feedable - 1 - num_cached))
-    return Piece(slot, Row(slot.table, ids, num_cached, 0, slot.cached, features=slot.features_of(len(ids))))
+    features = slot.features_of(len(ids))
+    return Piece(slot, Row(slot.table, ids, num_cached, 0, slot.cached, features=features, source=slot.source))

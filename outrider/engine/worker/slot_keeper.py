@@ -41,9 +41,8 @@ class SlotKeeper(Generic[S]):
         try:
             check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
             job.params.check(self._vocab_size)
-            slot = self.table.open(
-                job.owner, job.slot_id, job.committed_ids, job.num_prompt, job.params, job.cache_salt
-            )
+            rest = (job.params, job.cache_salt, job.source_ids)
+            slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, *rest)
         except OutriderError as error:
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
             self._respond(job.respond, JobError(fault, error.message))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
@@ -16,6 +16,9 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.engine.step_plan import Source
 
 
 class Behind(OutriderError):
@@ -92,16 +95,19 @@ class BareSlot:
 
 
 S = TypeVar("S", bound=BareSlot)
-MakeSlot = Callable[[SlotKey, Sequence[int], int, SamplingParams, bytes], S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt)."""
+MakeSlot = Callable[..., S]
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, by name, where there are
+any."""
 
 
 class OpenSlots(Generic[S]):
     """Keeps all slots of a worker. Iterates over them, the longest open first."""
 
-    def __init__(self, make: MakeSlot[S], max_slots: int, context_limit: int) -> None:
+    def __init__(self, make: MakeSlot[S], max_slots: int, context_limit: int, *, takes_sources: bool = False) -> None:
+        """takes_sources: slots are of an encoder-decoder model."""
         self.max_slots = max_slots
         self.context_limit = context_limit
+        self.takes_sources = takes_sources
         self._make = make
         self._slots: dict[SlotKey, S] = {}
 
@@ -133,6 +139,7 @@ class OpenSlots(Generic[S]):
         num_prompt: int,
         params: SamplingParams,
         cache_salt: bytes = b"",
+        source_ids: Sequence[int] = (),
     ) -> S:
         """Open a slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
 
@@ -141,7 +148,8 @@ class OpenSlots(Generic[S]):
         """
         key = (owner, slot_id)
         self._check_lengths(len(committed_ids), num_prompt, params.max_tokens)
-        self._check_memory(num_prompt + params.most_cached)
+        self._check_source(len(source_ids))
+        self._check_memory(num_prompt + params.most_cached, len(source_ids))
         num_others = len(self._slots) - (key in self._slots)
         if num_others >= self.max_slots:
             raise Overloaded(f"all {self.max_slots} slots are in use; retry later or raise max_slots")
@@ -151,7 +159,8 @@ class OpenSlots(Generic[S]):
             )
         if key in self._slots:
             self._slots.pop(key).make_way()
-        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt)
+        more = {"source_ids": source_ids} if self.takes_sources else {}
+        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt, **more)
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
@@ -185,13 +194,26 @@ class OpenSlots(Generic[S]):
                 param="committed_ids",
             )
 
-    def _check_memory(self, max_len: int) -> None:
-        """Raise InvalidRequest when a slot of so many tokens could never fit."""
+    def _check_source(self, num_source: int) -> None:
+        if num_source > (self.context_limit if self.takes_sources else 0):
+            most = (
+                f"at most {self.context_limit}, the context limit" if self.takes_sources else "none without an encoder"
+            )
+            raise InvalidRequest(f"a source of {num_source} tokens, and this worker reads {most}", param="source_ids")
+        if self.takes_sources and not num_source:
+            raise InvalidRequest(
+                "source_ids is empty, and this worker's encoder reads at least one token", param="source_ids"
+            )
+
+    def _check_memory(self, max_len: int, num_source: int) -> None:
+        """Raise InvalidRequest when a slot of so many tokens, with such a source, could never fit."""
 
 
 def needs_prefill(slot: Slot) -> bool:
-    """Return whether more tokens are not cached than ride along in a step: they are fed in pieces before it."""
-    return slot.num_feedable - len(slot.cached) > MAX_NARROW
+    """Return whether more tokens are not cached than ride along in a step, or its source is not encoded: that is fed in
+    pieces before it.
+    """
+    return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > MAX_NARROW
 
 
 class Slot(BareSlot):
@@ -221,8 +243,33 @@ class Slot(BareSlot):
         self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
 
     @property
+    def source(self) -> Source | None:
+        """Return what its rows attend to across; None without an encoder."""
+        return None
+
+    @property
+    def num_source_tokens(self) -> int:
+        return 0
+
+    @property
+    def num_source_blocks(self) -> int:
+        """Number of cache blocks of its source, held or not."""
+        return 0
+
+    @property
+    def num_to_encode(self) -> int:
+        """Number of source tokens that the encoder has yet to read: all or none."""
+        return 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of cache blocks that it holds."""
+        return len(self.table.blocks)
+
+    @property
     def most_cached(self) -> int:
-        return max(self.max_len, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may have to be copied
+        num_blocks = self._pool.num_blocks - self.num_source_blocks - 1  # one may have to be copied
+        return max(self.max_len, num_blocks * self._pool.block_size)
 
     @property
     def num_feedable(self) -> int:
@@ -343,10 +390,16 @@ class SlotTable(OpenSlots[Slot]):
     """Keeps slots that share a pool of cache blocks."""
 
     def __init__(
-        self, pool: KVPool, max_slots: int, context_limit: int, make_cached: Callable[..., Slot] = Slot
+        self,
+        pool: KVPool,
+        max_slots: int,
+        context_limit: int,
+        make_cached: Callable[..., Slot] = Slot,
+        *,
+        takes_sources: bool = False,
     ) -> None:
-        """make_cached: makes a slot as `Slot` is made."""
-        super().__init__(self._slot, max_slots, context_limit)
+        """make_cached: makes a slot as `Slot` is made, or as `SourceSlot` where there are sources."""
+        super().__init__(self._slot, max_slots, context_limit, takes_sources=takes_sources)
         self.pool = pool
         self._make_cached = make_cached
 
@@ -359,15 +412,22 @@ class SlotTable(OpenSlots[Slot]):
         return self.pool.num_cached
 
     def _slot(
-        self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
+        self,
+        key: SlotKey,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        cache_salt: bytes,
+        **source: Sequence[int],
     ) -> Slot:
-        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt)
+        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt, **source)
 
-    def _check_memory(self, max_len: int) -> None:
-        needed = self.pool.num_blocks_for(max_len)
+    def _check_memory(self, max_len: int, num_source: int) -> None:
+        needed = self.pool.num_blocks_for(max_len) + self.pool.num_blocks_for(num_source)
         if needed > self.pool.num_blocks:
+            across = f" and a source of {num_source}" if num_source else ""
             raise InvalidRequest(
-                f"{max_len} tokens need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
+                f"{max_len} tokens{across} need {needed} cache blocks, this worker has {self.pool.num_blocks} of "
                 f"{self.pool.block_size} tokens; lower max_tokens, or n of a beam search, or raise kv_cache_tokens",
                 param="max_tokens",
             )

@@ -114,6 +114,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callabl
             param="protocol",
         )
     check_token_ids("prediction_ids", message.prediction_ids, vocab_size)
+    check_token_ids("source_ids", message.source_ids, vocab_size)
     return OpenJob(
         owner=owner,
         slot_id=message.slot,
@@ -126,6 +127,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callabl
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),
         prediction_ids=tuple(message.prediction_ids),
+        source_ids=tuple(message.source_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),
     )
 
@@ -256,6 +258,11 @@ class WorkerService:
         for take_up in waiting:
             take_up()
 
+    def _too_long(self, message: pb.OpenSlot) -> str | None:
+        """Return what has more ids than the context limit, without making them Python ints."""
+        counts = {"prediction_ids": len(message.prediction_ids), "source_ids": len(message.source_ids)}
+        return next((f"{num} {name}" for name, num in counts.items() if num > self._context_limit), None)
+
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
         waiting = self._compiling.get((owner, getattr(item, kind).slot)) if kind is not None else None
@@ -271,8 +278,8 @@ class WorkerService:
                 respond(JobError(Fault.STALE_EPOCH, why))
         elif (num_ids := _num_committed_ids(item)) > self._context_limit:
             respond(JobError(Fault.INVALID, f"{num_ids} committed ids, the context limit is {self._context_limit}"))
-        elif kind == "open" and (num_ids := len(item.open.prediction_ids)) > self._context_limit:
-            respond(JobError(Fault.INVALID, f"{num_ids} prediction_ids, the context limit is {self._context_limit}"))
+        elif kind == "open" and (too_long := self._too_long(item.open)) is not None:
+            respond(JobError(Fault.INVALID, f"{too_long}, the context limit is {self._context_limit}"))
         elif kind == "open":
             self._open(owner, item.open, respond)
         elif kind == "truncate":

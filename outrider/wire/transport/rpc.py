@@ -141,10 +141,10 @@ def _common(max_message_bytes: int) -> Options:
 
 
 def max_control_bytes(context_limit: int) -> int:
-    """Return the size of the largest message of a Control stream: a whole context, a prediction as long, and what else
-    may be in it.
+    """Return the size of the largest message of a Control stream: a whole context, a prediction and a source as long,
+    and what else may be in it.
     """
-    return CONTROL_BYTES + 2 * _TOKEN_ID_BYTES * context_limit
+    return CONTROL_BYTES + 3 * _TOKEN_ID_BYTES * context_limit
 
 
 def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Options:

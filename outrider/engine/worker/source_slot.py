@@ -1,0 +1,97 @@
+"""A slot of an encoder-decoder model: beside its tokens it keeps the cross-attention KV of its source. No torch.
+
+Both lie in blocks of one pool, are counted in one budget, and go together when memory is taken from the slot. What the
+prefix cache knows of them is found under the same source alone: whole sources, and a decoder's tokens by what they
+attend to. Answers to one source, such as the n of a request, share its blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from outrider.engine.kv_pool import DIGEST_BYTES, KVPool
+from outrider.engine.step_plan import Source
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.slots import Slot
+from outrider.wire.params import SamplingParams
+
+
+class SourceSlot(Slot):
+    """Change the source's table through the methods only; the forward that encodes it fills it."""
+
+    __slots__ = ("_source", "_source_salt", "_stored_ids")
+
+    def __init__(
+        self,
+        key: SlotKey,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        pool: KVPool,
+        cache_salt: bytes = b"",
+        *,
+        source_ids: Sequence[int],
+    ) -> None:
+        super().__init__(key, committed_ids, num_prompt, params, pool, _salt(b"decoder", cache_salt, source_ids))
+        self._source = Source(pool.new_table(), source_ids)
+        self._source_salt = _salt(b"source", cache_salt, source_ids)
+        # The salt stands for the tokens: the ids but number the blocks, the last of which is full, too.
+        self._stored_ids = range(self._source.num_stored)
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    @property
+    def num_source_tokens(self) -> int:
+        return len(self._source.ids)
+
+    @property
+    def num_blocks(self) -> int:
+        return super().num_blocks + len(self._source.table.blocks)
+
+    @property
+    def num_source_blocks(self) -> int:
+        return self._pool.num_blocks_for(len(self._source.ids))
+
+    @property
+    def num_to_encode(self) -> int:
+        return 0 if self._source.table.blocks else len(self._source.ids)
+
+    def adopt(self) -> int:
+        is_first, num_found = self.num_adopted is None, 0
+        if self._pool.prefix.adopt(self._source.table, self._stored_ids, self._source_salt) == len(self._stored_ids):
+            num_found = len(self._source.ids)
+        else:  # a part of it is of no use
+            self._source.table.free()
+        num_tokens = super().adopt()
+        if is_first:
+            self.num_adopted = num_found + num_tokens
+        return num_found + num_tokens
+
+    def publish(self) -> None:
+        super().publish()
+        table = self._source.table
+        if len(table.digests) <= len(table.blocks) > 0:
+            self._pool.prefix.publish(table, self._stored_ids, self._source_salt)
+
+    def give_up(self) -> int:
+        num_in_use = self._pool.num_in_use
+        super().give_up()
+        self._source.table.free()
+        return num_in_use - self._pool.num_in_use
+
+    def distrust(self) -> None:
+        for block in self._source.table.blocks:
+            self._pool.prefix.withdraw(block)
+        super().distrust()
+        self._source.table.free()
+
+
+def _salt(kind: bytes, cache_salt: bytes, source_ids: Sequence[int]) -> bytes:
+    """Return what stands for a source under a request's salt, apart for each kind."""
+    digest = blake2b(blake2b(cache_salt).digest(), digest_size=DIGEST_BYTES, person=kind)
+    digest.update(array("i", source_ids).tobytes())
+    return digest.digest()

@@ -1,0 +1,207 @@
+"""An encoder-decoder pair served: its text is that of transformers' `generate`, whoever drafts and dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider.client import AcceptanceRule, AsyncClient, Speculation
+from outrider.wire.errors import InvalidRequest
+from tests.e2e.reference import Answer, compare, judge
+from tests.e2e.streams import Seen, plain, speculative
+from tests.e2e.test_incompatible_pair import refusal
+from tests.samples import total
+from tests.stack import Process, Stack, gateway_beside, read_metrics, running, wait_until_nothing_is_held
+from tests.tiny_models import START_ID, perturbed_copy, tiny_bart, tiny_llama, tiny_t5
+
+MAX_TOKENS = 48
+LONG = 300
+"""Tokens of a stream that outlives a worker."""
+SOURCES = ["a", "The cat sat on the mat.", "one two three " * 20, "Guten Tag", "x = [1, 2, 3]", "one two three " * 5]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_t5(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def t5(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A target that takes 30 ms longer a step, so that streams outlive a restart."""
+    draft = perturbed_copy(target, tmp_path_factory.mktemp("draft"), 0.05)
+    with running(target, draft, target_module="tests.e2e.faults.paced_target") as stack:
+        yield stack
+
+
+@pytest.fixture
+async def client(t5: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(t5.grpc) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(target: str) -> list[Answer]:
+    """Made by transformers in another process."""
+    answers = judge(target, generate=SOURCES, max_tokens=MAX_TOKENS).answers
+    assert len({tuple(answer.ids) for answer in answers}) == len(SOURCES)
+    return answers
+
+
+def assert_equal(expected: Answer, ids: list[int]) -> None:
+    difference = compare(expected, ids)
+    assert difference is None or difference.near_tie, difference
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 8])
+async def test_greedy_text_is_that_of_generate(client: AsyncClient, expected: list[Answer], k: int) -> None:
+    wish = Speculation(num_draft_tokens=k)
+    answers = await asyncio.gather(
+        *(client.generate(text, max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish) for text in SOURCES)
+    )
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert_equal(wanted, [token.id for token in answer.choices[0].tokens])
+        assert answer.usage.num_prompt_tokens == len(wanted.prompt_ids)
+    assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
+
+
+async def test_other_drafters_and_lengths_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
+    wishes = [Speculation(num_draft_tokens="auto"), *(Speculation(drafter=name) for name in ("ngram+model", "lookup"))]
+    for wish in wishes:
+        answer = await client.generate(SOURCES[1], max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish)
+        assert_equal(expected[1], [token.id for token in answer.choices[0].tokens])
+
+
+async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5, "n": 3}
+    coupled = AcceptanceRule.COUPLED
+    alone = await client.generate(SOURCES[1], speculation=Speculation(enabled=False, acceptance=coupled), **options)
+    drafted = await client.generate(SOURCES[1], speculation=Speculation(acceptance=coupled), **options)
+    texts = [[token.id for token in choice.tokens] for choice in drafted.choices]
+    assert texts == [[token.id for token in choice.tokens] for choice in alone.choices]
+    assert len({tuple(ids) for ids in texts}) == 3 and drafted.usage.num_accepted_tokens
+    assert drafted.usage.num_cached_prompt_tokens  # answers to one source share what its encoder made
+
+
+async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: AsyncClient, target: str) -> None:
+    seen = Seen()
+    assert t5.draft is not None
+    async with client.stream(SOURCES[2], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
+        await seen.read(stream, speculative(4))
+        t5.draft.kill()
+        await seen.read(stream, plain(4))
+        await asyncio.to_thread(again, t5, "draft")
+        await seen.read(stream, speculative(4))
+        await seen.read(stream, lambda rounds: False)
+    assert seen.ids == await asyncio.to_thread(alone, target, SOURCES[2])
+
+
+async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient, target: str) -> None:
+    seen = Seen()
+    async with client.stream(SOURCES[4], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
+        await seen.read(stream, speculative(3))
+        t5.target.kill()
+        await asyncio.to_thread(again, t5, "target")
+        await seen.read(stream, lambda rounds: False)
+    assert seen.ids == await asyncio.to_thread(alone, target, SOURCES[4])
+    await asyncio.to_thread(wait_until_nothing_is_held, t5)
+
+
+async def test_a_bart_runs_trees_behind_the_token_that_its_generation_forces(tmp_path: Path) -> None:
+    folder = tiny_bart(tmp_path / "target")
+    wish, sources = Speculation(tree="2x2x1"), [text for text in SOURCES if len(text) < 100]
+    with running(folder, perturbed_copy(folder, tmp_path / "draft", 0.05)) as stack:
+        assert stack.target_info().decoder_start_ids == [START_ID, START_ID + 1] and stack.draft_info().trees
+        async with AsyncClient(stack.grpc) as client:
+            options: dict[str, Any] = {"max_tokens": MAX_TOKENS - 1, "temperature": 0.0, "speculation": wish}
+            answers = await asyncio.gather(*(client.generate(text, **options) for text in sources))
+    expected = judge(folder, generate=sources, max_tokens=MAX_TOKENS).answers
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert_equal(wanted, [START_ID + 1, *(token.id for token in answer.choices[0].tokens)])
+    assert sum(answer.usage.num_accepted_tokens for answer in answers)
+
+
+async def test_what_has_no_room_for_its_source_waits_and_what_never_will_is_refused(
+    target: str, expected: list[Answer]
+) -> None:
+    """The longest takes 22 of 40 blocks: two of those are never there at once, and whoever is older goes on."""
+    with running(target, None, target_args=("--kv-cache-tokens", "640")) as stack:
+        async with AsyncClient(stack.grpc) as client:
+            options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+            order = [2, 0, 5, 2, 1, 5, 3, 2]
+            answers = await asyncio.gather(
+                *(client.generate(SOURCES[i], **options, cache_salt=str(n)) for n, i in enumerate(order))
+            )
+            with pytest.raises(InvalidRequest, match=r"49 tokens and a source of 600 need 42 cache blocks.* has 40"):
+                await client.generate(prompt_ids=[5] * 600, **options)
+        samples = read_metrics(f"http://{stack.target_info().metrics_address}/metrics")
+        assert total(samples, "outrider_worker_preemptions_total")
+    for index, answer in zip(order, answers, strict=True):
+        assert_equal(expected[index], [token.id for token in answer.choices[0].tokens])
+
+
+def again(stack: Stack, name: str) -> None:
+    """A new life at the address of the old one."""
+    old: Process = getattr(stack, name)
+    setattr(stack, name, old.again())
+
+
+def alone(target: str, source: str) -> list[int]:
+    """What the target writes where its end counts for nothing."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(target)(source, return_tensors="pt")
+    model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
+    made = model.generate(**ids, do_sample=False, max_new_tokens=LONG, eos_token_id=-1)
+    return [int(token_id) for token_id in made[0, 1:]]
+
+
+async def test_over_http(t5: Stack, expected: list[Answer]) -> None:
+    """Prompts are sources: in usage, in what is echoed, and in errors of length. Cached ones are told."""
+    async with httpx.AsyncClient(base_url=t5.http, timeout=60) as client:
+        body = {"prompt": SOURCES[5], "max_tokens": 8, "temperature": 0, "echo": True}
+        first = (await client.post("/v1/completions", json=body)).json()
+        again = (await client.post("/v1/completions", json={**body, "prompt": expected[5].prompt_ids})).json()
+        too_long = await client.post("/v1/completions", json={**body, "prompt": [5] * 2049})
+        no_template = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+    assert first["choices"][0]["text"].startswith(SOURCES[5])
+    assert first["choices"] == again["choices"]
+    usages = [answer["usage"] for answer in (first, again)]
+    assert {usage["prompt_tokens"] for usage in usages} == {len(expected[5].prompt_ids)}
+    assert usages[1]["prompt_tokens_details"]["cached_tokens"] == len(expected[5].prompt_ids)
+    assert {usage["completion_tokens"] for usage in usages} == {8}
+    assert too_long.status_code == 400
+    assert "prompt has 2049 tokens, the encoder reads at most 2048" in too_long.json()["error"]["message"]
+    assert no_template.status_code == 400 and "no chat template" in no_template.json()["error"]["message"]
+
+
+async def test_a_chat_template_writes_the_source(t5: Stack, tmp_path: Path, expected: list[Answer]) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[-1]['content'] }}</s>")
+    with gateway_beside(t5, "--chat-template", str(template)) as gateway:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.ready['http']}", timeout=60) as client:
+            messages = [{"role": "user", "content": SOURCES[1]}]
+            body = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": True}
+            reply = (await client.post("/v1/chat/completions", json=body)).json()
+    assert reply["usage"]["prompt_tokens"] == len(expected[1].prompt_ids)
+    assert reply["usage"]["completion_tokens"] == len(expected[1].ids)
+
+
+def test_what_workers_say_of_themselves(t5: Stack) -> None:
+    for info in (t5.target_info(), t5.draft_info()):
+        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([START_ID], "dense", False)
+    assert not t5.target_info().gives_features
+
+
+def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path, 320)
+    line = refusal(t5.target, folder)
+    assert f"draft {folder} does not fit target" in line
+    assert "the target has an encoder and the other has none; use two encoder-decoder models" in line
