@@ -29,8 +29,8 @@ WISHES: dict[str, set[Any]] = {
     "tree": {"3x2x1", "best:6x3"},
 }
 """Of `Speculation`: values that cases have, some with the larger samples alone, besides None, the default."""
-NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience"}
-"""Fields of SamplingParams that say nothing of the law, or are wishes above."""
+NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience", "beams"}
+"""Fields of SamplingParams that say nothing of the law, or are wishes above, or search and draw nothing."""
 VERIFICATION = {"rejection by block", "rejection by token"}
 ENUMERATED = {*VERIFICATION, "rejection in a tree", "lenient: over its bound"}
 
