@@ -157,7 +157,7 @@ class Beams:
         parents = [*range(TREE_ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
         new_ids = [*tail, *(node.token_id for node in nodes)]
         num_logits = len(tree.live) + len(drafts)
-        row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents)
+        row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
         for node in (*([tree.root] if tail else []), *nodes):
             tree.feed(node)
         return Fed(row, len(tail), nodes, len(drafts))

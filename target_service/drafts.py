@@ -52,7 +52,8 @@ class Drafts:
         A slot that names how much is verified waits for that, unless what is forced is as much.
         """
         if lease.beams is not None:
-            nodes = lease.beams.candidates(lease.shares)
+            most = lease.slot.most_cached - len(lease.slot.cached) - lease.num_undrafted
+            nodes = lease.beams.candidates(lease.shares)[: max(0, most)]
             return Candidates(lease, nodes, len(nodes) if lease.speculation.is_fixed else 0)
         found = self._drafted(lease)
         forced = self.or_forced(found)

@@ -47,13 +47,13 @@ class OwnPass:
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         """Return the ids one behind the other, behind the last committed token and behind each draft, the first of them
-        where not all have room.
+        where not all have room: so many of them with fewer drafts, too, that no more are fed than memory was asked for.
         """
         num_drafts, ids, placed = len(parents), list[int](), list[int]()
         for draft, depth in enumerate([0, *(1 + each for each in depths(parents))], start=-1):
             # the id at depth j stands for the token after the next j, and the target says the answer's last one itself
             own = self._ids[: max(0, slot.max_len - 1 - (len(slot.committed) + depth + 1))]
-            if num_drafts + len(ids) + len(own) > MAX_DRAFT_TOKENS:
+            if len(ids) + len(own) > MAX_DRAFT_TOKENS:
                 break
             first = num_drafts + len(ids)
             placed += [draft, *range(first, first + len(own) - 1)][: len(own)]

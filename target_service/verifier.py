@@ -104,6 +104,9 @@ class Verifier:
 
     def _open(self, job: OpenJob) -> None:
         refused = self._own_drafts.refuses(job.drafter)
+        if job.params.beams is not None and self._runner.tree_refusal is not None:
+            why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
+            refused = JobError(Fault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
         if refused is not None:
             self._engine.answer(lambda: job.respond(refused))
             return

@@ -93,7 +93,7 @@ class BeamSession(Session):
         if not place:
             return self.usage
         usage = AnswerUsage(
-            num_prompt_tokens=self.num_prompt,
+            num_prompt_tokens=self.usage.num_prompt_tokens,
             seed=self.usage.seed,
             num_cached_prompt_tokens=self.usage.num_cached_prompt_tokens,
         )

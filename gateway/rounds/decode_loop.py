@@ -190,7 +190,7 @@ class Decoder:
         slots = {"target": self.target.slot, "draft": self.draft.slot}
         if len(output.tokens) < len(verdict.token_ids):
             reason = pb.TRUNCATE_REASON_STOP
-        elif verdict.num_accepted < verdict.num_drafted:
+        elif not verdict.levels and verdict.num_accepted < verdict.num_drafted:  # a search drops its own
             reason = pb.TRUNCATE_REASON_REJECTED
         elif verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
             reason = pb.TRUNCATE_REASON_WASTED

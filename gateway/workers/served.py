@@ -210,8 +210,9 @@ class ServedModel:
         infos = [member.connection.info for member in self.targets.values() if member.connection is not None]
         if not infos or any(info.beams for info in infos):
             return None
-        path = infos[0].attention_path
-        return f"the target {infos[0].model_id} runs on the path {path}, which takes no beams; paged or dense may"
+        return (
+            f"the target {infos[0].model_id} runs no token trees on the path {infos[0].attention_path}, as beams need"
+        )
 
     def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
         """Return the series of rounds that this draft is asked for; without one, of the pool's last."""

@@ -121,6 +121,11 @@ async def test_a_bart_runs_trees_behind_the_token_that_its_generation_forces(tmp
         async with AsyncClient(stack.grpc) as client:
             options: dict[str, Any] = {"max_tokens": MAX_TOKENS - 1, "temperature": 0.0, "speculation": wish}
             answers = await asyncio.gather(*(client.generate(text, **options) for text in sources))
+            options |= {"speculation": Speculation(num_draft_tokens=3), "use_beam_search": True, "n": 3}
+            searched = await asyncio.gather(*(client.generate(text, **options, length_penalty=0) for text in sources))
+    for text, answer in zip(sources, searched, strict=True):
+        found = [[START_ID + 1, *(token.id for token in choice.tokens)] for choice in answer.choices]
+        assert found == await asyncio.to_thread(beams, folder, text, 3)
     expected = judge(folder, generate=sources, max_tokens=MAX_TOKENS).answers
     for answer, wanted in zip(answers, expected, strict=True):
         assert_equal(wanted, [START_ID + 1, *(token.id for token in answer.choices[0].tokens)])
@@ -150,6 +155,19 @@ def again(stack: Stack, name: str) -> None:
     """A new life at the address of the old one."""
     old: Process = getattr(stack, name)
     setattr(stack, name, old.again())
+
+
+def beams(target: str, source: str, width: int) -> list[list[int]]:
+    """What transformers finds, best first, each up to its end."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(target)(source, return_tensors="pt")
+    model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
+    options: dict[str, Any] = {"num_beams": width, "num_return_sequences": width, "length_penalty": 0.0}
+    made = model.generate(**ids, **options, do_sample=False, early_stopping=False, max_new_tokens=MAX_TOKENS)
+    rows, end = made[:, 1:].tolist(), model.generation_config.eos_token_id
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
 def alone(target: str, source: str) -> list[int]:
@@ -198,6 +216,11 @@ def test_what_workers_say_of_themselves(t5: Stack) -> None:
     for info in (t5.target_info(), t5.draft_info()):
         assert (info.decoder_start_ids, info.attention_path, info.trees) == ([START_ID], "dense", False)
     assert not t5.target_info().gives_features
+
+
+async def test_a_search_of_beams_is_refused_where_there_are_no_trees(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequest, match="runs no token trees on the path dense, as beams need"):
+        await client.generate("a", max_tokens=4, temperature=0.0, n=2, use_beam_search=True)
 
 
 def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
     if beams:
         assert check_demand(demand(BeamParams(4)), [facts]) is facts
         return
-    with pytest.raises(InvalidRequest, match="which takes no beams") as caught:
+    with pytest.raises(InvalidRequest, match="runs no token trees on the path") as caught:
         check_demand(demand(BeamParams(4)), [facts])
     assert caught.value.param == "use_beam_search"
 

@@ -60,8 +60,11 @@ def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_draf
 
 
 def test_a_step_feeds_no_more_than_it_may_and_the_first_drafts_come_first() -> None:
-    scaffold = scaffold_of(OwnPass(VOCAB, 4), slot_of([5, 6]), range(-1, 14))
-    assert len(scaffold.ids) == 4 * ((64 - 15) // 4) and scaffold.parents[4 * 3] == 2
+    """Memory is asked for with all drafts: with those that are taken no more is fed."""
+    own = OwnPass(VOCAB, 4)
+    scaffolds = [scaffold_of(own, slot_of([5, 6]), range(-1, num - 1)) for num in range(40)]
+    assert [len(each.ids) for each in scaffolds] == [min(4 * (num + 1), 64) for num in range(40)]
+    assert scaffolds[-1].parents[4 * 3] == 2
 
 
 @pytest.mark.parametrize(("path", "rows"), [([], [0, 1]), ([0], [2, 3]), ([0, 1], [4, 5])])
@@ -81,8 +84,8 @@ def test_what_is_drafted_is_what_was_said_behind_where_acceptance_ended(path: li
 
 def test_where_nothing_was_fed_nothing_is_said() -> None:
     own, slot = OwnPass(VOCAB, 4), slot_of([5, 6])
-    own.learn(slot, torch.zeros(48, VOCAB), range(15), scaffold_of(own, slot, range(-1, 14)))
-    slot.committed += [1] * 16
+    own.learn(slot, torch.zeros(64, VOCAB), range(20), scaffold_of(own, slot, range(-1, 19)))
+    slot.committed += [1] * 21
     assert not own.has_next(slot)
     own.learn(slot, torch.zeros(4, VOCAB), [], scaffold_of(own, slot, []))
     slot.committed.append(1)

@@ -58,7 +58,7 @@ def append_embeddings(network: PreTrainedModel, source: str) -> int:
     it is, also where both were one: such a model then holds its table twice. Raises ConfigError.
     """
     embedding = network.get_input_embeddings()
-    if not isinstance(embedding, nn.Embedding):
+    if not isinstance(embedding, nn.Embedding) or network.config.is_encoder_decoder:  # whose tables may be several
         raise ConfigError(
             f"lookahead_embeddings is {source!r}, and {type(network).__name__} has no table that rows can be appended "
             "to; leave it out",
