@@ -221,11 +221,6 @@ class BlockTable:
     def block_size(self) -> int:
         return self._pool.block_size
 
-    def consecutive_start(self) -> int | None:
-        """Return where its first token lies, counted as in `storage_indices`, if all others follow it; None if not."""
-        first = self.blocks[0]
-        return first * self.block_size if self.blocks == list(range(first, first + len(self.blocks))) else None
-
     def storage_indices(self, tokens: Iterable[int]) -> list[int]:
         """Return where each of these tokens lies, counted in tokens over all blocks."""
         size = self.block_size

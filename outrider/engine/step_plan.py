@@ -146,7 +146,7 @@ class StepPlan:
         mask = None
         if padding.any():
             mask = (np.arange(kv_len)[None, :] >= padding[:, None]).astype(np.int64)  # [B, L]
-        start = rows[0].table.consecutive_start() if len(rows) == 1 else None
+        start = consecutive_start(rows[0].table) if len(rows) == 1 else None
         gather = write_to = write_from = None
         if start is None:
             gather, write_to, write_from = _storage_indices(rows, width, kv_len)
@@ -154,6 +154,12 @@ class StepPlan:
         ids_t, positions_t, mask_t, gather_t, write_to_t, write_from_t = tensors
         assert ids_t is not None and positions_t is not None
         return cls(ids_t, positions_t, mask_t, kv_len, start, gather_t, write_to_t, write_from_t)
+
+
+def consecutive_start(table: BlockTable) -> int | None:
+    """Return where a table begins, counted as in `storage_indices`, if its tokens follow each other; None if not."""
+    first = table.blocks[0]
+    return first * table.block_size if table.blocks == list(range(first, first + len(table.blocks))) else None
 
 
 def group_rows(rows: Sequence[Row]) -> list[list[int]]:

@@ -181,7 +181,7 @@ def test_a_class_of_its_own_ways_is_refused_by_name(model_type: str, tmp_path: P
 def test_settings_that_do_not_go_with_an_encoder_are_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="paged: runs decoder-only models alone"):
         load(folder, attention_path="paged")
-    with pytest.raises(ConfigError, match="lookahead_embeddings is .* has no table that rows can be appended to"):
+    with pytest.raises(ConfigError, match=r"lookahead_embeddings is .* has no table that rows can be appended to"):
         load(folder, lookahead_embeddings=str(tmp_path))
     with pytest.raises(ConfigError, match="is an encoder-decoder model, which is not split"):
         load_runner(TargetConfig(model=folder, device="cpu", tensor_parallel=2))

@@ -260,7 +260,7 @@ class _Uncached(UncachedModel):
         self._head = head
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int]) -> Tensor:
+    def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
         ids = torch.tensor([list(token_ids)], device=self._head.device)  # [1, T]
         output = self._head(input_ids=ids, features=_test_features(self._head, token_ids)[None])
         return self._head.mapped(output.logits[0]).float()

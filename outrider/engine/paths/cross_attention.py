@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.paths.block_cache import BlockCache, BlockLayer
-from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, group_widths
+from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, consecutive_start, group_widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SourcePlan:
 
         return cls(
             mask=None if within.all() else put(within.astype(np.int64)),
-            start=sources[0].table.consecutive_start() if len(sources) == 1 else None,
+            start=consecutive_start(sources[0].table) if len(sources) == 1 else None,
             gather=put(gather.reshape(-1)),
             input_ids=put(ids),
             columns=put(np.flatnonzero(within)),
