@@ -176,7 +176,8 @@ class Tokenizer:
         """
         if self.template is None:
             raise InvalidRequest(
-                "this model has no chat template; use /v1/completions, or start the gateway with --chat-template",
+                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
+                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
                 param="messages",
             )
         return self.template.render(messages, add_generation_prompt, names or {}, tools)

@@ -140,15 +140,19 @@ async def test_what_has_no_room_for_its_source_waits_and_what_never_will_is_refu
         async with AsyncClient(stack.grpc) as client:
             options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
             order = [2, 0, 5, 2, 1, 5, 3, 2]
-            answers = await asyncio.gather(
-                *(client.generate(SOURCES[i], **options, cache_salt=str(n)) for n, i in enumerate(order))
-            )
+            for turn in range(8):  # until they do meet there
+                answers = await asyncio.gather(
+                    *(client.generate(SOURCES[i], **options, cache_salt=f"{turn} {n}") for n, i in enumerate(order))
+                )
+                for index, answer in zip(order, answers, strict=True):
+                    assert_equal(expected[index], [token.id for token in answer.choices[0].tokens])
+                samples = read_metrics(f"http://{stack.target_info().metrics_address}/metrics")
+                if total(samples, "outrider_worker_preemptions_total"):
+                    break
+            else:
+                raise AssertionError("nothing was preempted")
             with pytest.raises(InvalidRequest, match=r"49 tokens and a source of 600 need 42 cache blocks.* has 40"):
                 await client.generate(prompt_ids=[5] * 600, **options)
-        samples = read_metrics(f"http://{stack.target_info().metrics_address}/metrics")
-        assert total(samples, "outrider_worker_preemptions_total")
-    for index, answer in zip(order, answers, strict=True):
-        assert_equal(expected[index], [token.id for token in answer.choices[0].tokens])
 
 
 def again(stack: Stack, name: str) -> None:

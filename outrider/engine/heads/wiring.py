@@ -93,14 +93,10 @@ class Outcome:
 
     @property
     def winner(self) -> Way | None:
-        """Return the best of the others that foretells anything, where it is better than the files' own by more than
-        chance.
-        """
-        able = [way for way in self.others if way.foretells]
-        best = max(able, key=lambda way: _lead(way.scores, self.configured.scores), default=None)
-        if best is None or _lead(best.scores, self.configured.scores) <= LOSES_AT:
-            return None
-        return best
+        """Return the best of the others that foretell anything and beat the files' own by more than chance."""
+        ours = self.configured.scores
+        better = [way for way in self.others if way.foretells and _lead(way.scores, ours) > LOSES_AT]
+        return max(better, key=lambda way: float(way.scores.mean()), default=None)
 
     @property
     def fault(self) -> str | None:
