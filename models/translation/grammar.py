@@ -1,9 +1,9 @@
 """Write sentences of "En" together with their translations into "De", as many as are wanted, by one grammar for both.
 
 What makes them a task for more than a word at a time: verbs stand last in De's subordinate clauses, and behind
-auxiliaries; a topic put first turns subject and verb round; articles, adjectives and pronouns agree with a noun's gender,
-number and case, pronouns with one that stands far before; and what an ambiguous word means is told by the place that the
-sentence is about, which may stand at its other end.
+auxiliaries; a topic put first turns subject and verb round; articles, adjectives and pronouns agree with a noun's
+gender, number and case, pronouns with one that stands far before; and what an ambiguous word means is told by the
+place that the sentence is about, which may stand at its other end.
 """
 
 from __future__ import annotations

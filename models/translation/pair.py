@@ -94,8 +94,9 @@ def held_out_pairs(grammar: Grammar) -> Iterator[tuple[str, str]]:
 def batches(
     pairs: Iterator[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, batch_size: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield sources [B, S] int64 and targets [B, T] int64 without end, each ended by END_ID and padded with PAD_ID. Those
-    of about the same length are together, and the batches of a pool in any order.
+    """Yield sources [B, S] int64 and targets [B, T] int64 without end, each ended by END_ID and padded with PAD_ID.
+
+    Those of about the same length are together, and the batches of a pool in any order.
     """
     order = np.random.default_rng(seed)
     while pool := list(itertools.islice(pairs, POOL_BATCHES * batch_size)):
