@@ -35,6 +35,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
+from outrider.engine.step_plan import Source
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule
@@ -240,22 +241,51 @@ def _best(law: RowLaw) -> int:
     return law.id_of(int(law.scores.argmax()))
 
 
+class _Sequence:
+    """A prompt and what is written to it, in the cache. An encoder, where there is one, reads the prompt at once."""
+
+    def __init__(self, runner: ModelRunner, prompt: Sequence[int]) -> None:
+        start = runner.facts.decoder_start_ids
+        self.ids, self.num_cached = list(start or prompt), 0
+        """Tokens that the law depends on, but for a source."""
+        self.num_before = len(prompt) - len(self.ids)
+        """Tokens of the prompt that are not among them."""
+        self._table = runner.pool.new_table()
+        self._source = Source(runner.pool.new_table(), list(prompt)) if start else None
+        if self._source is not None:
+            runner.forward([ModelRow(self._table, (), 0, 0, (), source=self._source)])
+
+    @property
+    def position(self) -> int:
+        """Of the next token, prompt counted."""
+        return self.num_before + len(self.ids)
+
+    def row(self, num_logits: int) -> ModelRow:
+        return ModelRow.of(self._table, self.ids, self.num_cached, num_logits, self._source)
+
+    def free(self) -> None:
+        self._table.free()
+        if self._source is not None:
+            self._source.table.free()
+
+
 class LawModel:
     """A draft or target model that returns its laws along whole sequences."""
 
     def __init__(self, model: str, task: Task, num_tokens: int) -> None:
         """Load the model. num_tokens: of all sequences that are held at once, AT_ONCE at most. Raises ConfigError."""
-        num_tokens += AT_ONCE * BLOCK_SIZE  # each may leave its last block nearly empty
+        num_tokens += 2 * AT_ONCE * BLOCK_SIZE  # each may leave its last block nearly empty, and its source's
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
 
     def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], RowLaw]]:
-        """Yield the laws after ids[:start], ids[:start + 1], ... ids[:-1]."""
-        table = self.runner.pool.new_table()
+        """Yield the laws after ids[:start], ids[:start + 1], ... ids[:-1]. The prompt is ids[:start]."""
+        sequence = _Sequence(self.runner, ids[:start])
         try:
-            logits = self.runner.forward([ModelRow.of(table, list(ids[:-1]), 0, len(ids) - start)])
+            sequence.ids += ids[start:-1]
+            logits = self.runner.forward([sequence.row(len(ids) - start)])
         finally:
-            table.free()
+            sequence.free()
         host = HostLogits(logits)
         for index in range(len(ids) - start):
             yield partial(_law_of_logits, host, index)
@@ -265,26 +295,26 @@ class LawModel:
 
         An answer has `count` tokens, or ends with the first end-of-sequence id.
         """
-        sequences = [list(prompt) for prompt in prompts]
-        tables, cached = [self.runner.pool.new_table() for _ in sequences], [0] * len(sequences)
-        unended = list(range(len(sequences)))
+        sequences = [_Sequence(self.runner, prompt) for prompt in prompts]
+        unended = list(zip(sequences, params, strict=True))
         try:
             for _ in range(count):
-                host = HostLogits(
-                    self.runner.forward([ModelRow.of(tables[i], sequences[i], cached[i], 1) for i in unended])
-                )
-                for row, i in enumerate(unended):
-                    ids, own = sequences[i], params[i]
-                    cached[i] = len(ids)
+                host = HostLogits(self.runner.forward([sequence.row(1) for sequence, _ in unended]))
+                for row, (sequence, own) in enumerate(unended):
+                    sequence.num_cached = len(sequence.ids)
                     law = host.law(row, LogitRow(SamplingState(own, (), ())))
-                    ids.append(_best(law) if own.greedy else coupled_id(law, own, len(ids)))
-                unended = [i for i in unended if sequences[i][-1] not in self.runner.facts.eos_token_ids]
+                    sequence.ids.append(_best(law) if own.greedy else coupled_id(law, own, sequence.position))
+                unended = [pair for pair in unended if pair[0].ids[-1] not in self.runner.facts.eos_token_ids]
                 if not unended:
                     break
         finally:
-            for table in tables:
-                table.free()
-        return sequences
+            for sequence in sequences:
+                sequence.free()
+        written = [
+            sequence.ids[len(prompt) - sequence.num_before :]
+            for prompt, sequence in zip(prompts, sequences, strict=True)
+        ]
+        return [[*prompt, *ids] for prompt, ids in zip(prompts, written, strict=True)]
 
 
 def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> RowLaw:
@@ -312,6 +342,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
             check_same_tokens(task.target, drafter.source)
             models[drafter.name] = LawModel(drafter.source, task, longest)
             _check_fits(models[drafter.name], longest, task)
+            _check_start(target, models[drafter.name])
         else:
             tables[drafter.name] = _table(drafter, tokenizer)
     rows = []
@@ -410,6 +441,16 @@ def _check_fits(model: LawModel, longest: int, task: Task) -> None:
         raise ConfigError(
             f"the longest prompt and {task.max_tokens} tokens are {longest}, the context limit of {facts.model_id} is "
             f"{facts.context_limit}; shorten the prompts or lower max_tokens"
+        )
+
+
+def _check_start(target: LawModel, draft: LawModel) -> None:
+    facts, own = target.runner.facts, draft.runner.facts
+    if facts.decoder_start_ids != own.decoder_start_ids:
+        raise ConfigError(
+            f"answers begin with {list(own.decoder_start_ids) or 'the prompt'} in {own.model_id} and with "
+            f"{list(facts.decoder_start_ids) or 'the prompt'} in {facts.model_id}; "
+            "use two encoder-decoder models, or two decoder-only ones"
         )
 
 

@@ -21,7 +21,7 @@ from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_t5
 
 
 def test_tokens_of_one_prompt_are_not_independent() -> None:
@@ -39,11 +39,14 @@ def test_what_is_missing_is_named(text: str) -> None:
         drafter_of(text)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["decoder", "encoder-decoder"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("alpha")
     for name, seed in (("target", 4), ("draft", 3)):
-        tiny_llama(made / name, seed=seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+        if request.param == "decoder":
+            tiny_llama(made / name, seed=seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+        else:
+            tiny_t5(made / name, seed=seed, num_layers=1)
     (made / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"the {i}"}) for i in range(12)))
     return made
 
@@ -138,3 +141,9 @@ def test_an_answer_ends_with_its_end_of_sequence(folder: Path, monkeypatch: pyte
 def test_an_error_is_one_line(folder: Path) -> None:
     made = measured(folder, "--draft", "ngrm")
     assert made.exit_code == 1 and made.stderr.startswith("error: --draft ngrm") and made.stderr.count("\n") == 1
+
+
+def test_a_draft_without_an_encoder_is_not_measured_for_a_target_with_one(folder: Path, tmp_path: Path) -> None:
+    make = tiny_llama if (folder / "target" / "config.json").read_text().count('"t5"') else tiny_t5
+    made = measured(folder, "--draft", make(tmp_path), "--max-tokens", "4")
+    assert made.exit_code == 1 and "use two encoder-decoder models, or two decoder-only ones" in made.stderr

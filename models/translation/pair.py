@@ -1,0 +1,116 @@
+"""Sizes, tokenizer and batches that training and measuring the translation pair share."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from models.translation.grammar import Grammar
+from models.translation.lexicon import Lexicon
+
+PAD, END = "<pad>", "</s>"
+PAD_ID, END_ID = 0, 1
+"""As in T5: an answer begins with the one and ends with the other, as a source does."""
+VOCAB_SIZE = 2048
+"""Entries of the tokenizer. Doubled, words of the lexicon are pieces of their own, and nobody spells."""
+TOKENIZER_FOLDER = "tokenizer"
+TOKENIZER_SENTENCES = 20_000
+"""Of each language, that the tokenizer is made of."""
+HELD_OUT_ONE_IN = 64
+POOL_BATCHES = 16
+"""Batches that are sorted by length together. Doubling it pads less, and makes a batch's sentences more alike."""
+
+SIZES: dict[str, dict[str, int]] = {
+    "target": {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 512, "num_layers": 4},  # 5.8M parameters
+    "middle": {"d_model": 128, "d_kv": 64, "num_heads": 2, "d_ff": 320, "num_layers": 2},  # 1.0M
+    "draft": {"d_model": 96, "d_kv": 48, "num_heads": 2, "d_ff": 384, "num_layers": 1},  # 0.5M
+}
+"""Encoder and decoder have num_layers each."""
+
+
+def new_model(which: str) -> T5ForConditionalGeneration:
+    """Return an untrained model of SIZES, float32 on the CPU."""
+    config = T5Config(
+        vocab_size=VOCAB_SIZE,
+        dropout_rate=0.0,  # no pair is seen twice
+        pad_token_id=PAD_ID,
+        eos_token_id=END_ID,
+        decoder_start_token_id=PAD_ID,
+        **SIZES[which],
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def load_model(folder: Path, device: str) -> T5ForConditionalGeneration:
+    """Load a model for inference, float32. Raises FileNotFoundError naming the folder and the command that fills it."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"no model in {folder}: train it first with `python -m models.translation.train`")
+    model: T5ForConditionalGeneration = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    return model.to(device).eval()
+
+
+def make_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE of both languages that ends every text with END."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = byte_level, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[PAD, END],
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
+    )
+    pairs = itertools.islice(training_pairs(grammar, 0), TOKENIZER_SENTENCES)
+    bpe.train_from_iterator(itertools.chain.from_iterable(pairs), trainer)
+    bpe.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=PAD)
+
+
+def make_grammar() -> Grammar:
+    return Grammar(Lexicon.make())
+
+
+def is_held_out(source: str) -> bool:
+    return zlib.crc32(source.encode()) % HELD_OUT_ONE_IN == 0
+
+
+def training_pairs(grammar: Grammar, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield pairs without end, none of them held out."""
+    return (pair for pair in grammar.pairs(seed) if not is_held_out(pair[0]))
+
+
+def held_out_pairs(grammar: Grammar) -> Iterator[tuple[str, str]]:
+    """Yield pairs without end that nobody is trained on, always the same."""
+    return (pair for pair in grammar.pairs(0) if is_held_out(pair[0]))
+
+
+def batches(
+    pairs: Iterator[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, batch_size: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield sources [B, S] int64 and targets [B, T] int64 without end, each ended by END_ID and padded with PAD_ID.
+
+    Those of about the same length are together, and the batches of a pool in any order.
+    """
+    order = np.random.default_rng(seed)
+    while pool := list(itertools.islice(pairs, POOL_BATCHES * batch_size)):
+        encoded = [tokenizer([pair[side] for pair in pool])["input_ids"] for side in (0, 1)]
+        lengths = np.array([max(map(len, both)) for both in zip(*encoded, strict=True)])
+        by_length = np.argsort(lengths, kind="stable")
+        for start in order.permutation(np.arange(0, len(pool), batch_size)):
+            rows = by_length[start : start + batch_size]
+            sources, targets = (_padded([side[row] for row in rows]) for side in encoded)
+            yield sources, targets
+
+
+def _padded(rows: list[list[int]]) -> torch.Tensor:
+    padded = np.full((len(rows), max(map(len, rows))), PAD_ID, dtype=np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded)

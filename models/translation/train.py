@@ -1,0 +1,226 @@
+"""Make the tokenizer, train the target, or distil a draft from it, for a time or a number of steps, on CPU or GPU.
+
+    python -m models.translation.train WORK tokenizer                   and WORK/prompts.jsonl, WORK/text.txt
+    python -m models.translation.train WORK target --seconds 1500       cross-entropy on pairs of the grammar
+    python -m models.translation.train WORK middle --seconds 480        distillation from WORK/target
+    python -m models.translation.train WORK draft --seconds 480
+
+A draft's loss is the cross-entropy to the target's whole distribution along the grammar's translations, as in the demo
+pair's recipe. Every batch is new: the grammar does not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax, softmax
+from transformers import AutoTokenizer, T5ForConditionalGeneration
+
+from models.translation.pair import (
+    PAD_ID,
+    SIZES,
+    TOKENIZER_FOLDER,
+    batches,
+    held_out_pairs,
+    load_model,
+    make_grammar,
+    make_tokenizer,
+    new_model,
+    training_pairs,
+)
+from outrider.training.optimizing import Optimizers, default_device, mixed_precision, rate_scale
+
+NUM_VALIDATION_BATCHES = 4
+VALIDATION_BATCH_SIZE = 64
+NUM_PROMPTS = 64
+NUM_TEXT_SENTENCES = 4_000
+"""Of De, for drafters that count in a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Length and width of a training run. Exactly one of `seconds` and `steps` is set."""
+
+    seconds: float | None
+    steps: int | None
+    batch_size: int
+    """Pairs."""
+    report_every: int
+    """Steps between a report with a saved checkpoint."""
+    seed: int
+
+    def share_done(self, elapsed_s: float, step: int) -> float:
+        """Return the share of the run that is done: 0 at the start, 1 or more at the end."""
+        if self.steps is not None:
+            return step / self.steps
+        assert self.seconds is not None
+        return elapsed_s / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What a model is worth on pairs that nobody was trained on, a mean over the tokens of their translations."""
+
+    loss: float
+    """Nats a token."""
+    right: float
+    """Share of tokens that it says at temperature 0."""
+    agreement: float | None = None
+    """Of a draft: share at which it says what the target says, at temperature 0."""
+    overlap: float | None = None
+    """Of a draft: mass that its law and the target's have in common at temperature 1, which is its acceptance."""
+
+    def __str__(self) -> str:
+        shares = {"right": self.right, "agrees with the target": self.agreement, "overlap": self.overlap}
+        told = [f"{name} {share:.3f}" for name, share in shares.items() if share is not None]
+        return f"held out {self.loss:.3f} nats, {', '.join(told)}"
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean nats a token of logits [B, T, V] float32 and targets [B, T] int64, padding left out."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD_ID)
+
+
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy to the teacher's distribution, nats a token; both [B, T, V] float32."""
+    losses = -(softmax(teacher_logits, -1) * log_softmax(logits, -1)).sum(-1)  # [B, T]
+    return losses[targets != PAD_ID].mean()
+
+
+class Trainer:
+    """One training run of one model; `run` performs all of it."""
+
+    def __init__(self, work: Path, which: str, plan: Plan, device: str, resume: bool) -> None:
+        self._folder, self._plan, self._device = work / which, plan, device
+        self._tokenizer = AutoTokenizer.from_pretrained(work / TOKENIZER_FOLDER)
+        self._grammar = make_grammar()
+        torch.manual_seed(plan.seed)
+        start = load_model(self._folder, "cpu") if resume else new_model(which)
+        self.model = start.to(device).train()
+        self._teacher = None if which == "target" else load_model(work / "target", device)
+        self._optimizers = Optimizers(self.model)
+
+    def run(self) -> HeldOut:
+        """Train, save and return what the model is worth."""
+        plan, start_s, step, num_tokens = self._plan, time.monotonic(), 0, 0
+        for sources, targets in self._batches(training_pairs(self._grammar, plan.seed + 1), plan.batch_size):
+            done = plan.share_done(time.monotonic() - start_s, step)
+            if done >= 1:
+                break
+            loss = self._loss(sources, targets)
+            self._optimizers.step(loss, rate_scale(done, step))
+            step, num_tokens = step + 1, num_tokens + sources.numel() + targets.numel()
+            if step % plan.report_every == 0:
+                self._report(step, time.monotonic() - start_s, num_tokens, loss.item())
+        return self._report(step, time.monotonic() - start_s, num_tokens)
+
+    def _batches(self, pairs: Iterator[tuple[str, str]], batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for sources, targets in batches(pairs, self._tokenizer, batch_size, self._plan.seed):
+            yield sources.to(self._device), targets.to(self._device)
+
+    def _logits(self, model: T5ForConditionalGeneration, sources: Tensor, targets: Tensor) -> Tensor:
+        """Return the logits [B, T, V] float32 at each token of the targets."""
+        before = torch.cat([torch.full_like(targets[:, :1], PAD_ID), targets[:, :-1]], dim=1)
+        mask = (sources != PAD_ID).long()
+        with mixed_precision(self._device):
+            logits = model(input_ids=sources, attention_mask=mask, decoder_input_ids=before, use_cache=False).logits
+        return logits.float()
+
+    def _loss(self, sources: Tensor, targets: Tensor) -> Tensor:
+        logits = self._logits(self.model, sources, targets)
+        if self._teacher is None:
+            return token_loss(logits, targets)
+        with torch.no_grad():
+            teacher_logits = self._logits(self._teacher, sources, targets)
+        return distillation_loss(logits, teacher_logits, targets)
+
+    @torch.no_grad()
+    def validate(self) -> HeldOut:
+        """Measure the model on held-out pairs, the same every time."""
+        losses, right, agreement, overlap, num_tokens = 0.0, 0, 0, 0.0, 0
+        found = self._batches(held_out_pairs(self._grammar), VALIDATION_BATCH_SIZE)
+        for sources, targets in itertools.islice(found, NUM_VALIDATION_BATCHES):
+            counts = targets != PAD_ID
+            logits, gold = self._logits(self.model, sources, targets)[counts], targets[counts]  # [N, V], [N]
+            losses += cross_entropy(logits, gold, reduction="sum").item()
+            right += int((logits.argmax(-1) == gold).sum())
+            num_tokens += len(gold)
+            if self._teacher is not None:
+                own = self._logits(self._teacher, sources, targets)[counts]
+                agreement += int((logits.argmax(-1) == own.argmax(-1)).sum())
+                overlap += float(torch.minimum(softmax(logits, -1), softmax(own, -1)).sum())
+        if self._teacher is None:
+            return HeldOut(losses / num_tokens, right / num_tokens)
+        return HeldOut(losses / num_tokens, right / num_tokens, agreement / num_tokens, overlap / num_tokens)
+
+    def _report(self, step: int, elapsed_s: float, num_tokens: int, loss: float | None = None) -> HeldOut:
+        held_out = self.validate()
+        self._save()
+        training = "" if loss is None else f", training loss {loss:.3f}"
+        print(f"{elapsed_s:.0f} s, {step} steps, {num_tokens / 1e6:.2f}M tokens{training}, {held_out}", flush=True)
+        return held_out
+
+    def _save(self) -> None:
+        """Save a bfloat16 copy with its tokenizer: rounding the weights in training themselves would cost accuracy."""
+        copy.deepcopy(self.model).to(torch.bfloat16).save_pretrained(self._folder)
+        self._tokenizer.save_pretrained(self._folder)
+
+
+def prepare(work: Path) -> None:
+    """Write the tokenizer, prompts of held-out sources, and a text of De for drafters that count in one."""
+    grammar = make_grammar()
+    work.mkdir(parents=True, exist_ok=True)
+    make_tokenizer(grammar).save_pretrained(work / TOKENIZER_FOLDER)
+    with (work / "prompts.jsonl").open("w", encoding="utf-8") as out:
+        for source, _ in itertools.islice(held_out_pairs(grammar), NUM_PROMPTS):
+            out.write(json.dumps({"prompt": source}) + "\n")
+    text = " ".join(target for _, target in itertools.islice(training_pairs(grammar, 0), NUM_TEXT_SENTENCES))
+    (work / "text.txt").write_text(text, encoding="utf-8")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path, help="folder to write into")
+    parser.add_argument("which", choices=["tokenizer", *SIZES])
+    parser.add_argument("--seconds", type=float, help="wall-clock time to train for")
+    parser.add_argument("--steps", type=int, help="updates to train for, in place of a time")
+    parser.add_argument("--batch-size", type=int, help="pairs an update; default 32 on CPU, 256 on a GPU")
+    parser.add_argument("--report-every", type=int, default=500, help="updates between checkpoints")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and pairs; take another with --resume")
+    parser.add_argument("--device", default=default_device())
+    parser.add_argument("--resume", action="store_true", help="start from the weights in WORK, with a fresh optimizer")
+    args = parser.parse_args(argv)
+    for name in ("seconds", "steps", "batch_size", "report_every"):
+        if (value := getattr(args, name)) is not None and value <= 0:
+            parser.error(f"--{name.replace('_', '-')} is {value}, must be above 0")
+    if args.which != "tokenizer" and (args.seconds is None) == (args.steps is None):
+        parser.error("give one of --seconds and --steps")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    if args.which == "tokenizer":
+        prepare(args.work)
+        return
+    plan = Plan(
+        seconds=args.seconds,
+        steps=args.steps,
+        batch_size=args.batch_size or (32 if args.device == "cpu" else 256),
+        report_every=args.report_every,
+        seed=args.seed,
+    )
+    Trainer(args.work, args.which, plan, args.device, args.resume).run()
+
+
+if __name__ == "__main__":
+    main()
