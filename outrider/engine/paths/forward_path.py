@@ -93,7 +93,7 @@ class Repacks(Protocol):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights as the path holds them. An embedding beside a head of the same weights counts where both are kept."""
+        """Bytes of the weights as the path holds them; an embedding beside an equal head counts where both are kept."""
 
 
 @runtime_checkable
