@@ -10,7 +10,7 @@ from typing import ClassVar
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
+from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
 from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
@@ -21,7 +21,10 @@ from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -98,6 +101,10 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
     kind = kind_of(files, config.target_model)
     match kind:
         case DraftKind.MODEL:
+            if config.target_model is not None and is_same(config.model, config.target_model):
+                log.warning(
+                    "the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model
+                )
             return load(config, epoch, on_lost)
         case DraftKind.PARD:
             model = load(config, epoch, on_lost)

@@ -83,7 +83,6 @@ def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...
         ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), DraftKind.MTP),
         ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), DraftKind.MTP),
         ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), DraftKind.MODEL),
-        ({"num_nextn_predict_layers": 1}, (), DraftKind.MODEL),
     ],
 )
 def test_a_target_that_drafts_for_itself_is_its_mtp_head(
@@ -92,6 +91,12 @@ def test_a_target_that_drafts_for_itself_is_its_mtp_head(
     found = files(tmp_path, {**LLAMA, **config}, (*MODEL, *names))
     assert kind_of(found, f"{tmp_path}/.") is kind
     assert kind_of(found, str(tmp_path.parent)) is kind_of(found) is DraftKind.MODEL
+
+
+def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -> None:
+    found = files(tmp_path, {**LLAMA, "num_nextn_predict_layers": 1}, MODEL)
+    with pytest.raises(ConfigError, match=r"has 1 layers for multi-token prediction and whose files have none; get"):
+        kind_of(found, str(tmp_path))
 
 
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])

@@ -46,7 +46,13 @@ def kind_of(files: Checkpoint, target: str | None = None) -> DraftKind:
     target: the folder or hub id of the target; the same as the draft's, it means the MTP head inside, where there is
     one. Raises ConfigError for a kind that is not served, by its name, and as `Checkpoint.names` does.
     """
-    if target is not None and is_same(files.model, target) and num_mtp_layers(files.config) and has_mtp(files.names):
+    if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files.config)):
+        if not has_mtp(files.names):
+            raise ConfigError(
+                f"{files.model} is the target itself, whose config.json has {num_layers} layers for multi-token "
+                "prediction and whose files have none; get the whole checkpoint, or name another draft",
+                param="model",
+            )
         return DraftKind.MTP
     kind = _by_config(files.config) or _by_tensors(files) or _causal(files.config)
     if isinstance(kind, DraftKind):
@@ -87,7 +93,7 @@ def _by_config(config: dict[str, Any]) -> DraftKind | str | None:
     if "gemma4_assistant" in model_type or "Gemma4Assistant" in found:
         return "a Gemma 4 assistant"
     if model_type.endswith("_mtp") or "MTP" in found:
-        return "an MTP head"
+        return "an MTP head apart from its target's checkpoint, not in speculators' layout"
     return None
 
 
