@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before gRPC is imported: a child that is started while it runs would end in its fork handlers (grpc/grpc #43055).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from tests.stack import Stack, running
 
