@@ -206,12 +206,13 @@ class ServedModel:
         return None
 
     def _no_beams(self) -> str | None:
-        """Return why no target can search beams now."""
+        """Return why a search might meet a target now that can search no beams: any of them may be given it."""
         infos = [member.connection.info for member in self.targets.values() if member.connection is not None]
-        if not infos or any(info.beams for info in infos):
+        refusing = next((info for info in infos if not info.beams), None)
+        if refusing is None:
             return None
         return (
-            f"the target {infos[0].model_id} runs no token trees on the path {infos[0].attention_path}, as beams need"
+            f"the target {refusing.model_id} runs no token trees on the path {refusing.attention_path}, as beams need"
         )
 
     def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:

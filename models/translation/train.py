@@ -2,7 +2,7 @@
 
     python -m models.translation.train WORK tokenizer                   and WORK/prompts.jsonl, WORK/text.txt
     python -m models.translation.train WORK target --seconds 1500       cross-entropy on pairs of the grammar
-    python -m models.translation.train WORK middle --seconds 480        distillation from WORK/target
+    python -m models.translation.train WORK draft-large --seconds 480   distillation from WORK/target
     python -m models.translation.train WORK draft --seconds 480
 
 A draft's loss is the cross-entropy to the target's whole distribution along the grammar's translations, as in the demo

@@ -70,8 +70,11 @@ async def test_greedy_text_is_that_of_generate(client: AsyncClient, expected: li
     assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
 
 
-async def test_other_drafters_and_lengths_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
-    wishes = [Speculation(num_draft_tokens="auto"), *(Speculation(drafter=name) for name in ("ngram+model", "lookup"))]
+async def test_other_drafters_lengths_and_shapes_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
+    wishes = [
+        *(Speculation(num_draft_tokens="auto"), Speculation(tree="3x2x1"), Speculation(tree="best:8x4")),
+        *(Speculation(drafter=name) for name in ("ngram+model", "lookup")),
+    ]
     for wish in wishes:
         answer = await client.generate(SOURCES[1], max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish)
         assert_equal(expected[1], [token.id for token in answer.choices[0].tokens])
@@ -211,13 +214,8 @@ async def test_a_chat_template_writes_the_source(t5: Stack, tmp_path: Path, expe
 
 def test_what_workers_say_of_themselves(t5: Stack) -> None:
     for info in (t5.target_info(), t5.draft_info()):
-        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([START_ID], "dense", False)
+        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([START_ID], "dense", True)
     assert not t5.target_info().gives_features
-
-
-async def test_a_search_of_beams_is_refused_where_there_are_no_trees(client: AsyncClient) -> None:
-    with pytest.raises(InvalidRequest, match="runs no token trees on the path dense, as beams need"):
-        await client.generate("a", max_tokens=4, temperature=0.0, n=2, use_beam_search=True)
 
 
 def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:

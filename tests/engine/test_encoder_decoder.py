@@ -102,7 +102,7 @@ def test_facts(runner: ModelRunner, folder: str) -> None:
     assert (runner.path.name, facts.num_layers, facts.vocab_size) == ("dense", 2, VOCAB_SIZE)
     assert facts.decoder_start_ids == ((START_ID, START_ID + 1) if is_bart else (START_ID,))
     assert facts.context_limit == (128 if is_bart else 2048)
-    assert runner.supports_trees == is_bart  # T5 takes no positions
+    assert runner.supports_trees
     assert runner.features_refusal == "heads are of decoder-only models"
 
 

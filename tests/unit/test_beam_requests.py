@@ -41,9 +41,10 @@ def info(beams: bool) -> pb.WorkerInfo:
 
 @pytest.mark.parametrize("beams", [True, False])
 def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
-    connection = connection_of()
-    connection.info = info(beams)
-    why = served_model({"t": link_of(connection)}, {}).facts().no_beams
+    """It is one of two: a search may be given either."""
+    connections = {"s": connection_of(), "t": connection_of()}
+    connections["s"].info, connections["t"].info = info(True), info(beams)
+    why = served_model({name: link_of(each) for name, each in connections.items()}, {}).facts().no_beams
     assert (why is None) is beams
     facts = ServedFacts("m", 512, 320, 0, 320, None, no_beams=why)
     if beams:

@@ -7,9 +7,10 @@ run, and hands it back in forwards of the decoder, so that nothing else of the e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,12 +126,12 @@ class CrossAttention:
     def __init__(self, model: PreTrainedModel) -> None:
         self._encoder, self._decoder = model.get_encoder(), model.get_decoder()
         self._vocab_size = model.get_input_embeddings().num_embeddings
-        self._positions = DecoderPositions(self._decoder)
+        self._positions, self._distances = DecoderPositions(self._decoder), DecoderDistances(self._decoder)
 
     @property
     def places_tokens(self) -> bool:
-        """Whether the decoder is told its tokens' positions."""
-        return self._positions.are_told
+        """Whether the decoder is told its tokens' positions, or how far they are apart."""
+        return self._positions.are_told or self._distances.are_told
 
     def set_cache(self, own: BlockCache) -> None:
         """Keep sources' KV in this cache's blocks from now on."""
@@ -169,7 +170,7 @@ class CrossAttention:
         device = plan.input_ids.device
         across = SourcePlan.build(sources, device, self._vocab_size)
         unread = torch.zeros(1, 1, 1, device=device).expand(*across.shape, 1)  # of the encoder's output: its KV is here
-        with self._positions.told(plan.position_ids):
+        with self._positions.told(plan.position_ids), self._distances.told(rows, plan):
             yield {
                 **arguments,
                 "decoder_input_ids": arguments["input_ids"],
@@ -191,8 +192,7 @@ class CrossAttention:
 class DecoderPositions:
     """Tells a decoder with embedded positions where each row's tokens are: it counts the columns of all rows alike.
 
-    It does so in our own forwards alone, by hooks on the module that all classes like BART call by the same name. Those
-    whose attention sees distances, as T5's, have none and need none.
+    It does so in our own forwards alone, by hooks on the module that all classes like BART call by the same name.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -218,3 +218,40 @@ class DecoderPositions:
     def _shape(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """Return what is embedded as [B, q, hidden]: a class may take what it is told for one row's, and add one."""
         return None if self._position_ids is None else output.reshape(*self._position_ids.shape, -1)
+
+
+class DecoderDistances:
+    """Tells a decoder whose attention has a bias for distances how far apart the nodes of a token tree are.
+
+    T5 and its like count columns, which does for chains wherever they lie, and not for trees.
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        found = [module for module in decoder.modules() if getattr(module, "has_relative_attention_bias", False)]
+        self.are_told = bool(found)
+        self._distances: Tensor | None = None
+        for module in found:
+            module.compute_bias = partial(self._bias, module.compute_bias)
+
+    @contextmanager
+    def told(self, rows: Sequence[Row], plan: StepPlan) -> Iterator[None]:
+        """Use the positions of these rows in the forward within, where there is a tree among them."""
+        if self.are_told and any(row.parents is not None for row in rows):
+            places = np.zeros((len(rows), plan.kv_len), dtype=np.int64)
+            for own, row in zip(places, rows, strict=True):
+                own[plan.kv_len - row.num_tokens :] = row.positions(0)
+            keys = torch.from_numpy(places).to(plan.position_ids.device, non_blocking=True)
+            self._distances = plan.position_ids[:, :, None] - keys[:, None, :]  # [B, q, L]
+        try:
+            yield
+        finally:
+            self._distances = None
+
+    def _bias(
+        self, own: Callable[..., Tensor], query_length: int, key_length: int, *, past_seen_tokens: int, **rest: Any
+    ) -> Tensor:
+        """Return the bias by columns, [1, heads, q, L], or where there is a tree by positions, [B, heads, q, L]."""
+        if self._distances is None:
+            return own(query_length, key_length, past_seen_tokens=past_seen_tokens, **rest)
+        line = own(1, key_length, past_seen_tokens=key_length - 1, **rest)[0, :, 0].flip(-1)  # [heads, L], by distance
+        return line[:, self._distances.clamp(0, key_length - 1)].transpose(0, 1)  # what is ahead is masked
