@@ -108,9 +108,9 @@ bench-rules: $(STAMP)
 bench-drafters: $(STAMP)
 	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
 
-# Tokens a pass of lookahead decoding, and of PaSS with ARGS='--embeddings FOLDER'; about two minutes.
+# Lookahead decoding and PaSS beside a chain and n-grams: tokens a pass and speed; about ten minutes.
 bench-scaffolds: $(STAMP)
-	$(BIN)/python -m benchmarks.scaffolds $(ARGS)
+	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
 
 # Trees of drafts against chains: tokens per target pass and speed; about twenty minutes.
 bench-trees: $(STAMP)

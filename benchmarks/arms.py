@@ -1,7 +1,8 @@
-"""Compare ways to speculate on the demo pair: acceptance rules, drafters without a model, or trees of drafts.
+"""Compare ways to speculate on the demo pair: acceptance rules, drafters without a model, scaffolds, or trees.
 
     make bench-rules                                  # or: python -m benchmarks.arms rules --help
     make bench-drafters
+    make bench-scaffolds
     make bench-trees
 
 Each prompt is answered by every arm in turn before the next one, in another order each time, so that a drift of the
@@ -16,15 +17,18 @@ import argparse
 import asyncio
 import statistics
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import (
     DEMO_DRAFT,
+    DEMO_PASS,
     DEMO_TARGET,
     HELD_OUT,
     REPETITIVE,
@@ -37,7 +41,11 @@ from benchmarks.common import (
 )
 from benchmarks.passes import Ratio, Sample, in_turn
 from benchmarks.running import running
+from benchmarks.widen_head import widen_embeddings
 from outrider.client import AcceptanceRule, Drafter, Speculation
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading.lookahead_embeddings import read_embeddings
+from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.tree_shape import TreeShape
 
 PLAIN, EXACT, LENIENT = "plain", "rejection", "lenience 0.5"
@@ -55,6 +63,8 @@ GAINS_FROM = (1.0, 4)
 LEAST_RATIO = 0.98
 """Least median speed of a drafter without a model, as a share of plain decoding's, where nothing repeats."""
 PROMPT_TOKENS = 512
+CHAIN_K = 4
+"""Draft tokens of those beside lookahead and PaSS, where all are verified in every step."""
 
 Value = Callable[[Sample], float]
 
@@ -181,6 +191,25 @@ def drafters(bench: Bench, options: argparse.Namespace) -> list[str]:
     return wrong
 
 
+def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
+    """Compare lookahead decoding and PaSS with what drafts beside them: where it pays, and in every step."""
+    shape, embeddings = LookaheadShape.parse(options.shape), read_embeddings(str(options.embeddings), demo_width())
+    most = {Drafter.LOOKAHEAD: shape.most_nodes - shape.num_scaffolds, Drafter.PASS: len(embeddings)}
+    names = (Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL, *most)
+    arms = {PLAIN: Speculation(enabled=False)} | {name.value: Speculation(drafter=name) for name in names}
+    for name in names:
+        k = most.get(name, CHAIN_K)
+        arms[f"{name.value}, K = {k}"] = Speculation(drafter=name, num_draft_tokens=k)
+    for temperature in options.temperatures:
+        cells = bench.cells(read_prompts(HELD_OUT)[: options.prompts], arms, temperature)
+        bench.add(f"T = {temperature:g}", cells, cells[PLAIN])
+    return []
+
+
+def demo_width() -> int:
+    return TargetFiles(str(DEMO_TARGET)).width
+
+
 def trees(bench: Bench, options: argparse.Namespace) -> list[str]:
     """Compare each tree with the best chain as deep as it, and with the best that has as many tokens verified.
 
@@ -225,6 +254,7 @@ def of(value: Value) -> Callable[[Cell], float]:
 SUITES = {
     "rules": (rules, "What the acceptance rules keep"),
     "drafters": (drafters, "Drafters without a model"),
+    "scaffolds": (scaffolds, "Lookahead decoding and PaSS"),
     "trees": (trees, "Trees of drafts against chains"),
 }
 
@@ -239,6 +269,9 @@ def main() -> int:
         made = parser(__doc__, temperatures=[0.6, 1.0], prompts=24, max_tokens=128, repetitions=3, k=[1, 4, 8])
     elif suite == "drafters":
         made = parser(__doc__, **size, **answers, repetitions=2)
+    elif suite == "scaffolds":
+        made = parser(__doc__, **size, **{**answers, "prompts": 12, "max_tokens": 96}, repetitions=1, shape="5,4,5")
+        made.add_argument("--embeddings", type=Path, default=DEMO_PASS, help="of the demo target, for PaSS")
     else:
         made = parser(__doc__, **size, **answers, repetitions=1, trees=list(TREES))
     options = made.parse_args(sys.argv[2:])
@@ -252,8 +285,13 @@ def main() -> int:
         f"time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In brackets the interval of 95 % "
         "from a bootstrap over prompts."
     )
-    with running({"model": str(target), **common}, {"model": str(DEMO_DRAFT), **common}) as endpoints:
-        wrong = run(Bench(report, endpoints.grpc, options), options)
+    with tempfile.TemporaryDirectory() as folder:
+        own = {}
+        if suite == "scaffolds":
+            widen_embeddings(options.embeddings, DEMO_TARGET, target, Path(folder))
+            own = {"lookahead": options.shape, "lookahead_embeddings": folder}
+        with running({"model": str(target), **common, **own}, {"model": str(DEMO_DRAFT), **common}) as endpoints:
+            wrong = run(Bench(report, endpoints.grpc, options), options)
     report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0

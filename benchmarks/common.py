@@ -29,6 +29,7 @@ WORK = REPO / ".work"
 RESULTS = REPO / "benchmarks" / "results"
 DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft"
 DEMO_EAGLE3, DEMO_MEDUSA = REPO / "models/demo/eagle3", REPO / "models/demo/medusa"
+DEMO_PASS = REPO / "models/demo/pass"
 
 SIZES: dict[str, tuple[str, ...]] = {
     "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),

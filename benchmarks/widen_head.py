@@ -19,6 +19,9 @@ from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading.lookahead_embeddings import FILE as EMBEDDINGS_FILE
+from outrider.engine.loading.lookahead_embeddings import NAME as EMBEDDINGS
+from outrider.engine.loading.lookahead_embeddings import read_embeddings
 
 
 def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
@@ -38,6 +41,13 @@ def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, destination / "model.safetensors")
     (destination / "config.json").write_text(json.dumps({**files.config, **config}), encoding="utf-8")
+
+
+def widen_embeddings(source: Path, target: Path, wide: Path, destination: Path) -> None:
+    """Write the look-ahead embeddings of `target` as those of `wide`, as `widen_head` does. Raises ConfigError."""
+    old, new = TargetFiles(str(target)), TargetFiles(str(wide))
+    tensor = pad(read_embeddings(str(source), old.width), (0, new.width - old.width))  # [L, width]
+    save_file({EMBEDDINGS: tensor.contiguous()}, destination / EMBEDDINGS_FILE)
 
 
 def _eagle3(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[str, Tensor], dict[str, object]]:

@@ -213,9 +213,7 @@ def table_3(tasks: Sequence[TaskLaws]) -> Iterator[str]:
         for law in task.at(GREEDY)
     ]
     yield markdown_table(("target", "drafter", "by", "T = 0", "T = 1"), rows)
-    counted = "".join(
-        f" Of {task.task}, unigram and bigram are counted in {task.counted}." for task in tasks if task.counted
-    )
+    counted = "".join(f" Of {task.task}, unigram and bigram are counted in {task.counted}." for task in tasks)
     numbers = "; ".join(f"{task.task} {task.num_tokens[GREEDY]} and {task.num_tokens[SAMPLED]}" for task in tasks)
     yield (
         f"After ± the interval of 95 % over prompts. Tokens of the target at both temperatures: {numbers}, 10,000 in "
@@ -231,7 +229,7 @@ def _alpha(task: TaskLaws, drafter: str, temperature: float) -> str:
 def _order(tasks: Sequence[TaskLaws]) -> str:
     """Say whether unigram is below bigram, and bigram below every model, as in the paper."""
     wrong = []
-    for task in (task for task in tasks if task.counted):
+    for task in tasks:
         for temperature in TEMPERATURES:
             unigram, bigram, *models = [law.alpha for law in task.at(temperature)]
             if not unigram < bigram < min(models):
@@ -305,7 +303,7 @@ def _rises(measured: Measured) -> str:
 def _models(pairs: Sequence[PairSpeeds]) -> str:
     """Return the sizes of all models, each once."""
     sizes = {pair.target: pair.target_parameters for pair in pairs} | {
-        pair.draft: pair.draft_parameters for pair in pairs
+        pair.draft: pair.draft_parameters for pair in pairs if pair.draft_parameters
     }
     return ", ".join(f"{name} ({number / 1e6:.3g}M)" for name, number in sizes.items())
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.alpha import CODE, named, text_of
+from benchmarks.alpha import CODE, text_of
 from benchmarks.common import (
     DEMO_DRAFT,
     DEMO_TARGET,
@@ -38,15 +38,17 @@ from benchmarks.common import (
 from benchmarks.papers.published import LENIENCES
 from benchmarks.papers.stored import NAME, TEMPERATURES, Arm, Law, Measured, PairSpeeds, Study, TaskLaws
 from benchmarks.running import running
+from models.translation.pair import TEXT_SENTENCES, make_grammar, text_to_count_in
 from outrider.cli.alpha import drafter_of, measured
 from outrider.cli.demo_runs import read_prompts
 from outrider.cli.tuning.costs import costs_of
 from outrider.cli.tuning.runs import Pass, Workload, run_interleaved
 from outrider.cli.tuning.settings import chain
-from outrider.client import AsyncClient, Speculation
+from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.processes import StopFlag
 
 GAMMAS = (3, 5, 7)
+COUNTED = ("unigram", "bigram")
 TRANSLATION = REPO / "models" / "translation"
 ANSWER_TIMEOUT_S = 300.0
 """Seconds that one answer may take. Doubled, one that hangs is told of twice as late."""
@@ -61,8 +63,9 @@ class Task:
     target: Path
     """The cheapest target with these logits: its laws are compared."""
     prompts: Sequence[str]
-    counted: Sequence[Path]
-    """Files and folders of text that unigram and bigram are counted in; none = no such drafters."""
+    text: Path
+    """File that unigram and bigram are counted in."""
+    text_name: str
 
 
 @dataclass(frozen=True)
@@ -73,56 +76,69 @@ class Pair:
     target_name: str
     target: Path
     draft_name: str
-    draft: Path
+    draft: Path | None
+    """None for a drafter without a model, of that name, in the target."""
 
 
-def pairs(size: str) -> list[Pair]:
-    """Return our pairs; those of a task are neighbours. size: of the widened target."""
-    python = Task("Python", "demo target", DEMO_TARGET, dev_prompts(48), [REPO / each for each in CODE])
-    found = [
+def pairs(size: str, folder: Path) -> list[Pair]:
+    """Return our pairs; those of a task are neighbours. size: of the widened target. folder: to write texts into."""
+    code, num_files = text_of([REPO / each for each in CODE])
+    code_name = f"{num_files} files of {', '.join(CODE)}, {len(code)} characters"
+    python = Task("Python", "demo target", DEMO_TARGET, dev_prompts(48), _written(folder / "code", code), code_name)
+    translations = text_to_count_in(make_grammar())
+    translation = Task(
+        "translation",
+        "translation target",
+        TRANSLATION / "target",
+        read_prompts(TRANSLATION / "prompts.jsonl"),
+        _written(folder / "translations", translations),
+        f"{TEXT_SENTENCES} sentences of the pair's grammar, {len(translations)} characters",
+    )
+    wide = f"demo target widened to {size}"
+    return [
         Pair(python, python.target_name, DEMO_TARGET, "demo draft", DEMO_DRAFT),
-        Pair(python, f"demo target widened to {size}", widened(size), "demo draft", DEMO_DRAFT),
+        *(Pair(python, wide, widened(size), each, None) for each in COUNTED),
+        Pair(python, wide, widened(size), "demo draft", DEMO_DRAFT),
+        *(Pair(translation, translation.target_name, translation.target, each, None) for each in COUNTED),
+        *(
+            Pair(translation, translation.target_name, translation.target, f"translation {each.name}", each)
+            for each in sorted(TRANSLATION.glob("draft*"))
+        ),
     ]
-    if (target := TRANSLATION / "target").is_dir():
-        task = Task("translation", "translation target", target, read_prompts(TRANSLATION / "prompts.jsonl"), ())
-        drafts = sorted(TRANSLATION.glob("draft*"))
-        found += [Pair(task, task.target_name, target, f"translation {each.name}", each) for each in drafts]
-    return found
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def laws(task: Task, drafts: Mapping[str, Path], options: argparse.Namespace) -> TaskLaws:
-    """Compare the laws of the drafts, by name, and of unigram and bigram with the target's."""
-    text, num_files = text_of(task.counted)
-    with tempfile.TemporaryDirectory() as folder:
-        counted = Path(folder) / "text"
-        counted.write_text(text, encoding="utf-8")
-        kinds = ("unigram", "bigram") if text else ()
-        drafters = {kind: drafter_of(f"{kind}:{counted}") for kind in kinds}
-        drafters |= {name: drafter_of(f"model:{draft}") for name, draft in drafts.items()}
-        order: dict[str, Any] = {
-            "target": str(task.target),
-            "drafters": list(drafters.values()),
-            "prompts": task.prompts[: options.law_prompts],
-            "max_tokens": options.law_tokens,
-            "settings": [{"temperature": temperature} for temperature in TEMPERATURES],
-            "dtype": "float32",
-            "device": "cpu",
-            "leniences": LENIENCES,
-        }
-        rows = measured(order, Console(stderr=True))
+    """Compare the laws of unigram and bigram, and of the drafts, by name, with the target's."""
+    drafters = {kind: drafter_of(f"{kind}:{task.text}") for kind in COUNTED}
+    drafters |= {name: drafter_of(f"model:{draft}") for name, draft in drafts.items()}
+    order: dict[str, Any] = {
+        "target": str(task.target),
+        "drafters": list(drafters.values()),
+        "prompts": task.prompts[: options.law_prompts],
+        "max_tokens": options.law_tokens,
+        "settings": [{"temperature": temperature} for temperature in TEMPERATURES],
+        "dtype": "float32",
+        "device": "cpu",
+        "leniences": LENIENCES,
+    }
+    rows = measured(order, Console(stderr=True))
     names = itertools.cycle(drafters)  # a setting's rows are in the order of its drafters
     found = [Law.of(row, name) for row, name in zip(rows, names, strict=False)]
-    what = f"{num_files} files of {', '.join(map(named, task.counted))}, {len(text)} characters" if text else ""
     num_tokens = {row["setting"]["temperature"]: row["num_tokens"] for row in rows}
-    return TaskLaws(task.name, task.target_name, what, num_tokens, found)
+    return TaskLaws(task.name, task.target_name, task.text_name, num_tokens, found)
 
 
 @contextmanager
-def served(target: Path, cores: str, draft: tuple[Path, str] | None = None) -> Iterator[str]:
-    """Run a target on its cores, and a draft on others. Yield the gateway's address."""
+def served(target: Path, cores: str, draft: tuple[Path, str] | None = None, **settings: str) -> Iterator[str]:
+    """Run a target on its cores, and a draft on others. settings: of the target. Yield the gateway's address."""
     common = {"dtype": "float32", "device": "cpu"}
     with running(
-        {"model": str(target), "cpu_cores": cores, **common},
+        {"model": str(target), "cpu_cores": cores, **common, **settings},
         None if draft is None else {"model": str(draft[0]), "cpu_cores": draft[1], **common},
     ) as endpoints:
         yield endpoints.grpc
@@ -140,12 +156,13 @@ async def passes(
         return await run_interleaved(client, load, arms, range(options.repetitions), lambda: None)
 
 
-def speculations(temperature: float) -> dict[tuple[int, float], Speculation]:
+def speculations(temperature: float, drafter: Drafter) -> dict[tuple[int, float], Speculation]:
     """Return plain decoding, every gamma, and the largest under every lenience, by gamma and lenience."""
-    found = {(gamma, 1.0): chain(gamma, temperature) for gamma in (0, *GAMMAS)}
+    found = {(gamma, 1.0): replace(chain(gamma, temperature), drafter=drafter) for gamma in GAMMAS}
+    found = {(0, 1.0): chain(0, temperature), **found}
     most = GAMMAS[-1]
     return found | {
-        (most, lenience): replace(chain(most, temperature), lenience=lenience) for lenience in LENIENCES if lenience < 1
+        (most, lenience): replace(found[most, 1.0], lenience=lenience) for lenience in LENIENCES if lenience < 1
     }
 
 
@@ -171,19 +188,23 @@ def arm(gamma: int, lenience: float, found: Sequence[Pass], max_tokens: int) -> 
 
 
 def speeds(pair: Pair, options: argparse.Namespace) -> PairSpeeds:
-    """Serve the draft by itself, then the pair, and time both."""
+    """Serve the draft by itself, then the pair, and time both. What is counted costs no time by itself: c is 0."""
     cores = sorted(os.sched_getaffinity(0))
     first, last = str(cores[0]), str(cores[-1])
     prompts = pair.task.prompts[: options.prompts]
-    step_s = {}
-    with served(pair.draft, first) as address:
-        for temperature in TEMPERATURES:
-            found = asyncio.run(passes(address, prompts, temperature, {"plain": chain(0, temperature)}, options))
-            step_s[temperature] = costs_of({0: found["plain"]}, options.max_tokens).step_s
+    step_s = dict.fromkeys(TEMPERATURES, 0.0)
+    if pair.draft is not None:
+        with served(pair.draft, first) as address:
+            for temperature in TEMPERATURES:
+                found = asyncio.run(passes(address, prompts, temperature, {"plain": chain(0, temperature)}, options))
+                step_s[temperature] = costs_of({0: found["plain"]}, options.max_tokens).step_s
+        drafter, system = Drafter.MODEL, served(pair.target, last, (pair.draft, first))
+    else:
+        drafter, system = Drafter(pair.draft_name), served(pair.target, last, drafter_text=str(pair.task.text))
     studies = []
-    with served(pair.target, last, (pair.draft, first)) as address:
+    with system as address:
         for temperature in TEMPERATURES:
-            arms = {str(key): (key, each) for key, each in speculations(temperature).items()}
+            arms = {str(key): (key, each) for key, each in speculations(temperature, drafter).items()}
             asked = {name: each for name, (_, each) in arms.items()}
             found = asyncio.run(passes(address, prompts, temperature, asked, options))
             made = [arm(*key, found[name], options.max_tokens) for name, (key, _) in arms.items()]
@@ -193,7 +214,7 @@ def speeds(pair: Pair, options: argparse.Namespace) -> PairSpeeds:
         pair.target_name,
         pair.draft_name,
         num_parameters(pair.target),
-        num_parameters(pair.draft),
+        0 if pair.draft is None else num_parameters(pair.draft),
         studies,
     )
 
@@ -238,14 +259,15 @@ def main() -> int:
         f"for target and draft, {options.repetitions} repetitions; in brackets the interval of 95 % from a bootstrap "
         "over prompts. wait: of the target for drafts."
     )
-    found, tasks = pairs(options.size), list[TaskLaws]()
-    for task, own in itertools.groupby(found, key=lambda pair: pair.task):
-        tasks.append(laws(task, {pair.draft_name: pair.draft for pair in own}, options))
-        add_laws(report, tasks[-1])
-    served_pairs = list[PairSpeeds]()
-    for pair in found:
-        served_pairs.append(speeds(pair, options))
-        add_speeds(report, served_pairs[-1])
+    tasks, served_pairs = list[TaskLaws](), list[PairSpeeds]()
+    with tempfile.TemporaryDirectory() as folder:
+        found = pairs(options.size, Path(folder))
+        for task, own in itertools.groupby(found, key=lambda pair: pair.task):
+            tasks.append(laws(task, {each.draft_name: each.draft for each in own if each.draft is not None}, options))
+            add_laws(report, tasks[-1])
+        for pair in found:
+            served_pairs.append(speeds(pair, options))
+            add_speeds(report, served_pairs[-1])
     report.data.update(Measured(tasks, served_pairs).to_json())
     report.write(options.results)
     return 0

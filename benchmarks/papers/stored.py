@@ -41,7 +41,7 @@ class TaskLaws:
     task: str
     target: str
     counted: str
-    """What unigram and bigram are counted in; empty without them."""
+    """What unigram and bigram are counted in."""
     num_tokens: Mapping[float, int]
     """Of the target, by temperature."""
     laws: Sequence[Law]

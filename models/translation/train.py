@@ -35,6 +35,7 @@ from models.translation.pair import (
     make_grammar,
     make_tokenizer,
     new_model,
+    text_to_count_in,
     training_pairs,
 )
 from outrider.training.optimizing import Optimizers, default_device, mixed_precision, rate_scale
@@ -42,8 +43,6 @@ from outrider.training.optimizing import Optimizers, default_device, mixed_preci
 NUM_VALIDATION_BATCHES = 4
 VALIDATION_BATCH_SIZE = 64
 NUM_PROMPTS = 64
-NUM_TEXT_SENTENCES = 4_000
-"""Of De, for drafters that count in a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +182,7 @@ def prepare(work: Path) -> None:
     with (work / "prompts.jsonl").open("w", encoding="utf-8") as out:
         for source, _ in itertools.islice(held_out_pairs(grammar), NUM_PROMPTS):
             out.write(json.dumps({"prompt": source}) + "\n")
-    text = " ".join(target for _, target in itertools.islice(training_pairs(grammar, 0), NUM_TEXT_SENTENCES))
-    (work / "text.txt").write_text(text, encoding="utf-8")
+    (work / "text.txt").write_text(text_to_count_in(grammar), encoding="utf-8")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

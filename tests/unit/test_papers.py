@@ -77,14 +77,15 @@ def an_arm(gamma: int, speeds: Sequence[float], lenience: float = 1.0) -> Arm:
 
 
 def measured() -> Measured:
-    """Two tasks, of which one has no counted text; a draft that takes 1 ms where its target takes 10."""
+    """Two tasks; drafts take 1 ms where their targets take 10."""
 
     def law(drafter: str, temperature: float, alpha: float) -> Law:
         return Law(drafter, temperature, alpha, 0.01, {l: 1 - (1 - alpha) * l for l in LENIENCES})
 
     alphas = {"unigram": 0.1, "bigram": 0.2, "tiny": 0.8}
     laws = [law(drafter, t, alpha - 0.05 * t) for t in (0.0, 1.0) for drafter, alpha in alphas.items()]
-    other = [law("other", t, 0.5) for t in (0.0, 1.0)]
+    alphas |= {"tiny": 0.5}
+    other = [law(drafter, t, alpha) for t in (0.0, 1.0) for drafter, alpha in alphas.items()]
     studies = [
         Study(
             temperature,
@@ -100,9 +101,9 @@ def measured() -> Measured:
     ]
     tasks = [
         TaskLaws("Python", "target", "2 files of a, 99 characters", {0.0: 96, 1.0: 90}, laws),
-        TaskLaws("words", "wordy", "", {0.0: 50, 1.0: 40}, other),
+        TaskLaws("words", "wordy", "3 texts", {0.0: 50, 1.0: 40}, other),
     ]
-    pairs = [("Python", "target", "tiny"), ("words", "wordy", "other")]
+    pairs = [("Python", "target", "tiny"), ("words", "wordy", "tiny")]
     return Measured(tasks, [PairSpeeds(*names, 1000, 100, studies) for names in pairs])
 
 
@@ -127,7 +128,7 @@ def test_a_stored_measurement_is_written_beside_the_paper(written: tuple[Path, l
     assert ["English to German", "T5-small (77M)", "paper", "0", "7", "0.75", "0.02", "3.2", "3.4", "", "1.06"] in rows
     own = ["Python, target", "tiny", "ours", "0", "3", "0.80", "0.100", "2.27", "2.10 (2.00-2.20)", "2.50", "0.92"]
     assert own in rows  # (1 - 0.8^4) / 0.2 / 1.3, and 2 and 2.2 times plain decoding
-    assert ["words, wordy", "other", "ours", "1", "7", "0.50", "0.100"] in [row[:7] for row in rows]
+    assert ["words, wordy", "tiny", "ours", "1", "7", "0.50", "0.100"] in [row[:7] for row in rows]
     assert ["target, tiny", "0", "3", "2.95 → 2.50", "0.30 → 0.10", "1.00 → 1.30", "0.00 → 0.20", "10 %"] in rows
     assert ["Python, target", "tiny", "ours", "0.800±0.010", "0.750±0.010"] in rows
     assert ["tiny, Python", "ours", "1", "alpha", "0.75", "0.88", "0.93", "0.97"] in rows
