@@ -88,12 +88,12 @@ class Lexicon:
     @classmethod
     def make(cls, seed: int = 0) -> Lexicon:
         maker = _Maker(random.Random(seed))
-        nouns = [maker.noun(is_ambiguous=number % 8 == 7) for number in range(480)]
-        verbs = [maker.verb(is_ambiguous=number % 8 == 7) for number in range(180)]
-        adjectives = [maker.word() for _ in range(160)]
-        adverbs = [maker.word() for _ in range(40)]
-        names = [maker.english(2).capitalize() for _ in range(60)]
-        places = [[maker.noun(is_ambiguous=False) for _ in range(16)] for _ in range(NUM_DOMAINS)]
+        nouns = [maker.noun(is_ambiguous=number % 8 == 7) for number in range(128)]
+        verbs = [maker.verb(is_ambiguous=number % 8 == 7) for number in range(48)]
+        adjectives = [maker.word() for _ in range(40)]
+        adverbs = [maker.word() for _ in range(16)]
+        names = [maker.english(2).capitalize() for _ in range(16)]
+        places = [[maker.noun(is_ambiguous=False) for _ in range(8)] for _ in range(NUM_DOMAINS)]
         return cls(nouns, verbs, adjectives, adverbs, names, places)
 
 

@@ -37,8 +37,8 @@ class Reference:
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
-        auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
+        self.has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
+        auto = AutoModelForSeq2SeqLM if self.has_encoder else AutoModelForCausalLM
         self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int) -> Generated:
@@ -53,7 +53,7 @@ class Reference:
         prompt_ids = inputs["input_ids"][0].tolist()
         best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
         gaps = [float(two[0] - two[1]) for two in best]
-        num_before = 1 if self._has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
+        num_before = 1 if self.has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
         return Generated(prompt_ids, made.sequences[0, num_before:].tolist(), gaps)
 
     def without_end(self, ids: Ids) -> Ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,18 +21,24 @@ class Optimizers:
     alone reached 7.0.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, unscaled: Sequence[str] = ()) -> None:
+        """unscaled: ends of the names of hidden matrices for AdamW at a third of its rate. Muon's updates, all of one
+        size, are too large for queries and keys whose products nothing scales down, as T5's.
+        """
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        is_hidden = [p.dim() == 2 and id(p) not in tables and "lm_head" not in name for name, p in named]
-        hidden = [p for (_, p), hides in zip(named, is_hidden, strict=True) if hides]
-        others = [p for (_, p), hides in zip(named, is_hidden, strict=True) if not hides]
-        self._parameters = hidden + others
+        hidden, gentle, others = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                is_hidden = parameter.dim() == 2 and id(parameter) not in tables and "lm_head" not in name
+                kind = others if not is_hidden else gentle if name.endswith(tuple(unscaled)) else hidden
+                kind.append(parameter)
+        self._parameters = hidden + gentle + others
         self._all: list[torch.optim.Optimizer] = []
         if hidden:
             self._all.append(torch.optim.Muon(hidden, lr=0.02, momentum=0.95, weight_decay=0.01))
-        if others:
-            self._all.append(torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0))
+        for parameters, rate in ((others, 3e-3), (gentle, 1e-3)):
+            if parameters:
+                self._all.append(torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0))
         self._full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
 
     def step(self, loss: Tensor, scale: float) -> None:

@@ -121,7 +121,7 @@ def _beams(
     ends = ends if isinstance(ends, list) else [ends]
     answers = list[Searched]()
     for row, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
-        ids = row[inputs["input_ids"].shape[1] :]
+        ids = row[1 if reference.has_encoder else inputs["input_ids"].shape[1] :]
         last = next((place for place, token_id in enumerate(ids) if token_id in ends), len(ids))
         answers.append(Searched(ids[: last + 1], score))
     return answers

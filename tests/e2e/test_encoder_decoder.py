@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,30 +14,29 @@ import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Speculation
 from outrider.wire.errors import InvalidRequest
-from tests.e2e.reference import Answer, compare, judge
+from tests.e2e.reference import Answer, beams, compare, judge
 from tests.e2e.streams import Seen, plain, speculative
+from tests.e2e.test_beams import differences
 from tests.e2e.test_incompatible_pair import refusal
 from tests.stack import Process, Stack, gateway_beside, running, wait_until_nothing_is_held
-from tests.tiny_models import START_ID, perturbed_copy, tiny_bart, tiny_llama, tiny_t5
+from tests.tiny_models import START_ID, perturbed_copy, tiny_bart, tiny_llama
 
 MAX_TOKENS = 48
 LONG = 300
 """Tokens of a stream that outlives a worker."""
-SOURCES = ["a", "The cat sat on the mat.", "one two three " * 20, "Guten Tag", "x = [1, 2, 3]", "one two three " * 5]
+PAIR = Path(__file__).parents[2] / "models" / "translation"
+TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
+TO_TRANSLATE = [json.loads(line)["prompt"] for line in (PAIR / "prompts.jsonl").read_text().splitlines()[:24]]
+SOURCES = [*TO_TRANSLATE[:2], " ".join(TO_TRANSLATE[:10]), *TO_TRANSLATE[3:5], " ".join(TO_TRANSLATE[:4])]
+"""One of 292 tokens, and another that begins like it."""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_t5(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def t5(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def t5() -> Iterator[Stack]:
     """A target that takes 30 ms longer a step, so that streams outlive a restart."""
-    draft = perturbed_copy(target, tmp_path_factory.mktemp("draft"), 0.05)
-    with running(target, draft, target_module="tests.e2e.faults.paced_target") as stack:
+    with running(TARGET, DRAFT, target_module="tests.e2e.faults.paced_target") as stack:
         yield stack
 
 
@@ -46,11 +47,16 @@ async def client(t5: Stack) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-def expected(target: str) -> list[Answer]:
+def expected() -> list[Answer]:
     """Made by transformers in another process."""
-    answers = judge(target, generate=SOURCES, max_tokens=MAX_TOKENS).answers
+    answers = judge(TARGET, generate=SOURCES, max_tokens=MAX_TOKENS).answers
     assert len({tuple(answer.ids) for answer in answers}) == len(SOURCES)
     return answers
+
+
+@pytest.fixture(scope="module")
+def translated() -> list[Answer]:
+    return judge(TARGET, generate=TO_TRANSLATE, max_tokens=MAX_TOKENS).answers
 
 
 def assert_equal(expected: Answer, ids: list[int]) -> None:
@@ -59,15 +65,27 @@ def assert_equal(expected: Answer, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 4, 8])
-async def test_greedy_text_is_that_of_generate(client: AsyncClient, expected: list[Answer], k: int) -> None:
+async def test_greedy_text_is_that_of_generate(client: AsyncClient, translated: list[Answer], k: int) -> None:
     wish = Speculation(num_draft_tokens=k)
     answers = await asyncio.gather(
-        *(client.generate(text, max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish) for text in SOURCES)
+        *(client.generate(text, max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish) for text in TO_TRANSLATE)
     )
-    for answer, wanted in zip(answers, expected, strict=True):
+    for answer, wanted in zip(answers, translated, strict=True):
         assert_equal(wanted, [token.id for token in answer.choices[0].tokens])
         assert answer.usage.num_prompt_tokens == len(wanted.prompt_ids)
     assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+async def test_beams_are_those_of_generate(client: AsyncClient, width: int) -> None:
+    """Of more texts, and of demo prompts: make bench-beams."""
+    sources = TO_TRANSLATE[:6]
+    wanted = await asyncio.to_thread(beams, TARGET, sources, width, MAX_TOKENS, 1.0, False)
+    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "n": width, "speculation": Speculation(num_draft_tokens=3)}
+    answers = await asyncio.gather(*(client.generate(text, use_beam_search=True, **options) for text in sources))
+    for answer, own in zip(answers, wanted, strict=True):
+        assert not differences(answer.choices, own)
+    assert any(answer.choices[0].usage.num_accepted_tokens for answer in answers)
 
 
 async def test_other_drafters_lengths_and_shapes_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
@@ -91,7 +109,7 @@ async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncCli
     assert drafted.usage.num_cached_prompt_tokens  # answers to one source share what its encoder made
 
 
-async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: AsyncClient, target: str) -> None:
+async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: AsyncClient) -> None:
     seen = Seen()
     assert t5.draft is not None
     async with client.stream(SOURCES[2], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
@@ -101,17 +119,17 @@ async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: 
         await asyncio.to_thread(again, t5, "draft")
         await seen.read(stream, speculative(4))
         await seen.read(stream, lambda rounds: False)
-    assert seen.ids == await asyncio.to_thread(alone, target, SOURCES[2])
+    assert seen.ids == await asyncio.to_thread(alone, TARGET, SOURCES[2])
 
 
-async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient, target: str) -> None:
+async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient) -> None:
     seen = Seen()
     async with client.stream(SOURCES[4], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
         await seen.read(stream, speculative(3))
         t5.target.kill()
         await asyncio.to_thread(again, t5, "target")
         await seen.read(stream, lambda rounds: False)
-    assert seen.ids == await asyncio.to_thread(alone, target, SOURCES[4])
+    assert seen.ids == await asyncio.to_thread(alone, TARGET, SOURCES[4])
     await asyncio.to_thread(wait_until_nothing_is_held, t5)
 
 
@@ -125,20 +143,19 @@ async def test_a_bart_runs_trees_behind_the_token_that_its_generation_forces(tmp
             answers = await asyncio.gather(*(client.generate(text, **options) for text in sources))
             options |= {"speculation": Speculation(num_draft_tokens=3), "use_beam_search": True, "n": 3}
             searched = await asyncio.gather(*(client.generate(text, **options, length_penalty=0) for text in sources))
-    for text, answer in zip(sources, searched, strict=True):
-        found = [[START_ID + 1, *(token.id for token in choice.tokens)] for choice in answer.choices]
-        assert found == await asyncio.to_thread(beams, folder, text, 3)
+    wanted = await asyncio.to_thread(beams, folder, sources, 3, MAX_TOKENS, 0.0, False)
+    for answers_to, own in zip(searched, wanted, strict=True):
+        found = [[START_ID + 1, *(token.id for token in choice.tokens)] for choice in answers_to.choices]
+        assert found == [each.ids for each in own]
     expected = judge(folder, generate=sources, max_tokens=MAX_TOKENS).answers
     for answer, wanted in zip(answers, expected, strict=True):
         assert_equal(wanted, [START_ID + 1, *(token.id for token in answer.choices[0].tokens)])
     assert sum(answer.usage.num_accepted_tokens for answer in answers)
 
 
-async def test_what_has_no_room_for_its_source_waits_and_what_never_will_is_refused(
-    target: str, expected: list[Answer]
-) -> None:
-    """The longest takes 22 of 40 blocks: two of those are never there at once, and whoever is older goes on."""
-    with running(target, None, target_args=("--kv-cache-tokens", "640")) as stack:
+async def test_what_has_no_room_for_its_source_waits_and_what_never_will_is_refused(expected: list[Answer]) -> None:
+    """The longest takes 23 of 40 blocks: two of those are never there at once, and whoever is older goes on."""
+    with running(TARGET, None, target_args=("--kv-cache-tokens", "640")) as stack:
         async with AsyncClient(stack.grpc) as client:
             options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
             order = [2, 0, 5, 2, 1, 5, 3, 2]
@@ -155,19 +172,6 @@ def again(stack: Stack, name: str) -> None:
     """A new life at the address of the old one."""
     old: Process = getattr(stack, name)
     setattr(stack, name, old.again())
-
-
-def beams(target: str, source: str, width: int) -> list[list[int]]:
-    """What transformers finds, best first, each up to its end."""
-    import torch
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    ids = AutoTokenizer.from_pretrained(target)(source, return_tensors="pt")
-    model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
-    options: dict[str, Any] = {"num_beams": width, "num_return_sequences": width, "length_penalty": 0.0}
-    made = model.generate(**ids, **options, do_sample=False, early_stopping=False, max_new_tokens=MAX_TOKENS)
-    rows, end = made[:, 1:].tolist(), model.generation_config.eos_token_id
-    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
 def alone(target: str, source: str) -> list[int]:
@@ -214,12 +218,14 @@ async def test_a_chat_template_writes_the_source(t5: Stack, tmp_path: Path, expe
 
 def test_what_workers_say_of_themselves(t5: Stack) -> None:
     for info in (t5.target_info(), t5.draft_info()):
-        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([START_ID], "dense", True)
+        assert (info.decoder_start_ids, info.attention_path, info.trees) == ([0], "dense", True)
     assert not t5.target_info().gives_features
 
 
 def test_a_decoder_only_draft_is_refused_by_name(t5: Stack, tmp_path: Path) -> None:
-    folder = tiny_llama(tmp_path, 320)
+    folder = tiny_llama(tmp_path, 2048)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(TARGET) / name, folder)
     line = refusal(t5.target, folder)
     assert f"draft {folder} does not fit target" in line
     assert "the target has an encoder and the other has none; use two encoder-decoder models" in line
