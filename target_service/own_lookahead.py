@@ -31,7 +31,9 @@ class OwnLookahead:
         self._slots: dict[SlotKey, Lookahead] = {}
 
     def open(self, slot: Slot) -> None:
-        self._slots[slot.key] = Lookahead(self._shape, slot.committed)
+        self._slots[slot.key] = Lookahead(
+            self._shape, [*(() if slot.source is None else slot.source.ids), *slot.committed]
+        )
 
     def has_next(self, slot: Slot) -> bool:
         return bool(self._slots[slot.key].guesses(slot.committed[-1]))

@@ -78,6 +78,13 @@ WINDOWS = (
         ROWS,
     ),
     Mutant(
+        "target_service/lease.py",
+        "parent if parent < num_drafts else parent - len(others) for parent",
+        "parent for parent",
+        "beside fewer drafts than there were, ids hang under other ids than their own",
+        ("tests/unit/test_own_pass.py",),
+    ),
+    Mutant(
         DRAFTS,
         "lease.own_shares[r.scaffold.drafter].note(None)",
         "pass",
