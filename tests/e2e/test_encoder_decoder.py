@@ -74,6 +74,7 @@ async def test_other_drafters_lengths_and_shapes_change_no_token(client: AsyncCl
     wishes = [
         *(Speculation(num_draft_tokens="auto"), Speculation(tree="3x2x1"), Speculation(tree="best:8x4")),
         *(Speculation(drafter=name) for name in ("ngram+model", "lookup")),
+        Speculation(drafter="lookahead", num_draft_tokens=4),
     ]
     for wish in wishes:
         answer = await client.generate(SOURCES[1], max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish)

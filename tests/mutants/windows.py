@@ -9,8 +9,8 @@ UNIT, STEPS, ROWS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns
 WINDOWS = (
     Mutant(
         OWN,
-        "self._slots[slot.key] = Lookahead(self._shape, slot.committed)",
-        "self._slots[slot.key] = next(iter(self._slots.values()), Lookahead(self._shape, slot.committed))",
+        "self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])",
+        "self._slots.setdefault(slot.key, next(iter(self._slots.values()), Lookahead(self._shape, slot.committed)))",
         "one pool for all: the speed of an answer tells of texts under other salts",
         UNIT,
     ),
