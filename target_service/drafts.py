@@ -124,7 +124,9 @@ class Drafts:
     def ready(self, found: Candidates, count: int, with_scaffold: bool = False) -> Ready:
         """Return the slot as it goes into the step, with so many of its candidates, and the scaffold of those."""
         ready = self._with_candidates(found, count)
-        return replace(ready, scaffold=self._own.scaffold(ready.slot, ready.parents)) if with_scaffold else ready
+        if not with_scaffold or found.scaffold is None:
+            return ready
+        return replace(ready, scaffold=found.scaffold.beside(len(ready.draft_ids)))
 
     def _with_candidates(self, found: Candidates, count: int) -> Ready:
         lease, slot = found.lease, found.lease.slot

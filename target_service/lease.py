@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, repeat, takewhile
 from operator import mul
 from typing import Protocol
 
@@ -134,6 +134,17 @@ class Scaffold:
     """Most drafts of a later step that follow the same token."""
     depth: int
     """Most that follow each other."""
+
+    def beside(self, num_drafts: int) -> Scaffold:
+        """Return what hangs under the first `num_drafts` of the drafts and under the last committed token, which comes
+        before what hangs under the others.
+        """
+        if num_drafts == self.num_drafts:
+            return self
+        others = range(num_drafts, self.num_drafts)
+        kept = list(takewhile(lambda parent: parent not in others, self.parents))
+        parents = [parent if parent < num_drafts else parent - len(others) for parent in kept]
+        return replace(self, ids=self.ids[: len(kept)], parents=parents, num_drafts=num_drafts)
 
     def gain(self, shares: SlotShares) -> float:
         """Return how many tokens a step it is expected to bring, by how often what came of others was kept."""

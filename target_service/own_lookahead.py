@@ -31,7 +31,8 @@ class OwnLookahead:
         self._slots: dict[SlotKey, Lookahead] = {}
 
     def open(self, slot: Slot) -> None:
-        self._slots[slot.key] = Lookahead(self._shape, slot.committed)
+        source_ids = () if slot.source is None else slot.source.ids
+        self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])
 
     def has_next(self, slot: Slot) -> bool:
         return bool(self._slots[slot.key].guesses(slot.committed[-1]))

@@ -47,7 +47,7 @@ class OwnPass:
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         """Return the ids one behind the other, behind the last committed token and behind each draft, the first of them
-        where not all have room: so many of them with fewer drafts, too, that no more are fed than memory was asked for.
+        where not all have room.
         """
         num_drafts, ids, placed = len(parents), list[int](), list[int]()
         for draft, depth in enumerate([0, *(1 + each for each in depths(parents))], start=-1):

@@ -30,7 +30,7 @@ class StepDrafter(Protocol):
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         """Return what is to be fed beside the drafts of the slot's next step, each of which follows the one at that
-        index; None for nothing.
+        index; None for nothing. What hangs under the first of them comes first: they may be all that is fed.
         """
 
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:

@@ -26,7 +26,7 @@ class Lookahead:
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
-        """Begin with any of the sequence's tokens."""
+        """Begin with any of these tokens: the sequence's, and what an encoder reads."""
         self.shape = shape
         some_ids = Random(len(token_ids)).choices(token_ids, k=shape.num_scaffolds)
         ends = range(shape.window - 1, shape.num_scaffolds + 1, shape.window)

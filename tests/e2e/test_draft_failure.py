@@ -8,16 +8,18 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
-from outrider.client import AsyncClient, FinishReason, Round, TokenKind
+from outrider.client import AcceptanceRule, AsyncClient, Drafter, FinishReason, Round, Speculation, TokenKind
 from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from target_service.rows import MOST_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
+from tests.random_heads import random_lookahead
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, running
 
@@ -25,6 +27,7 @@ MAX_WAIT_S = MOST_HOLD_S
 """The longest that a target waits for drafts that a request names."""
 RETURNS = re.compile("p?(sp)+s")
 """Drafts, plain rounds without the draft, drafts again. A busy machine may add a late proposal before or after."""
+COUPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 120, "ignore_eos": True}
 SETTLED_ROUNDS = 12
 """Plain ones: more than a request makes after three late proposals before it asks for the next."""
 SLACK_S = 1.5
@@ -34,9 +37,10 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def paced() -> Iterator[Stack]:
+def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A target that takes 30 ms longer a step, so that streams outlive a restart."""
-    with running(target_module="tests.e2e.faults.paced_target") as stack:
+    embeddings = ("--lookahead-embeddings", random_lookahead(DEMO_TARGET, tmp_path_factory.mktemp("pass")))
+    with running(target_module="tests.e2e.faults.paced_target", target_args=embeddings) as stack:
         yield stack
 
 
@@ -125,6 +129,39 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
         assert max(b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False)) > 0.5  # it was away
     outputs = [(PROMPT, one.ids) for one in seen]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+
+
+async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both_workers_are_killed(
+    paced: Stack, client: AsyncClient
+) -> None:
+    """Windows, n-grams and what look-ahead embeddings said go with the target, and are made anew."""
+    drafters, wish = (Drafter.LOOKAHEAD, Drafter.PASS, Drafter.LOOKAHEAD_MODEL), AcceptanceRule.COUPLED
+    streams = [greedy(client, COUPLED["max_tokens"], drafter) for drafter in drafters]
+    streams += [
+        client.stream(PROMPT, speculation=Speculation(drafter=drafter, acceptance=wish), **COUPLED)
+        for drafter in drafters
+    ]
+    seen = [Seen() for _ in streams]
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 2)
+    num_before = [len(one.rounds) for one in seen]
+    for worker in (paced.target, paced.draft):
+        assert worker is not None
+        worker.kill()
+    restarting = [asyncio.create_task(asyncio.to_thread(restart, paced, name)) for name in ("target", "draft")]
+    await read_all(lambda rounds: False)
+    await asyncio.gather(*restarting)
+    for one, num in zip(seen, num_before, strict=True):
+        assert any(r.num_drafted for r in one.rounds[num:]), "it drafts again"
+        assert max(b - a for a, b in zip(one.times_s, one.times_s[1:], strict=False)) > 0.5, "they were away"
+    alone = await client.generate(PROMPT, speculation=Speculation(enabled=False, acceptance=wish), **COUPLED)
+    texts = [one.ids for one in seen]
+    assert texts[3:] == [[token.id for token in alone.choices[0].tokens]] * 3
+    assert [len(ids) for ids in texts[:3]] == [COUPLED["max_tokens"]] * 3
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
 @pytest.fixture(scope="module")

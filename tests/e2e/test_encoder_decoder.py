@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from outrider.client import AcceptanceRule, AsyncClient, Speculation
+from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
 from outrider.wire.errors import InvalidRequest
 from tests.e2e.reference import Answer, beams, compare, judge
 from tests.e2e.streams import Seen, plain, speculative
@@ -91,21 +91,24 @@ async def test_beams_are_those_of_generate(client: AsyncClient, width: int) -> N
 async def test_other_drafters_lengths_and_shapes_change_no_token(client: AsyncClient, expected: list[Answer]) -> None:
     wishes = [
         *(Speculation(num_draft_tokens="auto"), Speculation(tree="3x2x1"), Speculation(tree="best:8x4")),
-        *(Speculation(drafter=name) for name in ("ngram+model", "lookup")),
+        *(Speculation(drafter=name) for name in ("ngram+model", "lookup", "lookahead")),
     ]
     for wish in wishes:
         answer = await client.generate(SOURCES[1], max_tokens=MAX_TOKENS, temperature=0.0, speculation=wish)
         assert_equal(expected[1], [token.id for token in answer.choices[0].tokens])
+        assert answer.usage.num_draft_tokens or wish.num_draft_tokens == "auto", wish
 
 
 async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5, "n": 3}
     coupled = AcceptanceRule.COUPLED
     alone = await client.generate(SOURCES[1], speculation=Speculation(enabled=False, acceptance=coupled), **options)
-    drafted = await client.generate(SOURCES[1], speculation=Speculation(acceptance=coupled), **options)
-    texts = [[token.id for token in choice.tokens] for choice in drafted.choices]
-    assert texts == [[token.id for token in choice.tokens] for choice in alone.choices]
-    assert len({tuple(ids) for ids in texts}) == 3 and drafted.usage.num_accepted_tokens
+    for drafter in (None, "lookahead"):
+        wish = Speculation(acceptance=coupled, drafter=drafter)
+        drafted = await client.generate(SOURCES[1], speculation=wish, **options)
+        texts = [[token.id for token in choice.tokens] for choice in drafted.choices]
+        assert texts == [[token.id for token in choice.tokens] for choice in alone.choices]
+        assert len({tuple(ids) for ids in texts}) == 3 and drafted.usage.num_accepted_tokens
     assert drafted.usage.num_cached_prompt_tokens  # answers to one source share what its encoder made
 
 
@@ -123,13 +126,21 @@ async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: 
 
 
 async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient) -> None:
-    seen = Seen()
-    async with client.stream(SOURCES[4], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
-        await seen.read(stream, speculative(3))
-        t5.target.kill()
-        await asyncio.to_thread(again, t5, "target")
-        await seen.read(stream, lambda rounds: False)
-    assert seen.ids == await asyncio.to_thread(alone, TARGET, SOURCES[4])
+    """And begins its windows anew."""
+    options: dict[str, Any] = {"max_tokens": LONG, "temperature": 0.0, "ignore_eos": True}
+    wishes = [Speculation(drafter=drafter) for drafter in (None, "lookahead")]
+    streams, seen = [client.stream(SOURCES[4], speculation=wish, **options) for wish in wishes], [Seen(), Seen()]
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) == 3)
+    num_before = [len(one.rounds) for one in seen]
+    t5.target.kill()
+    await asyncio.to_thread(again, t5, "target")
+    await read_all(lambda rounds: False)
+    assert all(any(r.num_drafted for r in one.rounds[num:]) for one, num in zip(seen, num_before, strict=True))
+    assert [one.ids for one in seen] == [await asyncio.to_thread(alone, TARGET, SOURCES[4])] * 2
     await asyncio.to_thread(wait_until_nothing_is_held, t5)
 
 

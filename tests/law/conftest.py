@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import pytest
 
@@ -55,10 +55,11 @@ def undrafted(counters: Mapping[str, float]) -> dict[str, float]:
 class Samples:
     """What the services answered."""
 
-    def __init__(self, services: Services, num_answers: int) -> None:
-        """num_answers: of each case."""
+    def __init__(self, services: Services, num_answers: int, asked: Set[str]) -> None:
+        """num_answers: of each case. asked: ids of the cases that this run tests."""
         self.num_answers = num_answers
         self._services = services
+        self._asked = asked
         self._batches = [*batches(CASES), *batches([case for case in ALL_CASES if case.slow])]
         assert sorted(case.id for batch in self._batches for case in batch) == sorted(case.id for case in ALL_CASES)
         self._samples: dict[str, Sample] = {}
@@ -68,8 +69,10 @@ class Samples:
         """By group: the draft's counters after it."""
 
     def of(self, case: Case) -> Sample:
+        """Of one of few cases that are tested, by `-k` or by name, the rest of its batch is not drawn."""
         if case.id not in self._samples:
-            self._draw(next(batch for batch in self._batches if case in batch))
+            batch = next(batch for batch in self._batches if case in batch)
+            self._draw([each for each in batch if each is case or each.id in self._asked - self._samples.keys()])
         return self._samples[case.id]
 
     def gateway(self, batch: list[Case]) -> Process:
@@ -108,5 +111,6 @@ class Samples:
 
 
 @pytest.fixture(scope="session")
-def samples(services: Services, every_day: bool) -> Samples:
-    return Samples(services, NUM_EVERYDAY if every_day else NUM_ANSWERS)
+def samples(services: Services, every_day: bool, request: pytest.FixtureRequest) -> Samples:
+    tested = (item.callspec.params.get("case_id") for item in request.session.items if hasattr(item, "callspec"))
+    return Samples(services, NUM_EVERYDAY if every_day else NUM_ANSWERS, {str(case_id) for case_id in tested})

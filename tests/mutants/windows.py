@@ -9,8 +9,8 @@ UNIT, STEPS, ROWS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns
 WINDOWS = (
     Mutant(
         OWN,
-        "self._slots[slot.key] = Lookahead(self._shape, slot.committed)",
-        "self._slots[slot.key] = next(iter(self._slots.values()), Lookahead(self._shape, slot.committed))",
+        "self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])",
+        "self._slots.setdefault(slot.key, next(iter(self._slots.values()), Lookahead(self._shape, slot.committed)))",
         "one pool for all: the speed of an answer tells of texts under other salts",
         UNIT,
     ),
@@ -76,6 +76,13 @@ WINDOWS = (
         "rows = each.num_scaffolds",
         "windows are fed that do not pay for the drafts that they bring",
         ROWS,
+    ),
+    Mutant(
+        "target_service/lease.py",
+        "parent if parent < num_drafts else parent - len(others) for parent",
+        "parent for parent",
+        "beside fewer drafts than there were, ids hang under other ids than their own",
+        ("tests/unit/test_own_pass.py",),
     ),
     Mutant(
         DRAFTS,

@@ -115,7 +115,7 @@ def test_a_shape_that_nobody_can_run_is_refused_by_name(text: str, why: str) -> 
 
 def slot_of(number: int, committed: list[int], **options: Any) -> Any:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 99, **options})
-    return SimpleNamespace(key=(1, number), committed=committed, max_len=99, params=params)
+    return SimpleNamespace(key=(1, number), committed=committed, max_len=99, params=params, source=None)
 
 
 def learnt(own: OwnLookahead, slot: Any, num_drafts: int = 0) -> None:
@@ -144,7 +144,15 @@ class TestSlots:
         alone, beside = own.scaffold(slot, []), own.scaffold(slot, [-1, 0, -1])
         assert alone is not None and beside is not None and beside.ids == alone.ids
         assert beside.parents == [each if each < 0 else 3 + each for each in alone.parents]
+        assert beside.beside(0) == alone
         assert (alone.drafter, alone.width, alone.depth) == (Drafter.LOOKAHEAD, SHAPE.guesses, SHAPE.ngram - 1)
+
+    def test_a_window_begins_with_what_the_encoder_reads_too(self) -> None:
+        own, slot = OwnLookahead(SHAPE, CONTEXT), slot_of(1, [0])
+        slot.source = SimpleNamespace(ids=range(20, 40))
+        own.open(slot)
+        scaffold = own.scaffold(slot, [])
+        assert scaffold is not None and {*scaffold.ids} <= {0, *range(20, 40)} and len({*scaffold.ids}) > 3
 
     def test_no_window_reaches_past_the_context(self) -> None:
         own, depth = OwnLookahead(SHAPE, CONTEXT), SHAPE.window - 1 + SHAPE.ngram - 2

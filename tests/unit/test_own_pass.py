@@ -49,6 +49,7 @@ def test_ids_hang_one_behind_the_other_behind_each_token_at_which_a_step_may_end
         scaffold = scaffold_of(own, slot_of([5, 6]), parents)
         assert scaffold.ids == [VOCAB, VOCAB + 1] * 3
         assert scaffold.parents == [-1, 2, 0, 4, 1, 6]
+        assert [scaffold.beside(n) for n in (0, 1)] == [own.scaffold(slot_of([5, 6]), parents[:n]) for n in (0, 1)]
 
 
 def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_drafts() -> None:
@@ -60,11 +61,11 @@ def test_near_the_end_of_an_answer_only_those_are_fed_of_which_there_may_be_draf
 
 
 def test_a_step_feeds_no_more_than_it_may_and_the_first_drafts_come_first() -> None:
-    """Memory is asked for with all drafts: with those that are taken no more is fed."""
     own = OwnPass(VOCAB, 4)
     scaffolds = [scaffold_of(own, slot_of([5, 6]), range(-1, num - 1)) for num in range(40)]
     assert [len(each.ids) for each in scaffolds] == [min(4 * (num + 1), 64) for num in range(40)]
     assert scaffolds[-1].parents[4 * 3] == 2
+    assert [scaffolds[-1].beside(num) for num in range(40)] == scaffolds
 
 
 @pytest.mark.parametrize(("path", "rows"), [([], [0, 1]), ([0], [2, 3]), ([0, 1], [4, 5])])

@@ -93,6 +93,7 @@ inline void id_uniforms(uint64_t seed, uint32_t position, uint32_t purpose, cons
 }
 
 // Places [at most n] of weights [n] of which one has the least -log(u) / weight, as coupled.py's _may_win; their number.
+// No weight is infinite: it would be compared with infinity times 0.
 inline int64_t may_win(uint64_t seed, uint32_t position, uint32_t purpose, const int64_t* ids, int64_t n,
                        const double* weights, int64_t* places) {
     constexpr double ROUNDING = 1.0 + 1e-9;

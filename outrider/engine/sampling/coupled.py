@@ -86,7 +86,8 @@ def _may_win(weights: Weights, ids: Ids | None, params: SamplingParams, position
     """Return places [M], ascending, of which one has the largest log(weight) + Gumbel: logarithms for these alone.
 
     The winner has the least E / weight, E = -log(u). As 1 - u <= E <= (1 - u) / u, nobody wins
-    whose (1 - u) / weight is above another's (1 - u) / u / weight. Raises NothingToDraw.
+    whose (1 - u) / weight is above another's (1 - u) / u / weight. No weight is infinite, where the two ways would
+    differ: a law has none far above 1, nor has what a rejection leaves of it. Raises NothingToDraw.
     """
     native, weights = loaded(), np.ascontiguousarray(weights, dtype=np.float64)
     if native is None:
