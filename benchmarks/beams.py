@@ -38,8 +38,7 @@ TRANSLATION = REPO / "models/translation"
 NONE = "none"
 ARMS = {NONE: Speculation(enabled=False), "K = 5": Speculation(num_draft_tokens=5), "K auto": Speculation()}
 NEAR_TIE = 1e-4
-"""Two answers of scores that are closer, in nats, may stand the other way around. Sums of float32 differ by about a tenth
-of it; doubling it forgives twice as many that are none."""
+"""Two answers of scores that are closer, in nats, may stand the other way around; that of tests/e2e/test_beams.py."""
 SAME, TIED, OTHER = "as transformers'", "near-ties", "others"
 
 Expected = Sequence[Sequence[tuple[list[int], float]]]
