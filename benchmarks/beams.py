@@ -20,8 +20,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +64,10 @@ class Search:
         return usage.num_rounds + usage.num_plain_steps
 
 
+Measured = Mapping[int, Mapping[str, Sequence[Search]]]
+"""Searches by width and arm, in the order of the prompts."""
+
+
 def pairs_of(num_prompts: int) -> list[Pair]:
     pairs, target = [Pair("Demo pair", DEMO_TARGET, DEMO_DRAFT, dev_prompts(num_prompts))], TRANSLATION / "target"
     if (target / "config.json").is_file():
@@ -81,8 +85,9 @@ async def searched(address: str, prompts: Sequence[str], width: int, max_tokens:
 
         async def search(prompt: str, name: str, salt: str) -> Search:
             began_s = time.perf_counter()
-            options = {"n": width, "max_tokens": max_tokens, "cache_salt": salt, "speculation": ARMS[name]}
-            made = await client.generate(prompt, use_beam_search=True, **options)  # type: ignore[arg-type]
+            made = await client.generate(
+                prompt, use_beam_search=True, n=width, max_tokens=max_tokens, cache_salt=salt, speculation=ARMS[name]
+            )
             return Search(made.choices, time.perf_counter() - began_s)
 
         for name in ARMS:
@@ -96,8 +101,11 @@ async def searched(address: str, prompts: Sequence[str], width: int, max_tokens:
 
 @functools.cache
 def reference(model: Path) -> Reference:
+    from transformers.utils import logging as transformers_logging
+
     from outrider.engine.reference_generate import Reference
 
+    transformers_logging.disable_progress_bar()
     return Reference(str(model))
 
 
@@ -117,14 +125,15 @@ def judged(searches: Sequence[Search], expected: Expected) -> Counter[str]:
     return counts
 
 
-def compare(pair: Pair, args: argparse.Namespace, report: Report, pool: ProcessPoolExecutor) -> list[str]:
-    """Add a pair's table. Return what is not as it should be."""
-    rows, wrong, data = list[tuple[str, ...]](), list[str](), dict[str, object]()
+def measured(pair: Pair, widths: Sequence[int], max_tokens: int) -> Measured:
     settings = [{"model": str(folder), "dtype": "float32"} for folder in (pair.target, pair.draft)]
     with running(*settings) as endpoints:
-        found = {
-            width: asyncio.run(searched(endpoints.grpc, pair.prompts, width, args.tokens)) for width in args.widths
-        }
+        return {width: asyncio.run(searched(endpoints.grpc, pair.prompts, width, max_tokens)) for width in widths}
+
+
+def compare(pair: Pair, found: Measured, args: argparse.Namespace, report: Report, pool: Executor) -> list[str]:
+    """Add a pair's table. Return what is not as it should be."""
+    rows, wrong, data = list[tuple[str, ...]](), list[str](), dict[str, object]()
     for width, arms in found.items():
         expected = pool.submit(by_transformers, pair.target, pair.prompts, width, args.tokens).result()
         for name, searches in arms.items():
@@ -151,9 +160,10 @@ def compare(pair: Pair, args: argparse.Namespace, report: Report, pool: ProcessP
 def main() -> int:
     args = parser(__doc__, widths=[2, 4, 8], prompts=24, tokens=64).parse_args()
     report, wrong = Report("beams", "Beam search with drafts and without"), list[str]()
+    found = [(pair, measured(pair, args.widths, args.tokens)) for pair in pairs_of(args.prompts)]
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for pair in pairs_of(args.prompts):
-            wrong += compare(pair, args, report, pool)
+        for pair, searches in found:
+            wrong += compare(pair, searches, args, report, pool)
     report.verdict(wrong, "All answers are those of transformers' `generate`, near-ties apart.")
     report.write(args.results)
     return 1 if wrong else 0
