@@ -112,6 +112,10 @@ bench-drafters: $(STAMP)
 bench-scaffolds: $(STAMP)
 	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
 
+# Beam search with drafts and without: passes, speed, and transformers' own answers beside them; about ten minutes.
+bench-beams: $(STAMP)
+	$(BIN)/python -m benchmarks.beams $(ARGS)
+
 # Trees of drafts against chains: tokens per target pass and speed; about twenty minutes.
 bench-trees: $(STAMP)
 	$(BIN)/python -m benchmarks.arms trees $(ARGS)
@@ -170,7 +174,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-scaffolds bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-long bench-scaffolds bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -2,7 +2,8 @@
 
 Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the drafts below them. It decides level
 by level, by the target's own sums, and goes deeper while all live beams of a level are among what was fed. So a step
-decides at least one level, and drafts change no answer. Runs on the engine thread.
+decides at least one level, and drafts change no answer. Where memory was lost the beams are fed anew, in pieces as a
+prompt is, and nothing is decided before the last of them. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class Beams:
         levels: Sequence[Level],
         eos_token_ids: Sequence[int],
         speculation: Speculation,
+        max_prefill_tokens: int,
     ) -> None:
-        """levels: what is decided already."""
+        """levels: what is decided already. max_prefill_tokens: how much of them a step feeds at most, where the cache
+        holds nothing of them.
+        """
         assert params.beams is not None, "no beam search is asked for"
         self._max_len = len(prompt_ids) + params.max_tokens
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
@@ -68,6 +72,7 @@ class Beams:
         """Ids behind the prompt that all beams began with when the lease did."""
         width, fixed = params.beams.width, speculation.num_draft_tokens
         self._draft_width, self._draft_depth = draft_shape(width, fixed, speculation.max_draft_tokens)
+        self._max_prefill_tokens = max_prefill_tokens
         self._num_drafts = 0
         self.ended = False
         """No more drafts come under the live beams."""
@@ -141,22 +146,36 @@ class Beams:
 
     def num_fed(self, slot: Slot) -> int:
         """Return the tokens that the next step feeds without drafts."""
+        piece = self._piece(slot)
+        return _num_tail(slot) + len(self.tree.unfed() if piece is None else piece)
+
+    def is_behind(self, slot: Slot) -> bool:
+        """Return whether the next step decides nothing: more is to be fed before."""
+        return self._piece(slot) is not None
+
+    def _piece(self, slot: Slot) -> list[Node] | None:
+        """Return the nodes before the live beams' last tokens that the next step feeds, parents first, where all that
+        is to be fed is too much for it; None where it is not.
+        """
         self._check_cache(slot)
-        return max(0, len(slot.committed) - len(slot.cached)) + len(self.tree.unfed())
+        most, unfed = self._max_prefill_tokens - _num_tail(slot), self.tree.unfed()
+        inner = unfed[: max(0, len(unfed) - len(self.tree.live))]
+        return inner[: max(0, most)] if inner and len(unfed) > most else None
 
     def feed(self, slot: Slot, drafts: Sequence[Node]) -> Fed:
         """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on. drafts:
         the first of `candidates`; of their last level as many as there are live beams, or none.
         """
-        self._check_cache(slot)
-        tree, tail = self.tree, slot.committed[len(slot.cached) :]
+        piece, tree, tail = self._piece(slot), self.tree, slot.committed[len(slot.cached) :]
         num_last = sum(node.position == drafts[-1].position for node in drafts)
-        if num_last < len(tree.live):
+        if piece is not None:
+            drafts = ()
+        elif num_last < len(tree.live):
             drafts = drafts[: len(drafts) - num_last]
-        nodes = [*tree.unfed(), *drafts]
+        nodes = [*tree.unfed(), *drafts] if piece is None else piece
         parents = [*range(TREE_ROOT, len(tail) - 1), *tree.parents_of(nodes, len(tail) - 1)]
         new_ids = [*tail, *(node.token_id for node in nodes)]
-        num_logits = len(tree.live) + len(drafts)
+        num_logits = len(tree.live) + len(drafts) if piece is None else 0
         row = Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
         for node in (*([tree.root] if tail else []), *nodes):
             tree.feed(node)
@@ -212,6 +231,11 @@ class Beams:
             slot.reconcile()
         before, self._num_drafts, self.ended = self._num_drafts, len(_below(tree.live)), False
         return before - self._num_drafts
+
+
+def _num_tail(slot: Slot) -> int:
+    """Return the settled tokens that are not in the cache."""
+    return max(0, len(slot.committed) - len(slot.cached))
 
 
 def _below(nodes: Sequence[Node]) -> list[Node]:

@@ -52,6 +52,8 @@ class Drafts:
         A slot that names how much is verified waits for that, unless what is forced is as much.
         """
         if lease.beams is not None:
+            if lease.beams.is_behind(lease.slot):
+                return Candidates(lease)
             most = lease.slot.most_cached - len(lease.slot.cached) - lease.num_undrafted
             nodes = lease.beams.candidates(lease.shares)[: max(0, most)]
             return Candidates(lease, nodes, len(nodes) if lease.speculation.is_fixed else 0)
@@ -117,7 +119,7 @@ class Drafts:
         return 1.0 if num_here < _wanted(lease) else None
 
     def _lacking_beams(self, lease: Lease, beams: Beams) -> float | None:
-        if not lease.live or beams.num_here >= beams.depth or beams.ended:
+        if not lease.live or beams.num_here >= beams.depth or beams.ended or beams.is_behind(lease.slot):
             return None
         return 1.0 if lease.speculation.is_fixed else lease.shares.share(0) ** (beams.num_here + 1)
 

@@ -64,7 +64,7 @@ class Verifier:
         metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         self._drafts = Drafts(own_drafts, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
         self._rule = RowRule()
-        self._max_step_drafts = max_prefill_tokens  # the rest of a step goes plain: nobody is to wait longer for it
+        self._max_prefill_tokens = max_prefill_tokens
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
         self._in_step: list[Lease] = []
@@ -145,7 +145,8 @@ class Verifier:
             return None
         slot.truncate(len(slot.committed) + 1)  # behind these lie nodes, whose ids may be those of what is settled now
         prompt, eos_token_ids = slot.committed[: slot.num_prompt], self._runner.facts.eos_token_ids
-        return Beams(slot.params, prompt, job.levels, eos_token_ids, self._leases.speculation_of(slot.key))
+        rest = (eos_token_ids, self._leases.speculation_of(slot.key), self._max_prefill_tokens)
+        return Beams(slot.params, prompt, job.levels, *rest)
 
     def _truncate(self, job: TruncateJob) -> None:
         """A slot that steps by itself has cropped itself, and may be ahead of the message: it keeps what it has, unless
@@ -199,8 +200,8 @@ class Verifier:
             num_committed += self._decide(going, own, started)
         if searching:
             num_committed += self._search(searching, logits[len(logits) - num_searched :], started)
-        if not stepping:
-            self._runner.forward_s()  # nothing else waits for pieces of prompts
+        if not len(logits):
+            self._runner.forward_s()  # nothing else waits for pieces of prompts, or of beams
         for piece in turn.pieces:
             self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
@@ -216,7 +217,8 @@ class Verifier:
 
     def _chosen(self, found: Sequence[Candidates], num_tails: int) -> dict[SlotKey, _Chosen]:
         """Return how much of what each slot might be fed goes into the step. num_tails: its rows without any."""
-        pool, most = self._runner.pool, self._max_step_drafts
+        # The rest of a step goes plain where it has so many drafts: nobody is to wait longer for it.
+        pool, most = self._runner.pool, self._max_prefill_tokens
         with_scaffold = self._rule.scaffolds(found, num_tails, min(most, pool.num_free * pool.block_size))
         num_scaffolds = sum(each.num_scaffolds for each, fed in zip(found, with_scaffold, strict=True) if fed)
         counts = self._rule.choose(found, num_tails + num_scaffolds, most - num_scaffolds)
@@ -312,6 +314,9 @@ class Verifier:
             searching, logits.split([fed.row.num_logits for _, fed in searching]), strict=True
         ):
             assert lease.beams is not None, "it searches no beams"
+            if not fed.row.num_logits:
+                self._in_step.remove(lease)  # it has no verdict in this step
+                continue
             try:
                 levels = lease.beams.decide(fed, own)
             except NonFiniteLogits as error:

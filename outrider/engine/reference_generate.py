@@ -37,8 +37,8 @@ class Reference:
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self.has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
-        auto = AutoModelForSeq2SeqLM if self.has_encoder else AutoModelForCausalLM
+        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
+        auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
         self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int) -> Generated:
@@ -53,12 +53,42 @@ class Reference:
         prompt_ids = inputs["input_ids"][0].tolist()
         best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
         gaps = [float(two[0] - two[1]) for two in best]
-        num_before = 1 if self.has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
-        return Generated(prompt_ids, made.sequences[0, num_before:].tolist(), gaps)
+        return Generated(prompt_ids, made.sequences[0, self._num_before(prompt_ids) :].tolist(), gaps)
+
+    def search(
+        self, prompt: str, width: int, max_tokens: int, length_penalty: float = 1.0, early_stopping: bool | str = False
+    ) -> list[tuple[Ids, float]]:
+        """Return the ids and scores of all `width` answers of a beam search, best first."""
+        inputs = self.tokenizer(prompt, return_tensors="pt")
+        made = self.model.generate(
+            **inputs,
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        num_before = self._num_before(inputs["input_ids"][0].tolist())
+        rows = (row[num_before:] for row in made.sequences.tolist())
+        return [(self._up_to_end(row), score) for row, score in zip(rows, made.sequences_scores.tolist(), strict=True)]
 
     def without_end(self, ids: Ids) -> Ids:
+        return ids[:-1] if ids and ids[-1] in self._ends else ids
+
+    def _up_to_end(self, ids: Ids) -> Ids:
+        last = next((place for place, token_id in enumerate(ids) if token_id in self._ends), len(ids))
+        return ids[: last + 1]
+
+    def _num_before(self, prompt_ids: Ids) -> int:
+        return 1 if self._has_encoder else len(prompt_ids)  # a decoder begins with one token of its own
+
+    @property
+    def _ends(self) -> list[int]:
         ends = self.model.generation_config.eos_token_id
-        return ids[:-1] if ids and ids[-1] in (ends if isinstance(ends, list) else [ends]) else ids
+        return ends if isinstance(ends, list) else [ends]
 
 
 def first_difference(expected: Ids, found: Ids) -> int | None:

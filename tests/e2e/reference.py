@@ -104,27 +104,8 @@ def _beams(
     model: str, prompt: str, width: int, max_tokens: int, length_penalty: float, early_stopping: bool | str
 ) -> list[Searched]:
     """In the other process."""
-    reference = _reference(model)
-    inputs = reference.tokenizer(prompt, return_tensors="pt")
-    found = reference.model.generate(
-        **inputs,
-        num_beams=width,
-        num_return_sequences=width,
-        max_new_tokens=max_tokens,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    ends = reference.model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    answers = list[Searched]()
-    for row, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
-        ids = row[1 if reference.has_encoder else inputs["input_ids"].shape[1] :]
-        last = next((place for place, token_id in enumerate(ids) if token_id in ends), len(ids))
-        answers.append(Searched(ids[: last + 1], score))
-    return answers
+    found = _reference(model).search(prompt, width, max_tokens, length_penalty, early_stopping)
+    return [Searched(*each) for each in found]
 
 
 def assert_target_alone(model: str, *outputs: tuple[str, Sequence[int]]) -> None:

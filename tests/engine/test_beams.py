@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draft_service.jobs import AdvanceJob
@@ -19,7 +20,8 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob
+from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import TargetConfig
@@ -248,6 +250,31 @@ def test_a_search_outlives_its_slots_memory(folder: str, runner: ModelRunner, pr
         target.search(slot, prompt(slot), params(beams))
     expected = {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
     assert target.finish() == expected
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 16])
+def test_what_was_lost_is_fed_again_in_pieces(
+    folder: str, runner: ModelRunner, max_draft_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a prompt is: no step feeds more of one search, its drafts apart."""
+    most, known = MAX_NARROW, plain_levels(runner)  # so many ride along in any step
+    monkeypatch.setattr("tests.engine.test_turns.MAX_PREFILL", most)
+    target = Robbed(runner, speculation=Speculation(2, max_draft_tokens), dice=random.Random(1), wrong=0.1)
+    target.known = known
+    forward, rows = runner.forward, list[Row]()
+
+    def noted(step: Sequence[Row]) -> Tensor:
+        rows.extend(step)
+        return forward(step)
+
+    monkeypatch.setattr(runner, "forward", noted)
+    for beams, slot in SEARCHES:
+        target.search(slot, prompt(slot), params(beams))
+    expected = {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
+    assert target.finish() == expected
+    pieces = [row for row in rows if row.parents is not None and not row.num_logits]
+    assert len(pieces) > 10 and max(row.num_new for row in pieces) == most
+    assert max(row.num_new for row in rows) <= most + max_draft_tokens
 
 
 def test_a_search_goes_on_from_its_levels_on_another_lease_and_on_another_target(

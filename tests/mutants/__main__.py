@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.mutants import Mutant
 from tests.mutants.acceptance import ACCEPTANCE
+from tests.mutants.beams import BEAMS
 from tests.mutants.deliveries import DELIVERIES
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
@@ -28,7 +29,19 @@ from tests.mutants.truncation import TRUNCATION
 from tests.mutants.windows import WINDOWS
 
 REPO = Path(__file__).resolve().parent.parent.parent
-MUTANTS = (*ACCEPTANCE, *SAMPLING, *GRAMMAR, *TRUNCATION, *DELIVERIES, *SESSION, *KEYS, *HEALTH, *HEADS, *WINDOWS)
+MUTANTS = (
+    *ACCEPTANCE,
+    *SAMPLING,
+    *GRAMMAR,
+    *TRUNCATION,
+    *DELIVERIES,
+    *SESSION,
+    *KEYS,
+    *HEALTH,
+    *HEADS,
+    *WINDOWS,
+    *BEAMS,
+)
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""
 
