@@ -94,11 +94,9 @@ def pairs(size: str, folder: Path) -> list[Pair]:
         _written(folder / "translations", translations),
         f"{TEXT_SENTENCES} sentences of the pair's grammar, {len(translations)} characters",
     )
-    wide = f"demo target widened to {size}"
     return [
         Pair(python, python.target_name, DEMO_TARGET, "demo draft", DEMO_DRAFT),
-        *(Pair(python, wide, widened(size), each, None) for each in COUNTED),
-        Pair(python, wide, widened(size), "demo draft", DEMO_DRAFT),
+        Pair(python, f"demo target widened to {size}", widened(size), "demo draft", DEMO_DRAFT),
         *(Pair(translation, translation.target_name, translation.target, each, None) for each in COUNTED),
         *(
             Pair(translation, translation.target_name, translation.target, f"translation {each.name}", each)
