@@ -244,7 +244,7 @@ def add_speeds(report: Report, found: PairSpeeds) -> None:
 
 
 def main() -> int:
-    made = parser(__doc__, size="94M", prompts=12, max_tokens=64, repetitions=1, law_prompts=48, law_tokens=128)
+    made = parser(__doc__, size="94M", prompts=24, max_tokens=64, repetitions=1, law_prompts=48, law_tokens=128)
     made.add_argument("--quick", action="store_true", help="two prompts and few tokens: only that all is measured")
     options = made.parse_args()
     if options.quick:
