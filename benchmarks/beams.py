@@ -101,11 +101,13 @@ async def searched(address: str, prompts: Sequence[str], width: int, max_tokens:
 
 @functools.cache
 def reference(model: Path) -> Reference:
+    import torch
     from transformers.utils import logging as transformers_logging
 
     from outrider.engine.reference_generate import Reference
 
     transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)  # a small model gains nothing by more
     return Reference(str(model))
 
 
