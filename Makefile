@@ -108,7 +108,7 @@ bench-rules: $(STAMP)
 bench-drafters: $(STAMP)
 	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
 
-# Lookahead decoding and PaSS beside a chain and n-grams: tokens a pass and speed; about ten minutes.
+# Lookahead decoding and PaSS beside a chain and n-grams: tokens a pass and speed; five minutes.
 bench-scaffolds: $(STAMP)
 	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
 
@@ -124,7 +124,7 @@ bench-trees: $(STAMP)
 bench-alpha: $(STAMP)
 	$(BIN)/python -m benchmarks.alpha $(ARGS)
 
-# Laws, costs and speeds of our pairs, as Leviathan et al. (2023) measured theirs, for `make papers`: twenty minutes.
+# Laws, costs and speeds of our pairs, as Leviathan et al. (2023) measured theirs, for `make papers`: a quarter of an hour.
 bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers.measure $(ARGS)
 

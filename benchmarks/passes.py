@@ -172,8 +172,8 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, by_prompt: Sequence[Sequence[float]], middle: Callable[[Any], Any] = np.median) -> Ratio:
-        """Return the ratio of the values by prompt, at least one value each."""
+    def of(cls, by_prompt: Sequence[Sequence[Any]], middle: Callable[[Any], Any] = np.median) -> Ratio:
+        """Return the ratio of the values by prompt, at least one each: numbers, or rows for `middle`."""
         rng = np.random.default_rng(0)
         picks = rng.integers(len(by_prompt), size=(NUM_RESAMPLES, len(by_prompt)))
         middles = [float(middle(np.concatenate([by_prompt[i] for i in row]))) for row in picks]

@@ -96,7 +96,7 @@ def tables_2_and_4(measured: Measured) -> Iterator[str]:
         for arm in study.exact()
     ]
     yield markdown_table(columns, [*theirs, *(each.row for each in compared)])
-    num_prompts = len(compared[0].arm.tokens_per_s)
+    num_prompts = len(compared[0].arm.answers)
     yield (
         "The paper's target is T5-XXL (11B) on one TPU-v4, one answer at a time, as here; ours are "
         f"{_models(measured.pairs)}, each on a core of a CPU. In brackets the interval of 95 % over {num_prompts} "

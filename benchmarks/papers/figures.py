@@ -25,7 +25,7 @@ _GAMMAS = {1: "lightgray", 3: "tab:blue", 5: "tab:orange", 7: "tab:green", 10: "
 _CS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 _MOST = 20
 """Largest gamma of Figure 3. Doubled, the lines of cheap drafts rise further at alpha near 1."""
-_MARKERS = "osD^vP*X"
+_MARKERS = "osD^v<>P*XHdp"
 """One a pair and temperature, in turn."""
 _DPI = 110
 

@@ -173,11 +173,9 @@ def arm(gamma: int, lenience: float, found: Sequence[Pass], max_tokens: int) -> 
     return Arm(
         gamma,
         lenience,
-        tokens_per_s=[[each.num_tokens / sum(each.gaps_s) for each in own] for own in by_prompt],
+        answers=[[(each.num_tokens, sum(each.gaps_s)) for each in own] for own in by_prompt],
         decoded_per_s=sum(answer.num_tokens - len(answer.rounds[0].tokens) for answer in answers)
         / sum(sum(answer.gaps_s[1:]) for answer in answers),
-        answer_s=statistics.fmean(sum(answer.gaps_s) for answer in answers),
-        num_tokens=sum(answer.num_tokens for answer in answers),
         num_passes=len(rounds),
         num_drafted=sum(round_.num_drafted for round_ in rounds),
         full_round=statistics.fmean(full) if full else None,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.passes import Ratio
 from outrider.cli.tuning.costs import Cost
@@ -61,13 +65,10 @@ class Arm:
     gamma: int
     """0 for plain decoding."""
     lenience: float
-    tokens_per_s: Sequence[Sequence[float]]
-    """Of whole answers, prompts included: by prompt, one a repetition."""
+    answers: Sequence[Sequence[tuple[int, float]]]
+    """Tokens and seconds of whole answers, prompts included: by prompt, one a repetition."""
     decoded_per_s: float
     """Tokens per second of all answers together, from the end of each one's first round: without prompts."""
-    answer_s: float
-    """Mean time of an answer."""
-    num_tokens: int
     num_passes: int
     """Steps of the target, prompts left out."""
     num_drafted: int
@@ -75,6 +76,15 @@ class Arm:
     """Mean tokens of rounds with all gamma drafts, before an answer's end cuts them; None for plain decoding."""
     cost: Cost
     """Of a round."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(number for own in self.answers for number, _ in own)
+
+    @property
+    def answer_s(self) -> float:
+        """Mean time of an answer."""
+        return statistics.fmean(seconds for own in self.answers for _, seconds in own)
 
     def operations(self, c: float) -> float:
         """Return the operations a token over those of plain decoding. c: the draft's a token over the target's."""
@@ -109,9 +119,9 @@ class Study:
         return [arm for arm in self.arms[1:] if arm.lenience == 1.0]
 
     def speed(self, arm: Arm) -> Ratio:
-        """Return the speed over plain decoding, answer by answer."""
-        pairs = zip(arm.tokens_per_s, self.plain.tokens_per_s, strict=True)
-        return Ratio.of([[mine / other for mine, other in zip(*pair, strict=True)] for pair in pairs])
+        """Return the tokens per second of all answers together, over those of plain decoding."""
+        pairs = zip(arm.answers, self.plain.answers, strict=True)
+        return Ratio.of([[(*mine, *other) for mine, other in zip(*pair, strict=True)] for pair in pairs], _together)
 
     def decoding_speed(self, arm: Arm) -> float:
         """Return the speed over plain decoding without prompts, which no draft shortens."""
@@ -120,6 +130,12 @@ class Study:
     def fastest(self) -> Arm:
         """Return the fastest of `exact`."""
         return max(self.exact(), key=lambda arm: self.speed(arm).middle)
+
+
+def _together(answers: NDArray[np.float64]) -> float:
+    """answers: [N, 4], tokens and seconds, and tokens and seconds of plain ones."""
+    tokens, seconds, plain_tokens, plain_seconds = answers.sum(axis=0)
+    return float(tokens / seconds / (plain_tokens / plain_seconds))
 
 
 @dataclass(frozen=True)
