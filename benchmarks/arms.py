@@ -91,6 +91,11 @@ class Cell:
     by_prompt: list[list[Sample]]
     """A sample each repetition."""
 
+    @property
+    def texts(self) -> list[list[list[int]]]:
+        """Return the ids by prompt and repetition."""
+        return [[sample.outputs[0] for sample in each] for each in self.by_prompt]
+
     def mean(self, value: Value) -> float:
         return statistics.fmean(value(sample) for each in self.by_prompt for sample in each)
 
@@ -192,7 +197,10 @@ def drafters(bench: Bench, options: argparse.Namespace) -> list[str]:
 
 
 def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """Compare lookahead decoding and PaSS with what drafts beside them: where it pays, and in every step."""
+    """Compare lookahead decoding and PaSS with other drafters, where they pay and in every step. Fail where a text at
+    temperature 0 is another.
+    """
+    wrong = list[str]()
     shape, embeddings = LookaheadShape.parse(options.shape), read_embeddings(str(options.embeddings), demo_width())
     most = {Drafter.LOOKAHEAD: shape.most_nodes - shape.num_scaffolds, Drafter.PASS: len(embeddings)}
     names = (Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL, *most)
@@ -203,7 +211,9 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
     for temperature in options.temperatures:
         cells = bench.cells(read_prompts(HELD_OUT)[: options.prompts], arms, temperature)
         bench.add(f"T = {temperature:g}", cells, cells[PLAIN])
-    return []
+        if not temperature:
+            wrong += [f"{name} changes the text" for name, cell in cells.items() if cell.texts != cells[PLAIN].texts]
+    return wrong
 
 
 def demo_width() -> int:

@@ -207,7 +207,7 @@ class Verifier:
         self._features.send()
         seconds = time.monotonic() - started
         self._turns.done(turn, num_run_tokens, seconds)
-        if stepping and not turn.pieces:
+        if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))

@@ -113,16 +113,40 @@ async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncCli
 
 
 async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: AsyncClient) -> None:
-    seen = Seen()
+    options: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True}
+    sampled, coupled = options | {"temperature": 0.7, "seed": 5}, AcceptanceRule.COUPLED
+    streams = [
+        client.stream(SOURCES[2], temperature=0.0, **options),
+        client.stream(SOURCES[2], speculation=Speculation(acceptance=coupled), **sampled),
+    ]
+    seen = [Seen() for _ in streams]
+
+    async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+        await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+    await read_all(speculative(4))
     assert t5.draft is not None
-    async with client.stream(SOURCES[2], max_tokens=LONG, temperature=0.0, ignore_eos=True) as stream:
-        await seen.read(stream, speculative(4))
-        t5.draft.kill()
-        await seen.read(stream, plain(4))
-        await asyncio.to_thread(again, t5, "draft")
-        await seen.read(stream, speculative(4))
-        await seen.read(stream, lambda rounds: False)
-    assert seen.ids == await asyncio.to_thread(alone, TARGET, SOURCES[2])
+    t5.draft.kill()
+    await read_all(plain(4))
+    await asyncio.to_thread(again, t5, "draft")
+    await read_all(speculative(4))
+    await read_all(lambda rounds: False)
+    drawn = await client.generate(SOURCES[2], speculation=Speculation(enabled=False, acceptance=coupled), **sampled)
+    assert seen[0].ids == await asyncio.to_thread(alone, TARGET, SOURCES[2])
+    assert seen[1].ids == [token.id for token in drawn.choices[0].tokens]
+
+
+async def test_lookup_copies_from_the_source(client: AsyncClient) -> None:
+    """Of four tokens the first two have no place in the answer before them, and the last is the target's own."""
+    one, other = 400, 500
+    answer = await client.generate(
+        prompt_ids=[one, other] * 4,
+        max_tokens=4,
+        temperature=0.0,
+        logit_bias={one: 100.0, other: 100.0},
+        speculation=Speculation(drafter="lookup", num_draft_tokens=1),
+    )
+    assert answer.usage.num_draft_tokens
 
 
 async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient) -> None:

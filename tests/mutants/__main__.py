@@ -19,6 +19,7 @@ from tests.mutants import Mutant
 from tests.mutants.acceptance import ACCEPTANCE
 from tests.mutants.beams import BEAMS
 from tests.mutants.deliveries import DELIVERIES
+from tests.mutants.encoder import ENCODER
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
@@ -41,6 +42,7 @@ MUTANTS = (
     *HEADS,
     *WINDOWS,
     *BEAMS,
+    *ENCODER,
 )
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""

@@ -10,7 +10,8 @@ WINDOWS = (
     Mutant(
         OWN,
         "self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])",
-        "self._slots.setdefault(slot.key, next(iter(self._slots.values()), Lookahead(self._shape, slot.committed)))",
+        "self._slots.setdefault(slot.key, next(iter(self._slots.values()), "
+        "Lookahead(self._shape, [*source_ids, *slot.committed])))",
         "one pool for all: the speed of an answer tells of texts under other salts",
         UNIT,
     ),
