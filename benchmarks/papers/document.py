@@ -217,8 +217,8 @@ def table_3(tasks: Sequence[TaskLaws]) -> Iterator[str]:
     numbers = "; ".join(f"{task.task} {task.num_tokens[GREEDY]} and {task.num_tokens[SAMPLED]}" for task in tasks)
     yield (
         f"After ± the interval of 95 % over prompts. Tokens of the target at both temperatures: {numbers}, 10,000 in "
-        f"the paper.{counted} {_order(tasks)} Answers that repeat themselves to the limit are in: on the translation pair "
-        "one in eight at T = 0, half of its tokens there (`models/translation/README.md`)."
+        f"the paper.{counted} {_order(tasks)} Answers that repeat themselves to the limit are in: on the "
+        "translation pair one in eight at T = 0, half of its tokens there (`models/translation/README.md`)."
     )
 
 
