@@ -14,20 +14,6 @@ ENCODER = (
         (f"{ENGINE}::test_facts",),
     ),
     Mutant(
-        CROSS,
-        "with self._positions.told(plan.position_ids), self._distances",
-        "with self._positions.told(plan.position_ids + 1), self._distances",
-        "on BART a decoder's tokens are one place further than they are",
-        (f"{ENGINE}::test_answers_that_join_and_leave_a_batch_are_those_of_generate",),
-    ),
-    Mutant(
-        CROSS,
-        '                "attention_mask": across.mask,\n',
-        '                "attention_mask": None,\n',
-        "a short source is read with what lies behind it",
-        (f"{ENGINE}::test_answers_that_join_and_leave_a_batch_are_those_of_generate",),
-    ),
-    Mutant(
         SLOT,
         '_salt(b"source", cache_salt, source_ids)',
         '_salt(b"source", b"", source_ids)',

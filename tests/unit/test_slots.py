@@ -262,6 +262,7 @@ def test_answers_to_one_source_share_its_blocks_and_no_other_finds_them() -> Non
     assert second.adopt() == 5 + 4  # what was written to the same source
     for source_ids, salt in (([5, 6, 7, 8], b""), ([5, 6, 7, 8, 10], b""), ([5, 6, 7, 8, 9], b"other")):
         other = begun(table, 3, source_ids, salt)
+        assert other.num_adopted == 0
         other.commit_from(1, [20, 21, 22, 23, 24])
         other.give_up()
         assert other.adopt() == len(source_ids)  # its own, and nothing of the decoder's though the ids are the same
