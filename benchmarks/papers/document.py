@@ -104,6 +104,7 @@ def tables_2_and_4(measured: Measured) -> Iterator[str]:
         f"Measured over expected is {_range(row.measured / row.expected for row in TABLE_4)} in the paper and "
         f"{_range(each.met for each in compared)} here."
     )
+    yield f"At its fastest gamma a pair makes, of plain decoding's speed: {_fastest(compared)}."
     yield "### What differs, and why"
     yield (
         "The theorem takes a round to be gamma steps of the draft and one pass of the target that is as fast as a "
@@ -203,6 +204,17 @@ class Compared:
             f"{self.study.decoding_speed(self.arm):.2f} times without prompts. It has {came}; "
             f"{'; '.join(text for _, text in costs)}."
         )
+
+
+def _fastest(compared: Sequence[Compared]) -> str:
+    """Return the speed of each pair and temperature at its fastest gamma, the best first."""
+    found = [each for each in compared if each.arm is each.study.fastest()]
+    found.sort(key=lambda each: -each.study.speed(each.arm).middle)
+    return "; ".join(
+        f"{each.pair.target} with {each.pair.draft} at T = {each.study.temperature:g} "
+        f"{each.study.speed(each.arm).middle:.2f}"
+        for each in found
+    )
 
 
 def table_3(tasks: Sequence[TaskLaws]) -> Iterator[str]:
