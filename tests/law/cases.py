@@ -110,6 +110,8 @@ UNDER_OTHERS = {
     "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
     "prediction": ("schema",),
+    "ngram&model": ("nothing",),
+    "lookup&model": ("repeated drafts",),
     "draft of bigrams": ("everything",),
     "unreliable draft": ("nothing",),
     "eagle3": ("nothing",),
@@ -135,6 +137,8 @@ UNDER_DRAFTERS = {
     "pass": ("nothing", "regex", "everything"),
     "prediction": ("nothing", "schema", "everything"),
     "prediction+model": ("repeated drafts", "choice", "everything"),
+    "ngram&model": ("nothing", "frequency_penalty", "schema", "everything"),
+    "lookup&model": ("repeated drafts", "choice", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
 COUPLED_DRAFTERS = "coupled, drafters"
@@ -201,6 +205,7 @@ def _cases() -> list[Case]:
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
     coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
+    united = replace(full, drafter=Drafter.LOOKUP_AND_MODEL)
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -243,6 +248,8 @@ def _cases() -> list[Case]:
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
+        *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
+        *_group("K adapts, lookup&model", replace(united, num_draft_tokens="auto"), ["nothing"]),
         *(case for head in BLOCK_HEADS for case in _group(head, full, list(PARAMETERS))),
         *(case for head in BLOCK_HEADS for case in _group(f"{head} tree", tree, [*some, *GRAMMARS])),
         *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head}", coupled, [*some, *GRAMMARS])),
