@@ -185,7 +185,7 @@ class Drafts:
         drawn, own = self._drawn(nodes), along(tree, chain)
         for node, (_, draft, _) in zip(own, chain, strict=True):
             if draft.kind is NodeKind.LAW:
-                assert isinstance(draft.law, RowLaw), "a draw of the target's own has come over the wire"
+                assert isinstance(draft.law, RowLaw), "a draw of the target's own came over the wire"
                 drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))
         sources = Sources({node: draft.rank for node, (_, draft, _) in enumerate(nodes)}, own)
         return Ready(slot, list(tree.ids), None, tree, drafter=beside.drafter, drawn=drawn, sources=sources)
@@ -227,13 +227,14 @@ class Drafts:
         for came in foretold:
             lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
         is_noted = kind is Drafter.PREDICTION or (determined and kind is Drafter.MODEL)
+        path = range(decided.num_accepted) if r.tree is None else decided.path
         if r.sources is not None:
-            assert r.tree is not None and kind is not None and kind.own is not None, "two sources make a tree"
-            own = lease.own_shares[kind.own]
-            note_outcome(r.tree, r.sources, decided.path, lease.shares, own, determined=determined)
+            assert kind is not None and kind.own is not None, "two sources have a name"
+            tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
+            note_outcome(tree, r.sources, path, lease.shares, lease.own_shares[kind.own], determined=determined)
         elif r.drafter is not None and not is_noted:
             shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares[r.drafter]
-            for node in range(decided.num_accepted) if r.tree is None else decided.path:
+            for node in path:
                 shares.note(0 if r.tree is None else r.tree.rank(node))
             if not all_kept(r, decided):
                 shares.note(None)
@@ -241,7 +242,7 @@ class Drafts:
             lease.own_shares[r.scaffold.drafter].note(None)  # what it cost brought nothing to this step
         if not is_delivered:
             lease.shares.forget()
-        if r.drafter is None:
+        if r.drafter in (None, Drafter.MODEL):
             for shares in lease.own_shares.values():
                 shares.forget()
         committed_len = len(lease.slot.committed) - len(ids)

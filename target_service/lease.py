@@ -184,7 +184,7 @@ class Ready:
     """Of a tree, what was drawn after each of its nodes, in the order in which it is tested; nothing where that does not
     matter."""
     sources: Sources | None = None
-    """Of a tree of two sources, whose its nodes are."""
+    """Of drafts of two sources, whose they are."""
 
     @property
     def parents(self) -> Sequence[int]:

@@ -137,10 +137,13 @@ UNDER_DRAFTERS = {
     "pass": ("nothing", "regex", "everything"),
     "prediction": ("nothing", "schema", "everything"),
     "prediction+model": ("repeated drafts", "choice", "everything"),
+}
+"""Who else than a draft worker alone makes drafts."""
+UNDER_UNIONS = {
     "ngram&model": ("nothing", "frequency_penalty", "schema", "everything"),
     "lookup&model": ("repeated drafts", "choice", "everything"),
 }
-"""Who else than a draft worker alone makes drafts."""
+"""The same, of those who make them together."""
 COUPLED_DRAFTERS = "coupled, drafters"
 """A group: what is said is the target's draw, whatever they guess."""
 
@@ -205,7 +208,7 @@ def _cases() -> list[Case]:
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
     coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
-    united = replace(full, drafter=Drafter.LOOKUP_AND_MODEL)
+    unions = {name: replace(full, drafter=Drafter(name)) for name in UNDER_UNIONS}
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -248,8 +251,6 @@ def _cases() -> list[Case]:
         *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
-        *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
-        *_group("K adapts, lookup&model", replace(united, num_draft_tokens="auto"), ["nothing"]),
         *(case for head in BLOCK_HEADS for case in _group(head, full, list(PARAMETERS))),
         *(case for head in BLOCK_HEADS for case in _group(f"{head} tree", tree, [*some, *GRAMMARS])),
         *(case for head in BLOCK_HEADS for case in _group(f"coupled, {head}", coupled, [*some, *GRAMMARS])),
@@ -262,6 +263,13 @@ def _cases() -> list[Case]:
         *(case for head in OTHER_SPARKS for case in _group(f"coupled, {head}", coupled, ["everything"])),
         *_group(ENCODER_DECODER[0], full, [*some, "temperature 0", "repetition_penalty", "schema"]),
         *_group(ENCODER_DECODER[1], coupled, some),
+        *(case for name, wish in unions.items() for case in _group(name, wish, list(UNDER_UNIONS[name]))),
+        *(
+            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
+            for name, wish in unions.items()
+        ),
+        *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
+        *_group("K adapts, ngram&model", replace(unions["ngram&model"], num_draft_tokens="auto"), ["nothing"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 

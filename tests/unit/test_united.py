@@ -35,6 +35,7 @@ __all__ = ["every_draw"]
 PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
+METRICS = WorkerMetrics("target")
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
@@ -72,7 +73,7 @@ def made(
     lease.goes_on(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
-    return Drafts(chain, keeper, WorkerMetrics("target"), VOCAB, takes_trees=True), lease
+    return Drafts(chain, keeper, METRICS, VOCAB, takes_trees=True), lease
 
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], root_len: int = len(PROMPT)) -> None:
@@ -167,7 +168,8 @@ class TestGuesses:
     def test_what_comes_late_is_never_verified_for_another_state(self) -> None:
         drafts, lease = made(GREEDY, guesses(1, 2))
         deliver(lease, [[3, 4, 5], [6, 4]])
-        ready = drafts.ready(drafts.candidates(lease), 4)
+        ready = drafts.ready(drafts.candidates(lease), 6)
+        assert ready.sources is not None
         lease.slot.committed += [3, 0]
         drafts.committed(lease, ready, Decided(1, 0, (), (ready.draft_ids.index(3),)), [3, 0], [], 0.0)
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
@@ -222,7 +224,7 @@ class TestExactLaw:
     ) -> Prefix:
         """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
         numbers = Numbers(chooser)
-        own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(3)], ends)
+        own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
         drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
         at = lease.parked.root
