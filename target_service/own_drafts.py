@@ -100,9 +100,8 @@ class OwnDrafts:
                 self._by_steps[kind].open(slot)
                 self._stepping[slot.key] = kind
                 continue
-            drafter: SequenceDrafter = Prediction(job.prediction_ids)
-            if kind.own is not None and kind is not kinds.Drafter.PREDICTION:
-                drafter = self._drafters[kind.own]
+            is_prediction = kind is kinds.Drafter.PREDICTION
+            drafter = Prediction(job.prediction_ids) if is_prediction else self._drafters[kind.own or kind]
             # What an encoder reads comes before the prompt: the output may copy from it.
             before = [*job.source_ids, *slot.committed]
             follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.cache_salt)

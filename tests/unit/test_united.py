@@ -212,6 +212,17 @@ class TestLearning:
         assert self.noted(params, [0], own=[1, 2], delivered=[1, 4]) == []
 
 
+TARGET, DRAFT, OWN = random_law(VOCAB, 1), random_law(VOCAB, 2), random_law(VOCAB, 3)
+
+
+def never(prefix: Prefix) -> bool:
+    return False
+
+
+def at_its_second(prefix: Prefix) -> bool:
+    return len(prefix) == 2 and prefix[-1] == 0
+
+
 class TestExactLaw:
     """Under `rejection`."""
 
@@ -228,7 +239,7 @@ class TestExactLaw:
         drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
         at = lease.parked.root
-        for draft in self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], lambda prefix: False):
+        for draft in self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never):
             at.children[draft.token_id] = draft
             at = draft
         found = drafts.candidates(lease)
@@ -246,6 +257,9 @@ class TestExactLaw:
             prefix = (*prefix, found[-1].token_id)
         return found
 
+    def error_of(self, target: Law, laws: tuple[Law, Law], count: int, ends: Ends, chances: Chances) -> float:
+        return self.error(lambda chooser: self.step(target, laws, count, ends, chances, chooser), target)
+
     def error(self, step: Callable[[Chooser], Prefix], target: Law) -> float:
         total = np.zeros((VOCAB,) * NUM_TOKENS)
         for weight, output in every_run(step):
@@ -257,19 +271,12 @@ class TestExactLaw:
         assert total.sum() == pytest.approx(1.0, abs=TOLERANCE)
         return float(np.abs(total - joint(target, VOCAB)).max())
 
-    TARGET, DRAFT, OWN = random_law(VOCAB, 1), random_law(VOCAB, 2), random_law(VOCAB, 3)
-    NEVER: Ends = staticmethod(lambda prefix: False)  # type: ignore[assignment]
-    AT_ITS_SECOND: Ends = staticmethod(lambda prefix: len(prefix) == 2 and prefix[-1] == 0)  # type: ignore[assignment]
-
-    @pytest.mark.parametrize("ends", [NEVER, AT_ITS_SECOND], ids=["long", "ended by a value"])
+    @pytest.mark.parametrize("ends", [never, at_its_second], ids=["long", "ended by a value"])
     @pytest.mark.parametrize("chances", [Chances(0.5, 0.8), Chances(0.3, 0.95)], ids=["draft first", "own first"])
     def test_whatever_is_chosen_of_each(self, chances: Chances, ends: Ends) -> None:
         num_first = 2 if chances.delivered > 0.4 else 4
         for count in range(num_first, 6):
-            laws = (self.DRAFT, self.OWN)
-            assert self.error(lambda chooser: self.step(self.TARGET, laws, count, ends, chances, chooser), self.TARGET) < (
-                TOLERANCE
-            ), count
+            assert self.error_of(TARGET, (DRAFT, OWN), count, ends, chances) < TOLERANCE, count
 
     @pytest.mark.parametrize(
         "laws",
@@ -283,39 +290,38 @@ class TestExactLaw:
     )
     def test_whatever_both_say(self, laws: tuple[Law, Law]) -> None:
         chances = Chances(0.5, 0.8)
-        for target in (self.TARGET, random_law(VOCAB, 4, [0, 1])):
+        for target in (TARGET, random_law(VOCAB, 4, [0, 1])):
             for count in (2, 5):
-                found = self.error(lambda chooser: self.step(target, laws, count, self.NEVER, chances, chooser), target)
-                assert found < TOLERANCE, count
+                assert self.error_of(target, laws, count, never, chances) < TOLERANCE, count
 
     def test_a_guess_beside_draws_may_know_the_numbers_of_its_position(self) -> None:
         """As a copy of what the same seed gave before."""
 
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
-            copied = self.drawn(self.TARGET, [numbers["own", place] for place in range(2)], self.NEVER)
+            copied = self.drawn(TARGET, [numbers["own", place] for place in range(2)], never)
             own = guesses(*(draft.token_id for draft in copied))
             drafts, lease = made(DRAWN, own)
             at = lease.parked.root
-            for draft in self.drawn(self.DRAFT, [numbers["draft", depth] for depth in range(2)], self.NEVER):
+            for draft in self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never):
                 at.children[draft.token_id] = draft
                 at = draft
             found = drafts.candidates(lease)
             ready = drafts.ready(found, len(found.gains))
             assert ready.tree is not None
-            return decided(self.TARGET, ready.tree, ready.drawn, numbers)
+            return decided(TARGET, ready.tree, ready.drawn, numbers)
 
-        assert self.error(step, self.TARGET) < TOLERANCE
+        assert self.error(step, TARGET) < TOLERANCE
 
     def test_two_sources_keep_more_than_either(self) -> None:
         def mean(count: int, laws: tuple[Law, Law]) -> float:
             chances = Chances(0.5, 0.8)
-            runs = every_run(lambda chooser: self.step(self.TARGET, laws, count, self.NEVER, chances, chooser))
+            runs = every_run(lambda chooser: self.step(TARGET, laws, count, never, chances, chooser))
             return sum(weight * min(2, len(output)) for weight, output in runs)
 
-        both = mean(2, (self.DRAFT, self.OWN))
-        for law in (self.DRAFT, self.OWN):
-            alone = 1.0 + sum(min(self.TARGET(()).prob(i), law(()).prob(i)) for i in range(VOCAB))
+        both = mean(2, (DRAFT, OWN))
+        for law in (DRAFT, OWN):
+            alone = 1.0 + sum(min(TARGET(()).prob(i), law(()).prob(i)) for i in range(VOCAB))
             assert both > alone + BROKEN
 
 
