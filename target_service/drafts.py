@@ -90,8 +90,8 @@ class Drafts:
         if not room:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
-        insists = bool(num_fixed and not lease.job.is_drafted)
-        for kind in self._own.asked(lease.slot, insists=insists):  # what a grammar masks grows nothing
+        asked = self._own.asked(lease.slot, insists=bool(num_fixed), is_drafted=lease.job.is_drafted)
+        for kind in asked:  # what a grammar masks grows nothing
             assert kind.own is not None, "a model drafts in the target"
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind.own]
             own = self._own.candidates(lease.slot, kind, state, shares, min(room, num_fixed or room))

@@ -126,9 +126,9 @@ class OwnDrafts:
                 outcomes = follower.outcomes(len(token_ids))
         return outcomes
 
-    def asked(self, slot: Slot, *, insists: bool) -> Iterator[kinds.Drafter]:
+    def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[kinds.Drafter]:
         """Give those of the slot's drafters that have a guess worth verifying, in order; then, where the request
-        insists on drafts, the last whatever it has.
+        insists on drafts, and of no draft or beside it, the last whatever it has.
         """
         followers = self._of(slot.key)
         speaking = [kind for kind, follower in followers.items() if follower.has_next()]
@@ -137,8 +137,10 @@ class OwnDrafts:
         if stepping is not None:
             if self._by_steps[stepping].has_next(slot):
                 yield stepping
-        elif insists and followers and (last := next(reversed(followers))) not in speaking:
-            yield last
+        elif insists and followers:
+            last = next(reversed(followers))
+            if last not in speaking and (last.unites or not is_drafted):
+                yield last
 
     def candidates(
         self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int

@@ -48,7 +48,7 @@ class Chain:
     def __init__(self, drafts: Sequence[ParkedNode]) -> None:
         self._drafts = drafts
 
-    def asked(self, slot: Any, *, insists: bool) -> Iterator[Drafter]:
+    def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
         if self._drafts:
             yield UNION
 
