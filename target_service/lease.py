@@ -181,8 +181,8 @@ class Ready:
     fallback: Fallback | None = None
     scaffold: Scaffold | None = None
     drawn: Mapping[int, Sequence[Drawn]] = field(default_factory=dict)
-    """Of a tree, what was drawn after each of its nodes, in the order in which it is tested; nothing where that does not
-    matter."""
+    """Of a tree, what was drawn after each of its nodes, in the order in which it is tested; nothing where that does
+    not matter."""
     sources: Sources | None = None
     """Of drafts of two sources, whose they are."""
 

@@ -1,10 +1,10 @@
 """Two sources in one tree: what a draft delivered, and a chain of the target's own beside it. Pure.
 
-SpecInfer (Miao et al., ASPLOS 2024). Where drafts are walked as far as they match, the sources' trees are laid over each
-other, and a step's share of the whole is chosen. Under `rejection` each draw is tested against the law of its own source,
-what was delivered first. A draw that is left out for its own value, or for that of one that is tested after it, would
-change the law: so each source's share is chosen before anybody looks at what the chain holds, as though it were as long
-as it may be, and all that both drew is one node and two draws.
+SpecInfer (Miao et al., ASPLOS 2024). Where drafts are walked as far as they match, the sources' trees are laid over
+each other, and a step's share of the whole is chosen. Under `rejection` each draw is tested against the law of its own
+source, what was delivered first. A draw that is left out for its own value, or for that of one that is tested after it,
+would change the law: so each source's share is chosen before anybody looks at what the chain holds, as though it were as
+long as it may be, and what both drew is one node and two draws.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def note_outcome(
     determined: bool,
 ) -> None:
     """Record what came of each source, as far as it was looked at: the chain's is where nothing came that stands before
-    it, the likeliest that was delivered or, under `rejection`, all of it, which is tested first. Where guesses are walked,
-    what a draft delivered is noted elsewhere, and what both say counts as the draft's.
+    it, the likeliest that was delivered or, under `rejection`, all of it, which is tested first. Where guesses are
+    walked, what a draft delivered is noted elsewhere, and what both say counts as the draft's.
     """
     for depth, node in enumerate((ROOT, *path)):
         came = path[depth] if depth < len(path) else None

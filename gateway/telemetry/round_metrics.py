@@ -35,7 +35,7 @@ def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
 
 
 def note_drafts(metrics: PairMetrics, num_drafted: int, num_accepted: int) -> None:
-    """Count what one source drafted for a round, and what was kept of it. A draft of two sources counts as the first's."""
+    """Count what one source drafted for a round, and what was kept of it."""
     metrics.window.add(num_drafted, num_accepted)
     metrics.draft_tokens.inc(num_drafted)
     metrics.accepted_tokens.inc(num_accepted)

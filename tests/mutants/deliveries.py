@@ -132,7 +132,8 @@ DELIVERIES = (
     Mutant(
         DRAFTS,
         "                drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))",
-        "                drawn.setdefault(tree.parents[node], []).insert(draft.token_id % 2, Drawn(draft.law, (node,)))",
+        "                place = draft.token_id % 2\n"
+        "                drawn.setdefault(tree.parents[node], []).insert(place, Drawn(draft.law, (node,)))",
         "what was drawn decides in which order the draws of two sources are tested",
         UNIONS,
     ),

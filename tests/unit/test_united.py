@@ -1,4 +1,4 @@
-"""Two sources in one tree: what is chosen of each, and that what is kept of both has the target's law whatever they say.
+"""Two sources in one tree: what is chosen of each, and that what is kept of both has the target's law.
 
 The law by enumeration of every draw that the real functions make, as in `test_tree_law.py`.
 """
@@ -36,6 +36,7 @@ PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
 METRICS = WorkerMetrics("target")
+USUAL = Chances(0.6, 0.5)
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
@@ -61,7 +62,7 @@ def guesses(*ids: int) -> list[ParkedNode]:
 
 
 def made(
-    params: SamplingParams, own: Sequence[ParkedNode], chances: Chances = Chances(0.6, 0.5), **speculation: Any
+    params: SamplingParams, own: Sequence[ParkedNode], chances: Chances = USUAL, **speculation: Any
 ) -> tuple[Drafts, Lease]:
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
     slot.key = (1, 1)
@@ -114,7 +115,11 @@ class TestGuesses:
         assert ready.num_own == 2
 
     def test_the_own_chain_is_worth_what_the_draft_leaves_it(self) -> None:
-        delivered: list[Candidate] = [(0.6, ParkedNode(1), ROOT), (0.36, ParkedNode(2), 0), (0.2, ParkedNode(3, 1), ROOT)]
+        delivered: list[Candidate] = [
+            (0.6, ParkedNode(1), ROOT),
+            (0.36, ParkedNode(2), 0),
+            (0.2, ParkedNode(3, 1), ROOT),
+        ]
         chain: list[Candidate] = [(0.5, node, index - 1) for index, node in enumerate(guesses(3, 4))]
         found = laid_over(delivered, chain, Chances(0.6, 0.75), 9)
         assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
@@ -126,7 +131,11 @@ class TestGuesses:
         assert [node.token_id for _, node, _ in laid_over(delivered, chain, Chances(0.6, 0.75), 3)] == [1, 2, 3]
 
     def test_what_hangs_under_a_guess_that_both_make_rises_with_it(self) -> None:
-        delivered: list[Candidate] = [(0.2, ParkedNode(1), ROOT), (0.1, ParkedNode(3, 1), ROOT), (0.05, ParkedNode(4), 1)]
+        delivered: list[Candidate] = [
+            (0.2, ParkedNode(1), ROOT),
+            (0.1, ParkedNode(3, 1), ROOT),
+            (0.05, ParkedNode(4), 1),
+        ]
         chain: list[Candidate] = [(0.5, ParkedNode(3), ROOT)]
         found = laid_over(delivered, chain, Chances(0.2, 0.75), 9)
         assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
