@@ -208,7 +208,7 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
 
 
 def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """Compare two sources in one tree with each alone and with one after the other: where it pays, and in each step.
+    """Compare two sources in one tree with each alone and with one after the other: where it pays, and always.
 
     Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in every step, than one of them does.
     """

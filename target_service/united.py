@@ -2,9 +2,9 @@
 
 SpecInfer (Miao et al., ASPLOS 2024). Where drafts are walked as far as they match, the sources' trees are laid over
 each other, and a step's share of the whole is chosen. Under `rejection` each draw is tested against the law of its own
-source, what was delivered first. A draw that is left out for its own value, or for that of one that is tested after it,
-would change the law: so each source's share is chosen before anybody looks at what the chain holds, as though it were as
-long as it may be, and what both drew is one node and two draws.
+source, what was delivered first. A draw that is left out for its own value, or for that of one that is tested after
+it, would change the law: so each source's share is chosen before anybody looks at what the chain holds, as though it
+were as long as it may be, and what both drew is one node and two draws.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ chosen for the next child, and when to stop, by what was drawn before: one more 
 It splits the residual that would have been drawn from into what is kept of it and what is left, and after what is kept
 the target goes on as it would have. Leaving out a child for its own value is what would not be exact.
 
-Several sources may draw after the same node, each from a law of its own: their draws are tested source by source, in an
-order that nothing drawn decides, and a token that two of them drew is one node and two draws. A child that nobody drew
-is a guess: where all draws are rejected the target draws from what it has left, and goes on behind the guess that says so.
+Several sources may draw after the same node, each from a law of its own: their draws are tested source by source, in
+an order that nothing drawn decides, and a token that two of them drew is one node and two draws. A child that nobody
+drew is a guess: where all draws are rejected the target draws from what it has left, and goes on behind the guess that
+says so.
 
 Called by the target, for slots whose proposal is a tree.
 """
