@@ -210,7 +210,7 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
 def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
     """Compare two sources in one tree with each alone and with one after the other: where it pays, and always.
 
-    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in every step, than one of them does.
+    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in a step, than one of them does.
     """
     wrong, owns = [], (Drafter.NGRAM, Drafter.LOOKUP)
     names = (Drafter.MODEL, *owns, *(Drafter(f"{own.value}{sign}model") for sign in "+&" for own in owns))

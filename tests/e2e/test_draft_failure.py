@@ -178,14 +178,16 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
         await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
 
     await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
+    model = paced.draft_info().model_id
     paced.draft.kill()
     num_before = [len(one.rounds) for one in seen]
     await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 3)
     restarting = asyncio.create_task(asyncio.to_thread(restart, paced, "draft"))
-    before = drafted_by_model(paced)
+    before = total(paced.metrics(), "spec_draft_tokens_total", draft=model)
     await read_all(lambda rounds: False)
     await restarting
-    assert drafted_by_model(paced) > before, "the draft has its share again"
+    after = total(paced.metrics(), "spec_draft_tokens_total", draft=model)
+    assert after > before, "the draft has its share again"
     assert all(any(r.num_drafted for r in one.rounds[num:]) for one, num in zip(seen, num_before, strict=True))
     alone = await client.generate(
         PROMPT,
@@ -194,10 +196,6 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
     )
     assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))
-
-
-def drafted_by_model(stack: Stack) -> float:
-    return total(stack.metrics(), "spec_draft_tokens_total", draft=stack.draft_info().model_id)
 
 
 @pytest.fixture(scope="module")
