@@ -112,6 +112,10 @@ bench-drafters: $(STAMP)
 bench-scaffolds: $(STAMP)
 	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
 
+# Two sources in one tree beside each alone and one after the other: tokens a pass and speed; about twenty minutes.
+bench-unions: $(STAMP)
+	$(BIN)/python -m benchmarks.arms unions $(ARGS)
+
 # Beam search with drafts and without: passes, speed, and transformers' own answers beside them; about ten minutes.
 bench-beams: $(STAMP)
 	$(BIN)/python -m benchmarks.beams $(ARGS)
@@ -174,7 +178,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-scaffolds bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-long bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -52,24 +52,27 @@ def decide_tree(
     if ready.is_walked:
         walk = walk_matching(tree, says)
     else:
-        assert ready.draft_laws is not None, "nobody knows what the drafts were drawn from"
-        laws = dict(zip(tree.inner, ready.draft_laws, strict=True))
-        walk = accept_tree(tree, law, laws, tree_noise(ready, tree))
+        walk = accept_tree(tree, law, ready.drawn, tree_noise(ready, tree))
     return Decided(len(walk.path), walk.next_id, _tree_reported(ready, tree, raw, start, walk), walk.path)
 
 
 def tree_noise(ready: Ready, tree: DraftTree) -> TreeNoise:
-    """Return a tree's numbers: a node's is that of its position and its place among its siblings, as in a chain."""
+    """Return a tree's numbers: a draw's is that of its position and its place among what was drawn there, as in a
+    chain.
+    """
     params, committed_len = ready.slot.params, len(ready.slot.committed)
-    depths = [len(path) for path in tree.paths]
-    (accept,) = host_slot_uniforms(
-        [params] * len(depths),
-        [committed_len] * len(depths),
-        [committed_len + depth - 1 for depth in depths],
-        [Purpose.ACCEPT],
-        list(map(tree.rank, range(len(depths)))),
-    ).tolist()
-    return TreeNoise(accept, own_draw(params, committed_len))
+    nums = {parent: sum(len(each.nodes) for each in drawn) for parent, drawn in ready.drawn.items()}
+    keys = sorted({(tree.depth(parent), place) for parent, num in nums.items() for place in range(num)})
+    numbers: list[float] = []
+    if keys:
+        numbers = host_slot_uniforms(
+            [params] * len(keys),
+            [committed_len] * len(keys),
+            [committed_len + depth for depth, _ in keys],
+            [Purpose.ACCEPT],
+            [place for _, place in keys],
+        )[0].tolist()
+    return TreeNoise(dict(zip(keys, numbers, strict=True)), own_draw(params, committed_len))
 
 
 def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:

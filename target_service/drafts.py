@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
-from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.sampling.wire_tensors import decode_law
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -20,9 +20,10 @@ from target_service.chains import as_chain
 from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
-from target_service.lease import Candidate, Candidates, Lease, Ready
+from target_service.lease import Beside, Candidate, Candidates, Draft, Lease, Ready, Sources
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
+from target_service.united import Chances, along, in_turn, joined, laid_over, note_outcome
 
 log = get_logger(__name__)
 
@@ -89,12 +90,19 @@ class Drafts:
         if not room:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
-        insists = bool(num_fixed and not lease.job.is_drafted)
-        for kind in self._own.asked(lease.slot, insists=insists):  # what a grammar masks grows nothing
-            state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind]
+        asked = self._own.asked(lease.slot, insists=bool(num_fixed), is_drafted=lease.job.is_drafted)
+        for kind in asked:  # what a grammar masks grows nothing
+            assert kind.own is not None, "a model drafts in the target"
+            state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind.own]
             own = self._own.candidates(lease.slot, kind, state, shares, min(room, num_fixed or room))
+            if own and kind.unites and lease.slot.params.lenience == 1.0:
+                return self._united(lease, kind, own, self._delivered(lease, room))
             if own:
-                return Candidates(lease, own, len(own) if num_fixed else 0, kind)
+                return Candidates(lease, own, len(own) if num_fixed else 0, kind.own)
+        return self._delivered(lease, room)
+
+    def _delivered(self, lease: Lease, room: int) -> Candidates:
+        num_fixed = lease.speculation.num_draft_tokens
         if lease.speculation.tree is not None:
             nodes = self._of_shape(lease, room)
             return Candidates(lease, nodes, len(nodes))
@@ -103,19 +111,39 @@ class Drafts:
         nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))
         return Candidates(lease, nodes, len(nodes) if num_fixed else 0)
 
+    def _united(self, lease: Lease, kind: Drafter, chain: Sequence[Candidate], delivered: Candidates) -> Candidates:
+        """Return one tree of what was delivered and a chain of the target's own; of a kind that makes such trees."""
+        speculation, slot = lease.speculation, lease.slot
+        depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
+        depth = min(depth or lease.room, lease.room)
+        chain, beside = chain[:depth], Beside(kind, chain[:depth], delivered.num_delivered or 0)
+        if not delivered.nodes:
+            return Candidates(lease, chain, len(chain) if speculation.is_fixed else 0, kind.own, beside=beside)
+        assert kind.own is not None, "it has no part in the target"
+        chances = Chances(lease.shares.share(0), lease.own_shares[kind.own].share(0))
+        most = min(speculation.max_draft_tokens, slot.most_cached - len(slot.committed))
+        if slot.params.determined:
+            nodes = laid_over(delivered.nodes, chain, chances, most)
+            return Candidates(lease, nodes, len(nodes) if speculation.is_fixed else 0, kind, beside=beside)
+        order = in_turn(delivered.nodes, depth, chances, most)
+        must = len(order) if speculation.is_fixed else 0
+        return Candidates(lease, delivered.nodes, must, kind, beside=replace(beside, order=order))
+
     def lacking(self, found: Candidates) -> float | None:
         """Return the chance that the next guess would be kept, where more may come than is here; None where not, or
         where all that was named is here.
         """
-        lease, num_here = found.lease, len(found.nodes)
+        lease, num_here = found.lease, found.num_delivered
         if lease.beams is not None:
             return self._lacking_beams(lease, lease.beams)
-        if not lease.live or found.drafter is not Drafter.MODEL or num_here >= lease.room or lease.parked.ended:
+        if not lease.live or num_here is None or num_here >= lease.room or lease.parked.ended:
             return None
         if lease.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
             return None  # its draft reads rows of what is fed in this step
         if not lease.speculation.is_fixed:
-            return lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
+            chance = lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
+            own = None if found.beside is None else found.beside.drafter.own
+            return chance if own is None else chance * (1.0 - lease.own_shares[own].share(0))
         return 1.0 if num_here < _wanted(lease) else None
 
     def _lacking_beams(self, lease: Lease, beams: Beams) -> float | None:
@@ -135,12 +163,32 @@ class Drafts:
         if not count:
             return Ready(slot, [], None, fallback=self.fallback(lease))
         try:
-            return self._of_nodes(slot, found.nodes[:count], found.drafter)
+            return self._of_candidates(found, count)
         except BadTensor as error:
             log.warning("refused drafts of slot %d: %s", slot.key[1], error, extra=about(slot=slot.key[1]))
             self._metrics.proposals_refused.inc()
             self._metrics.note_parked("refused", lease.parked.clear())
             return Ready(slot, [], None, fallback=Fallback.REFUSED)
+
+    def _of_candidates(self, found: Candidates, count: int) -> Ready:
+        """Raises BadTensor."""
+        slot, nodes, beside = found.lease.slot, found.nodes[:count], found.beside
+        if beside is None or not beside.num_delivered:
+            return self._of_nodes(slot, nodes, found.drafter)
+        if slot.params.determined:
+            return self._of_guesses(slot, nodes, beside)
+        num_own = sum(is_own for _, is_own in beside.order[:count])
+        nodes, chain = found.nodes[: count - num_own], beside.chain[:num_own]
+        if not nodes or not chain:
+            return self._of_nodes(slot, nodes or chain, Drafter.MODEL if nodes else beside.drafter.own)
+        tree = joined(nodes, chain)
+        drawn, own = self._drawn(nodes), along(tree, chain)
+        for node, (_, draft, _) in zip(own, chain, strict=True):
+            if draft.kind is NodeKind.LAW:
+                assert isinstance(draft.law, RowLaw), "a draw of the target's own came over the wire"
+                drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))
+        sources = Sources({node: draft.rank for node, (_, draft, _) in enumerate(nodes)}, own)
+        return Ready(slot, list(tree.ids), None, tree, drafter=beside.drafter, drawn=drawn, sources=sources)
 
     def fallback(self, lease: Lease) -> Fallback | None:
         """Return why a step has no drafts, where it was to have some."""
@@ -172,23 +220,29 @@ class Drafts:
 
         foretold: of what a prediction said, verified or not, whether it came.
         """
-        determined = lease.slot.params.determined
-        if r.drafter is Drafter.MODEL:
-            self._metrics.note_parked("verified", len(r.draft_ids))
+        determined, kind = lease.slot.params.determined, r.drafter
+        is_delivered = kind is Drafter.MODEL or r.sources is not None
+        if is_delivered:
+            self._metrics.note_parked("verified", len(r.draft_ids) - r.num_own)
         for came in foretold:
             lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
-        is_noted = r.drafter is Drafter.PREDICTION or (determined and r.drafter is Drafter.MODEL)
-        if r.drafter is not None and not is_noted:
+        is_noted = kind is Drafter.PREDICTION or (determined and kind is Drafter.MODEL)
+        path = range(decided.num_accepted) if r.tree is None else decided.path
+        if r.sources is not None:
+            assert kind is not None and kind.own is not None, "two sources have a name"
+            tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
+            note_outcome(tree, r.sources, path, lease.shares, lease.own_shares[kind.own], determined=determined)
+        elif r.drafter is not None and not is_noted:
             shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares[r.drafter]
-            for node in range(decided.num_accepted) if r.tree is None else decided.path:
+            for node in path:
                 shares.note(0 if r.tree is None else r.tree.rank(node))
             if not all_kept(r, decided):
                 shares.note(None)
         if r.scaffold is not None and r.scaffold.drafter is not r.drafter:
             lease.own_shares[r.scaffold.drafter].note(None)  # what it cost brought nothing to this step
-        if r.drafter is not Drafter.MODEL:
+        if not is_delivered:
             lease.shares.forget()
-        if r.drafter is None:
+        if r.drafter in (None, Drafter.MODEL):
             for shares in lease.own_shares.values():
                 shares.forget()
         committed_len = len(lease.slot.committed) - len(ids)
@@ -216,26 +270,43 @@ class Drafts:
         is_chain = parents == list(range(-1, len(nodes) - 1))
         if slot.params.determined:
             return Ready(slot, ids, None, None if is_chain else DraftTree(tuple(ids), tuple(parents)), drafter=drafter)
-        tree = None if is_chain else DraftTree.checked(ids, parents)
+        if not is_chain:
+            return Ready(slot, ids, None, DraftTree.checked(ids, parents), drafter=drafter, drawn=self._drawn(nodes))
         guessed = nodes[0][1].kind is NodeKind.GUESS and slot.params.lenience == 1.0
-        return Ready(slot, ids, None if guessed else self._laws(nodes, tree), tree, guessed, drafter)
+        laws = None if guessed else [self._law([node]) for _, node, _ in nodes]
+        return Ready(slot, ids, laws, guessed=guessed, drafter=drafter)
 
-    def _laws(self, nodes: Sequence[Candidate], tree: DraftTree | None) -> list[RowLaw]:
-        """Return what the children of each inner node were drawn from, in the order of `DraftTree.inner`."""
-        inner = list(range(-1, len(nodes) - 1)) if tree is None else tree.inner
-        laws = list[RowLaw]()
-        for parent in inner:
-            children = [node for _, node, at in nodes if at == parent]
-            law = children[0].law
-            if children[0].kind is NodeKind.GUESS:
-                laws.append(one_hot(children[0].token_id, self._vocab_size))
-            elif isinstance(law, RowLaw):
-                laws.append(law)
-            elif law is not None:
-                laws.append(decode_law(*law, self._vocab_size, [child.token_id for child in children]))
-            else:
-                raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
-        return laws
+    def _of_guesses(self, slot: Slot, nodes: Sequence[Candidate], beside: Beside) -> Ready:
+        """Return what goes into the step of guesses that are laid over each other."""
+        ready, own = self._of_nodes(slot, nodes, beside.drafter), {id(draft) for _, draft, _ in beside.chain}
+        tree = DraftTree(tuple(ready.draft_ids), tuple(ready.parents))
+        ranks = {node: draft.rank for node, (_, draft, _) in enumerate(nodes) if id(draft) not in own}
+        sources = Sources(ranks, along(tree, beside.chain))
+        if not ranks or not sources.own:
+            return replace(ready, drafter=Drafter.MODEL if ranks else beside.drafter.own)
+        return replace(ready, sources=sources)
+
+    def _drawn(self, nodes: Sequence[Candidate]) -> dict[int, list[Drawn]]:
+        """Return what was drawn after each node of a tree, from one law each. Raises BadTensor."""
+        found: dict[int, list[int]] = {}
+        for node, (_, draft, parent) in enumerate(nodes):
+            if draft.kind is NodeKind.LAW:
+                found.setdefault(parent, []).append(node)
+        return {
+            parent: [Drawn(self._law([nodes[child][1] for child in children]), tuple(children))]
+            for parent, children in found.items()
+        }
+
+    def _law(self, siblings: Sequence[Draft]) -> RowLaw:
+        """Return what siblings were drawn from. Raises BadTensor."""
+        law = siblings[0].law
+        if siblings[0].kind is NodeKind.GUESS:
+            return one_hot(siblings[0].token_id, self._vocab_size)
+        if isinstance(law, RowLaw):
+            return law
+        if law is None:
+            raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
+        return decode_law(*law, self._vocab_size, [each.token_id for each in siblings])
 
 
 def _wanted(lease: Lease) -> int:

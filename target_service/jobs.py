@@ -123,3 +123,6 @@ class Verdict:
     """Of a beam search, in place of token_ids."""
     hypotheses: tuple[Hypothesis, ...] = ()
     """Answers of a beam search that has finished, best first."""
+    num_own_drafted: int = 0
+    """Of a tree of two sources, drafts that the target alone has made, among num_drafted."""
+    num_own_accepted: int = 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat, takewhile
 from operator import mul
 from typing import Protocol
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
@@ -152,6 +152,16 @@ class Scaffold:
         return sum(accumulate(repeat(share, self.depth), mul))
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Whose the nodes of a tree are, of what was delivered and a chain of the target's own. Some are both's."""
+
+    ranks: Mapping[int, int]
+    """Of the delivered ones, the place among their siblings there."""
+    own: tuple[int, ...]
+    """The chain's."""
+
+
 @dataclass(frozen=True)
 class Ready:
     """A slot that goes into the next forward."""
@@ -159,8 +169,7 @@ class Ready:
     slot: Slot
     draft_ids: list[int]
     draft_laws: list[RowLaw] | None
-    """What each of draft_ids was drawn from, of a tree what the children of each of its inner nodes were; None where
-    that does not matter, and for plain."""
+    """Of a chain, what each of draft_ids was drawn from; None where that does not matter, for a tree and for plain."""
     tree: DraftTree | None = None
     """None for a chain."""
     guessed: bool = False
@@ -171,11 +180,21 @@ class Ready:
     """None for plain, and for what the grammar leaves no choice of."""
     fallback: Fallback | None = None
     scaffold: Scaffold | None = None
+    drawn: Mapping[int, Sequence[Drawn]] = field(default_factory=dict)
+    """Of a tree, what was drawn after each of its nodes, in the order in which it is tested; nothing where that does
+    not matter."""
+    sources: Sources | None = None
+    """Of drafts of two sources, whose they are."""
 
     @property
     def parents(self) -> Sequence[int]:
         """Return of each draft the index of the one that it follows; -1 for the last committed token."""
         return range(-1, len(self.draft_ids) - 1) if self.tree is None else self.tree.parents
+
+    @property
+    def num_own(self) -> int:
+        """Return how many drafts of two sources the target alone has made."""
+        return 0 if self.sources is None else len(self.draft_ids) - len(self.sources.ranks)
 
     @property
     def scaffold_ids(self) -> Sequence[int]:
@@ -194,6 +213,10 @@ class Draft(Protocol):
     def token_id(self) -> int: ...
 
     @property
+    def rank(self) -> int:
+        """Return its place among its siblings, the most likely or first drawn one 0."""
+
+    @property
     def kind(self) -> NodeKind: ...
 
     @property
@@ -203,6 +226,20 @@ class Draft(Protocol):
 
 Candidate = tuple[float, Draft, int]
 """A draft with its chance to be kept, and the index of its parent among its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A chain of the target's own, in one tree with what was delivered."""
+
+    drafter: Drafter
+    """Of both together."""
+    chain: Sequence[Candidate]
+    num_delivered: int
+    """Nodes of the other part."""
+    order: Sequence[tuple[float, bool]] = ()
+    """Where both were drawn, the candidates are these draws: of each its chance, and whether it is the chain's, which
+    may be shorter. `nodes` is the other part then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +254,21 @@ class Candidates:
     """Who made them; MODEL where they were delivered, None where the grammar leaves no choice."""
     scaffold: Scaffold | None = None
     """What might be fed beside all of them."""
+    beside: Beside | None = None
+    """The part of the target's own drafter, of one that goes beside what is delivered."""
 
     @property
     def gains(self) -> list[float]:
+        if self.beside is not None and self.beside.order:
+            return [chance for chance, _ in self.beside.order]
         return [chance for chance, _, _ in self.nodes]
+
+    @property
+    def num_delivered(self) -> int | None:
+        """Return how many of them were delivered; None where nothing that is delivered would be verified."""
+        if self.beside is not None:
+            return self.beside.num_delivered
+        return len(self.nodes) if self.drafter is Drafter.MODEL else None
 
     @property
     def num_scaffolds(self) -> int:

@@ -86,7 +86,11 @@ class Leases:
         speculation, own_drafters = self._opened[slot.key]
         kind = _kind_of(slot.params)
         shares = SlotShares(self._shares.setdefault(kind, RankShares()))
-        own_shares = {each: SlotShares(self._shares.setdefault((*kind, each), RankShares())) for each in own_drafters}
+        own_shares = {
+            each.own: SlotShares(self._shares.setdefault((*kind, each), RankShares()))
+            for each in own_drafters
+            if each.own is not None
+        }
         lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
         lease.beams = beams
         lease.goes_on(job.arrived_s)

@@ -28,7 +28,10 @@ _NEEDS = {
     **dict.fromkeys(OF_A_TEXT, "start it with --drafter-text FILE"),
     kinds.Drafter.HEADS: "start it with --heads FOLDER",
     kinds.Drafter.PASS: "start it with --lookahead-embeddings FILE",
-    kinds.Drafter.LOOKAHEAD: "take a model and an attention_path that run token trees",
+    **dict.fromkeys(
+        (kinds.Drafter.LOOKAHEAD, *(each for each in kinds.Drafter if each.unites)),
+        "take a model and an attention_path that run token trees",
+    ),
 }
 """What a target is to be given that does not offer a drafter."""
 
@@ -38,11 +41,15 @@ def make_own_drafts(
     tokenizer_json: bytes,
     vocab_size: int,
     by_steps: Mapping[kinds.Drafter, StepDrafter] | None = None,
+    *,
+    takes_trees: bool = False,
 ) -> OwnDrafts:
-    """Return the drafters that the settings allow, besides those by steps. Raises ConfigError."""
+    """Return the drafters that the settings allow, besides those by steps. takes_trees: whether steps may have token
+    trees. Raises ConfigError.
+    """
     wanted = (kinds.Drafter.NGRAM, kinds.Drafter.LOOKUP, *(OF_A_TEXT if config.drafter_text else ()))
     drafters = make_drafters(wanted, config.drafter_text, tokenizer_json, vocab_size)
-    return OwnDrafts(drafters, vocab_size, by_steps)
+    return OwnDrafts(drafters, vocab_size, by_steps, takes_trees=takes_trees)
 
 
 class OwnDrafts:
@@ -55,8 +62,11 @@ class OwnDrafts:
         drafters: Mapping[kinds.Drafter, SequenceDrafter],
         vocab_size: int,
         by_steps: Mapping[kinds.Drafter, StepDrafter] | None = None,
+        *,
+        takes_trees: bool = False,
     ) -> None:
         self._drafters = drafters
+        self._united = [each for each in kinds.Drafter if each.unites and each.own in drafters and takes_trees]
         self._by_steps = by_steps or {}
         self._stepping: dict[SlotKey, kinds.Drafter] = {}
         """Slots that these draft for, and which of them."""
@@ -69,7 +79,7 @@ class OwnDrafts:
 
     @property
     def offered(self) -> tuple[kinds.Drafter, ...]:
-        return (*self._drafters, *self._by_steps, kinds.Drafter.PREDICTION)
+        return (*self._drafters, *self._by_steps, kinds.Drafter.PREDICTION, *self._united)
 
     def refuses(self, kind: kinds.Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer, else None."""
@@ -90,7 +100,8 @@ class OwnDrafts:
                 self._by_steps[kind].open(slot)
                 self._stepping[slot.key] = kind
                 continue
-            drafter = Prediction(job.prediction_ids) if kind is kinds.Drafter.PREDICTION else self._drafters[kind]
+            is_prediction = kind is kinds.Drafter.PREDICTION
+            drafter = Prediction(job.prediction_ids) if is_prediction else self._drafters[kind.own or kind]
             # What an encoder reads comes before the prompt: the output may copy from it.
             before = [*job.source_ids, *slot.committed]
             follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.cache_salt)
@@ -115,9 +126,9 @@ class OwnDrafts:
                 outcomes = follower.outcomes(len(token_ids))
         return outcomes
 
-    def asked(self, slot: Slot, *, insists: bool) -> Iterator[kinds.Drafter]:
+    def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[kinds.Drafter]:
         """Give those of the slot's drafters that have a guess worth verifying, in order; then, where the request
-        insists on drafts, the last whatever it has.
+        insists on drafts, and of no draft or beside it, the last whatever it has.
         """
         followers = self._of(slot.key)
         speaking = [kind for kind, follower in followers.items() if follower.has_next()]
@@ -126,8 +137,10 @@ class OwnDrafts:
         if stepping is not None:
             if self._by_steps[stepping].has_next(slot):
                 yield stepping
-        elif insists and followers and (last := next(reversed(followers))) not in speaking:
-            yield last
+        elif insists and followers:
+            last = next(reversed(followers))
+            if last not in speaking and (last.unites or not is_drafted):
+                yield last
 
     def candidates(
         self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int

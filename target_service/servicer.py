@@ -156,6 +156,8 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         hit=result.hit,
         num_wasted=result.num_wasted,
         num_foretold=result.num_foretold,
+        num_own_drafted=result.num_own_drafted,
+        num_own_accepted=result.num_own_accepted,
         levels=map(level_to_proto, result.levels),
         hypotheses=[
             tpb.Hypothesis(ids=each.ids, score=each.score, stop_token_id=each.stop_id) for each in result.hypotheses

@@ -404,6 +404,8 @@ class Verifier:
             hit=hit,
             num_wasted=num_wasted,
             num_foretold=sum(foretold),
+            num_own_drafted=r.num_own,
+            num_own_accepted=0 if r.sources is None else sum(node not in r.sources.ranks for node in path),
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)

@@ -53,15 +53,16 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         features = Features(loaded.runner, leases, base.engine.answer)
         tokenizer_json = loaded.tokenizer.tokenizer_json
         by_steps: dict[Drafter, StepDrafter] = {}
+        takes_trees = loaded.runner.supports_trees
         if config.heads is not None:
             by_steps[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
-        if loaded.runner.supports_trees:
+        if takes_trees:
             by_steps[Drafter.LOOKAHEAD] = OwnLookahead(
                 LookaheadShape.parse(config.lookahead), loaded.runner.facts.context_limit
             )
         if config.lookahead_embeddings is not None:
             by_steps[Drafter.PASS] = make_own_pass(config, loaded.runner)
-        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps)
+        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps, takes_trees=takes_trees)
         loaded.drafters = own_drafts.offered
         rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)

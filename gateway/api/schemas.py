@@ -202,6 +202,8 @@ class SpeculationBody(_Strict):
             "lookahead+model",
             "prediction",
             "prediction+model",
+            "ngram&model",
+            "lookup&model",
         ]
         | None,
         BeforeValidator(lambda value: drafter_label(value) if isinstance(value, str) else value),

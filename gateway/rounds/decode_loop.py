@@ -14,7 +14,7 @@ from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
-from gateway.telemetry.round_metrics import note_lookup, note_round, note_truncate, why_plain
+from gateway.telemetry.round_metrics import note_drafts, note_lookup, note_round, note_truncate, why_plain
 from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
@@ -142,7 +142,8 @@ class Decoder:
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
-        kind = None if self._speculation is None else self._drafter.own
+        kind = self._drafter if self._drafter.unites else self._drafter.own
+        kind = None if self._speculation is None else kind
         if kind is None or kind.value in target.info.drafters:
             return kind
         if not any(draft.kind is kind for draft in self.model.drafts.values()):
@@ -158,7 +159,7 @@ class Decoder:
 
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
         """Count the round, under the models' names or under those of the target's and of what it drafted itself by."""
-        draft, own, metrics = self.draft.member, self._own, self.model.metrics
+        draft, own, metrics = self.draft.member, None if self._own is None else self._own.own, self.model.metrics
         if verdict.drafter == Drafter.PREDICTION.value:
             own = Drafter.PREDICTION
         if verdict.num_drafted and verdict.drafter == pb.DRAFTER_UNSPECIFIED:
@@ -170,6 +171,8 @@ class Decoder:
         note_lookup(metrics, verdict)
         self.draft.metrics.wasted_tokens.inc(verdict.num_wasted)
         note_round(pair, verdict, output, self._why_plain(verdict, output))
+        if verdict.num_own_drafted and own is not None:
+            note_drafts(self.model.own_metrics(own), verdict.num_own_drafted, verdict.num_own_accepted)
         self.model.num_rounds += verdict.HasField("hit")
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:

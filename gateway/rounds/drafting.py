@@ -30,6 +30,8 @@ twice as long."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
+_DELIVERED = (pb.DRAFTER_MODEL, *(each.value for each in Drafter if each.unites))
+"""Drafters of verdicts of steps that verified what a draft delivered."""
 
 
 class DraftAssignment:
@@ -223,7 +225,7 @@ class Drafting:
         self._is_ahead = verdict.hit
         if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
             self._assignment.refused()
-        elif verdict.drafter == pb.DRAFTER_MODEL:
+        elif verdict.drafter in _DELIVERED:
             self._assignment.did_well()
         self._num_missing = 0 if verdict.HasField("hit") else self._num_missing + 1
         if self._num_missing == MISSING_VERDICTS:
@@ -234,7 +236,7 @@ class Drafting:
         draft = self.member
         if draft is None:
             return
-        if verdict.drafter == pb.DRAFTER_MODEL:
+        if verdict.drafter in _DELIVERED:
             self._num_unused = draft.num_unused = 0
         elif verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted:
             draft.num_unused += verdict.hit or self._pauses

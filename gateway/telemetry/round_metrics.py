@@ -34,6 +34,13 @@ def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
         metrics.proposals_refused.inc()
 
 
+def note_drafts(metrics: PairMetrics, num_drafted: int, num_accepted: int) -> None:
+    """Count what one source drafted for a round, and what was kept of it."""
+    metrics.window.add(num_drafted, num_accepted)
+    metrics.draft_tokens.inc(num_drafted)
+    metrics.accepted_tokens.inc(num_accepted)
+
+
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
     """Count one round. reason: one of PLAIN_REASONS, for a round without drafts.
 
@@ -45,9 +52,8 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
     if not verdict.num_drafted:
         metrics.plain_steps.labels(reason=reason).inc()
         return
-    metrics.window.add(verdict.num_drafted, verdict.num_accepted)
-    metrics.draft_tokens.inc(verdict.num_drafted)
-    metrics.accepted_tokens.inc(verdict.num_accepted)
+    num_drafted, num_accepted = verdict.num_drafted, verdict.num_accepted
+    note_drafts(metrics, num_drafted - verdict.num_own_drafted, num_accepted - verdict.num_own_accepted)
     metrics.rounds.inc()
     metrics.accepted_length.observe(verdict.num_accepted + 1)
     for position in range(verdict.depth):

@@ -190,7 +190,7 @@ class ServedModel:
             if each.own is None:
                 return has_model
             if each.asks_model:
-                return has_model and each.own.value in own
+                return has_model and (each if each.unites else each.own).value in own
             return each.own.value in own or each.value in drafted
 
         return tuple(each for each in Drafter if offered(each))

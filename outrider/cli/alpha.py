@@ -24,7 +24,7 @@ from outrider.wire.settings.system import demo_model
 KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 _OF_TEXT = ("unigram", "bigram")
-_COMBINED = ("ngram+model", "lookup+model")
+_COMBINED = ("ngram+model", "lookup+model", "ngram&model", "lookup&model")
 
 Draft = Annotated[
     list[str] | None,
@@ -95,7 +95,8 @@ def drafter_of(text: str) -> dict[str, str | None]:
     """Read one drafter of the command line. Raises ConfigError naming what is missing."""
     kind, _, source = text.partition(":")
     if text in _COMBINED:
-        raise ConfigError(f"--draft {text}: measure its two parts, {text.replace('+', ' and ')}, one beside the other")
+        parts = text.replace("&", "+").replace("+", " and ")
+        raise ConfigError(f"--draft {text}: measure its two parts, {parts}, one beside the other")
     if kind not in KINDS:
         if "/" not in text and not Path(text).expanduser().exists():
             raise ConfigError(

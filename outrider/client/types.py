@@ -75,6 +75,9 @@ class Drafter(StrEnum):
     PREDICTION = "prediction"
     """The target, from the call's prediction, where the answer goes along with it."""
     PREDICTION_MODEL = "prediction+model"
+    NGRAM_AND_MODEL = "ngram&model"
+    """NGRAM and a draft worker, both in one tree."""
+    LOOKUP_AND_MODEL = "lookup&model"
 
     @classmethod
     def _missing_(cls, value: object) -> Drafter | None:

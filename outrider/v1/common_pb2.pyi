@@ -36,6 +36,8 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_LOOKAHEAD: _ClassVar[Drafter]
     DRAFTER_LOOKAHEAD_MODEL: _ClassVar[Drafter]
     DRAFTER_PASS: _ClassVar[Drafter]
+    DRAFTER_NGRAM_AND_MODEL: _ClassVar[Drafter]
+    DRAFTER_LOOKUP_AND_MODEL: _ClassVar[Drafter]
 
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -104,6 +106,8 @@ DRAFTER_HEADS: Drafter
 DRAFTER_LOOKAHEAD: Drafter
 DRAFTER_LOOKAHEAD_MODEL: Drafter
 DRAFTER_PASS: Drafter
+DRAFTER_NGRAM_AND_MODEL: Drafter
+DRAFTER_LOOKUP_AND_MODEL: Drafter
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind

@@ -37,7 +37,7 @@ class EarlyStopping(Enum):
 class Drafter(Enum):
     """Names who proposes draft tokens. All but MODEL work in the target worker.
 
-    A_MODEL is A where that has something to propose, and else MODEL.
+    A_MODEL is A where that has something to propose, and else MODEL; A_AND_MODEL is both, in one tree.
     """
 
     MODEL = pb.DRAFTER_MODEL
@@ -53,16 +53,23 @@ class Drafter(Enum):
     LOOKAHEAD_MODEL = pb.DRAFTER_LOOKAHEAD_MODEL
     PREDICTION = pb.DRAFTER_PREDICTION
     PREDICTION_MODEL = pb.DRAFTER_PREDICTION_MODEL
+    NGRAM_AND_MODEL = pb.DRAFTER_NGRAM_AND_MODEL
+    LOOKUP_AND_MODEL = pb.DRAFTER_LOOKUP_AND_MODEL
 
     @property
     def label(self) -> str:
-        """Name that users see, such as ngram+model."""
-        return self.name.lower().replace("_", "+")
+        """Name that users see, such as ngram+model and ngram&model."""
+        return self.name.lower().replace("_and_", "&").replace("_", "+")
 
     @property
     def own(self) -> Drafter | None:
         """The drafter's part in the target worker; None for MODEL."""
-        return None if self is Drafter.MODEL else Drafter[self.name.removesuffix("_MODEL")]
+        return None if self is Drafter.MODEL else Drafter[self.name.removesuffix("_MODEL").removesuffix("_AND")]
+
+    @property
+    def unites(self) -> bool:
+        """Whether what both parts propose goes into one tree."""
+        return self.name.endswith("_AND_MODEL")
 
     @property
     def asks_model(self) -> bool:

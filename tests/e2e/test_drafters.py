@@ -19,6 +19,7 @@ REPETITIVE = "\n".join(f'{{"name": "item-{i}", "size": {i}, "tags": ["a", "b"]}}
 MAX_TOKENS = 48
 OWN = (Drafter.NGRAM, Drafter.LOOKUP, Drafter.LOOKAHEAD)
 BOTH = (Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL, Drafter.LOOKAHEAD_MODEL)
+UNIONS = (Drafter.NGRAM_AND_MODEL, Drafter.LOOKUP_AND_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +41,12 @@ def expected(stack: Stack) -> dict[str, list[int]]:
     return {prompt: said(stack.grpc, prompt, False)[0] for prompt in (PROMPT, REPETITIVE)}
 
 
-@pytest.mark.parametrize("drafter", [*OWN, *BOTH])
+@pytest.mark.parametrize("drafter", [*OWN, *BOTH, *UNIONS])
 def test_every_drafter_leaves_the_text_the_targets(
     stack: Stack, expected: dict[str, list[int]], drafter: Drafter
 ) -> None:
-    own = {"target": stack.target_info().model_id, "draft": drafter.value.removesuffix("+model")}
+    alone = drafter.value.removesuffix("+model").removesuffix("&model")
+    own = {"target": stack.target_info().model_id, "draft": alone}
     model = {**own, "draft": stack.draft_info().model_id}
     before, drafted, accepted, rounds = stack.metrics(), 0, 0, 0
     for prompt, ids in expected.items():
@@ -59,13 +61,23 @@ def test_every_drafter_leaves_the_text_the_targets(
     def counted(name: str, **labels: str) -> float:
         return total(after, name, **labels) - total(before, name, **labels)
 
-    pairs = (own, model) if drafter in BOTH else (own,)
+    pairs = (own, model) if drafter in (*BOTH, *UNIONS) else (own,)
     assert counted("spec_draft_tokens_total", **own) > 0
     assert sum(counted("spec_draft_tokens_total", **pair) for pair in pairs) == drafted
     assert sum(counted("spec_accepted_tokens_total", **pair) for pair in pairs) == accepted
     assert sum(counted("spec_rounds_total", **pair) for pair in pairs) == rounds
-    if drafter in BOTH:
+    if drafter in (*BOTH, *UNIONS):
         assert counted("spec_draft_tokens_total", **model) > 0, "the draft worker had its share"
+
+
+def test_two_in_one_tree_take_fewer_passes_than_either(stack: Stack) -> None:
+    def passes(drafter: Drafter) -> float:
+        _, usage = said(stack.grpc, REPETITIVE, Speculation(drafter=drafter, num_draft_tokens=4))
+        assert usage.tokens_per_target_pass is not None
+        return 1.0 / usage.tokens_per_target_pass
+
+    own, model, both = map(passes, (Drafter.NGRAM, Drafter.MODEL, Drafter.NGRAM_AND_MODEL))
+    assert both <= min(own, model)
 
 
 def test_who_drafts_changes_back_and_forth(stack: Stack) -> None:
@@ -102,6 +114,7 @@ def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: 
 
 def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:
     offered = [*(each.value for each in (*OWN, *BOTH)), "prediction", "prediction+model"]
+    offered += [each.value for each in UNIONS]
     own = [*(each.value for each in OWN), "prediction"]
     for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", own)):
         (facts,) = httpx.get(f"{http}/v1/models").json()["data"]

@@ -110,6 +110,8 @@ UNDER_OTHERS = {
     "unigram": ("nothing",),
     "ngram+model": ("frequency_penalty",),
     "prediction": ("schema",),
+    "ngram&model": ("nothing",),
+    "lookup&model": ("repeated drafts",),
     "draft of bigrams": ("everything",),
     "unreliable draft": ("nothing",),
     "eagle3": ("nothing",),
@@ -137,6 +139,11 @@ UNDER_DRAFTERS = {
     "prediction+model": ("repeated drafts", "choice", "everything"),
 }
 """Who else than a draft worker alone makes drafts."""
+UNDER_UNIONS = {
+    "ngram&model": ("nothing", "frequency_penalty", "schema", "everything"),
+    "lookup&model": ("repeated drafts", "choice", "everything"),
+}
+"""The same, of those who make them together."""
 COUPLED_DRAFTERS = "coupled, drafters"
 """A group: what is said is the target's draw, whatever they guess."""
 
@@ -153,6 +160,8 @@ HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED, *OTHER_SPAR
 ` tree` behind the name they are trees."""
 ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
+ADAPTS = ("K adapts", "K adapts, ngram&model")
+"""Groups whose steps verify now more and now fewer drafts."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
 """Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
@@ -201,6 +210,7 @@ def _cases() -> list[Case]:
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
     coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
+    unions = {name: replace(full, drafter=Drafter(name)) for name in UNDER_UNIONS}
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -240,7 +250,7 @@ def _cases() -> list[Case]:
             Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
             for name, wish in drafters.items()
         ),
-        *_group("K adapts", replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
+        *_group(ADAPTS[0], replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),
         *_group("tree, ngram+model", mixed_tree, ["everything", "choice"]),
         *(case for head in BLOCK_HEADS for case in _group(head, full, list(PARAMETERS))),
@@ -255,6 +265,13 @@ def _cases() -> list[Case]:
         *(case for head in OTHER_SPARKS for case in _group(f"coupled, {head}", coupled, ["everything"])),
         *_group(ENCODER_DECODER[0], full, [*some, "temperature 0", "repetition_penalty", "schema"]),
         *_group(ENCODER_DECODER[1], coupled, some),
+        *(case for name, wish in unions.items() for case in _group(name, wish, list(UNDER_UNIONS[name]))),
+        *(
+            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
+            for name, wish in unions.items()
+        ),
+        *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
+        *_group(ADAPTS[1], replace(unions["ngram&model"], num_draft_tokens="auto"), ["nothing"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -272,7 +289,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     `auto` is alone, so that its own load makes it change between whole and cut laws; `lenient`, so that its plain steps
     can be counted.
     """
-    alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
+    alone = ("auto", "lenient", *ADAPTS, "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
     apart = (*alone, *ENCODER_DECODER)
     mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.wire.metrics import PLAIN_REASONS
 from tests.law.cases import (
+    ADAPTS,
     ALL_CASES,
     CASES,
     DRAFT_SERVICES,
@@ -79,7 +80,7 @@ class Samples:
         """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
             return self._services.gateway(draft_module="tests.law.faults.unreliable", target_options=HASTY)
-        if batch[0].group == "K adapts":
+        if batch[0].group in ADAPTS:
             return self._services.gateway(target_module="tests.law.faults.adaptive")
         if batch[0].group == "by token":
             return self._services.gateway(target_module="tests.law.faults.by_token")

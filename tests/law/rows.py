@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from outrider.client import AcceptanceRule
+from outrider.client import AcceptanceRule, Drafter
+from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
 from tests.law.cases import DRAFT_SERVICES, ENCODER_DECODER, FEATURE_FAULTS, Case, head_of
 from tests.law.chi_square import Fit
@@ -26,7 +27,7 @@ def rule_of(case: Case) -> str:
         return "coupled"
     if wish.lenience is not None:
         return f"lenient, {wish.lenience:g}"
-    if wish.tree is not None:
+    if wish.tree is not None or (wish.drafter is not None and DRAFTERS[Drafter(wish.drafter).value].unites):
         return "rejection in a tree"
     return "rejection by token" if case.group == "by token" else "rejection by block"
 

@@ -54,15 +54,15 @@ ACCEPTANCE = (
     ),
     Mutant(
         TREES,
-        "        left = residual(left, draft.probs_at(target))\n",
+        "            left = residual(left, draft.probs_at(target))\n",
         "",
         "the second sibling is tested as if the first had not been rejected",
         TREE_LAW,
     ),
     Mutant(
         TREES,
-        "        draft = draft.without(token_id)",
-        "        pass",
+        "            draft = draft.without(token_id)",
+        "            pass",
         "siblings are taken for draws with replacement",
         TREE_LAW,
     ),

@@ -6,11 +6,11 @@ from tests.mutants import Mutant
 
 TREE, DRAWING = "outrider/engine/speculation/tree.py", "outrider/engine/speculation/drawing.py"
 PARKED, LEASE, DRAFTS = "target_service/parked.py", "target_service/lease.py", "target_service/drafts.py"
-OWN = "target_service/chains.py"
+OWN, UNITED = "target_service/chains.py", "target_service/united.py"
 GROWTH, PLACES = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_parked.py",)
 BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
-CHAINS = ("tests/unit/test_count_law.py",)
+CHAINS, UNIONS = ("tests/unit/test_count_law.py",), ("tests/unit/test_united.py",)
 TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 
 DELIVERIES = (
@@ -128,5 +128,43 @@ DELIVERIES = (
         "        return Candidates(lease, nodes,",
         "a proposal is verified only when all of it is here, and the time that its first token takes decides",
         TIMED,
+    ),
+    Mutant(
+        DRAFTS,
+        "                drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))",
+        "                place = draft.token_id % 2\n"
+        "                drawn.setdefault(tree.parents[node], []).insert(place, Drawn(draft.law, (node,)))",
+        "what was drawn decides in which order the draws of two sources are tested",
+        UNIONS,
+    ),
+    Mutant(
+        DRAFTS,
+        "            if draft.kind is NodeKind.LAW:\n                assert",
+        "            if draft.kind is NodeKind.LAW and node not in range(len(nodes)):\n                assert",
+        "a token that two sources drew is tested once",
+        UNIONS,
+    ),
+    Mutant(
+        DRAFTS,
+        "        order = in_turn(delivered.nodes, depth, chances, most)",
+        "        order = in_turn(delivered.nodes, len(chain), chances, most)",
+        "how long the chain is that one source drew decides what is verified of the other's",
+        UNIONS,
+    ),
+    Mutant(
+        DRAFTS,
+        "        given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)",
+        "        given_up, late = lease.parked.advance(\n"
+        "            ids if r.sources is None else ids[:-1], committed_len, lease.shares.note if determined else None\n"
+        "        )",
+        "beside the chain a draft's nodes are verified that were made for an older state",
+        UNIONS,
+    ),
+    Mutant(
+        UNITED,
+        "            parents.append(at)\n        at = node\n    return DraftTree",
+        "            parents.append(at)\n        at = node if node >= len(delivered) else at\n    return DraftTree",
+        "what a source says behind a token that both say is verified in its place",
+        UNIONS,
     ),
 )

@@ -21,6 +21,7 @@ from tests.stack import Process
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OWN = ("ngram", "lookup", "unigram", "bigram", "lookahead", "pass")
+UNIONS = ("ngram&model", "lookup&model")
 PROMPT = (12, 7, 99, 4, 31, 12, 7, 99, 5, 12, 7)
 COUPLED: dict[str, Any] = {"temperature": 0.8, "seed": 11, "acceptance": AcceptanceRule.COUPLED}
 PLAIN, ACCEPTED = pb.TOKEN_KIND_PLAIN, pb.TOKEN_KIND_ACCEPTED
@@ -75,7 +76,8 @@ async def refused(target: ControlClient, message: pb.OpenSlot | tpb.Verify) -> s
 
 
 async def test_it_says_which_it_has(target: ControlClient) -> None:
-    assert list((await target.info()).drafters) == [DRAFTERS[name].value for name in (*OWN, "prediction")]
+    offered = (*OWN, "prediction", *UNIONS)
+    assert list((await target.info()).drafters) == [DRAFTERS[name].value for name in offered]
 
 
 @pytest.mark.parametrize("drafter", OWN)
@@ -245,10 +247,7 @@ async def test_drafts_beside_others(target: ControlClient, reference: ReferenceM
 async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> None:
     for kind in ("model", "ngram+model"):
         why = await refused(target, open_with(kind, 1, PROMPT))
-        assert (
-            f"drafter is {kind}, this target has ngram, lookup, unigram, bigram, lookahead, pass; name one of them"
-            in why
-        )
+        assert f"drafter is {kind}, this target has {', '.join((*OWN, *UNIONS))}; name one of them" in why
     message = open_with(None, 1, PROMPT)
     message.drafter = 99  # type: ignore[assignment]
     assert "drafter is 99" in await refused(target, message)
@@ -266,6 +265,6 @@ async def test_a_target_without_a_text_says_what_it_would_need(
     target_worker: Process, target_folder: str, tmp_path: Path
 ) -> None:
     async with ControlClient(target_worker.address, "target") as client:
-        offered = [DRAFTERS[name].value for name in ("ngram", "lookup", "lookahead", "prediction")]
+        offered = [DRAFTERS[name].value for name in ("ngram", "lookup", "lookahead", "prediction", *UNIONS)]
         assert list((await client.info()).drafters) == offered
         assert "start it with --drafter-text" in await refused(client, open_with("bigram", 1, PROMPT))

@@ -56,7 +56,9 @@ def test_a_text_that_cannot_be_used_is_named(
 def test_names_say_who_drafts() -> None:
     own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
     combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
-    assert list(DRAFTERS) == ["model", *own, *combined]
+    united = ["ngram&model", "lookup&model"]
+    assert list(DRAFTERS) == ["model", *own, *combined, *united]
+    assert [each.label for each in Drafter if each.unites] == united
     assert [(each.own, each.asks_model) for each in Drafter] == [
         (None, True),
         *((DRAFTERS[each], False) for each in own),
@@ -65,4 +67,6 @@ def test_names_say_who_drafts() -> None:
         (Drafter.LOOKAHEAD, True),
         (Drafter.PREDICTION, False),
         (Drafter.PREDICTION, True),
+        (Drafter.NGRAM, True),
+        (Drafter.LOOKUP, True),
     ]

@@ -129,7 +129,7 @@ def test_a_scaffold_of_which_a_step_has_no_drafts_is_worth_less() -> None:
 class _Saying:
     """A slot's own drafters: the first two speak, and the grammar masks what the first says."""
 
-    def asked(self, slot: Any, *, insists: bool) -> Any:
+    def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
     def candidates(self, slot: Any, kind: Drafter, *rest: Any) -> list[Candidate]:

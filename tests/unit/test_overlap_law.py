@@ -19,7 +19,7 @@ import pytest
 from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_token_one
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn, TreeNoise, accept_tree
 from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
 
@@ -480,14 +480,19 @@ class TreeStep:
         """Return what is kept and the next id."""
         now = len(self.start)
         noise = TreeNoise(
-            [
-                self.numbers[Purpose.ACCEPT, now + tree.depth(node) - 1, now, tree.rank(node)]
+            {
+                (depth := tree.depth(node) - 1, tree.rank(node)): self.numbers[
+                    Purpose.ACCEPT, now + depth, now, tree.rank(node)
+                ]
                 for node in range(len(tree.ids))
-            ],
+            },
             own_draw(lambda place: self.numbers["own", now + place]),
         )
-        laws = {node: self.pair.draft((*self.start, *tree.prefix(node))) for node in tree.inner}
-        walk = accept_tree(tree, lambda node: self.pair.target((*self.start, *tree.prefix(node))), laws, noise)
+        drawn = {
+            node: [Drawn(self.pair.draft((*self.start, *tree.prefix(node))), tuple(tree.children(node)))]
+            for node in tree.inner
+        }
+        walk = accept_tree(tree, lambda node: self.pair.target((*self.start, *tree.prefix(node))), drawn, noise)
         last = walk.path[-1] if walk.path else ROOT
         return tree.prefix(last), walk.next_id
 

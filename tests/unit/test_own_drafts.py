@@ -96,6 +96,12 @@ async def test_a_prediction_goes_before_who_else_drafts(
     assert all(not each.prediction_ids for each in draft.all_of("open"))
 
 
+async def test_of_two_that_draft_into_one_tree_the_target_is_told_both() -> None:
+    target, draft = await opened((*NGRAM, Drafter.NGRAM_AND_MODEL), "ngram&model")
+    assert target.all_of("open")[0].drafter == pb.DRAFTER_NGRAM_AND_MODEL
+    assert target.lease.is_drafted and "advance" in draft.names
+
+
 async def test_a_request_without_drafts_has_no_drafter() -> None:
     target, draft = await opened(NGRAM, "ngram", enabled=False)
     assert not target.all_of("open")[0].drafter and not draft.sent
@@ -149,6 +155,9 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     assert model.facts().drafters == NGRAM
     model.has_draft_pool = True  # whose workers are all gone for now
     assert Drafter.NGRAM_MODEL in model.facts().drafters
+    assert Drafter.NGRAM_AND_MODEL not in model.facts().drafters  # a target that makes no such trees
+    target.info.drafters.append(pb.DRAFTER_NGRAM_AND_MODEL)
+    assert Drafter.NGRAM_AND_MODEL in model.facts().drafters
 
 
 def test_every_side_knows_the_same_names() -> None:

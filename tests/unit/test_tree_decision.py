@@ -16,7 +16,7 @@ from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
@@ -64,8 +64,10 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
         left[parent] = left[parent].without(ids[-1])
     tree = None if chain else DraftTree.checked(ids, parents)
     slot: Any = PlainSlot(made, PROMPT)
-    draft_laws = None if made.determined else list(laws.values())
-    return Slot(Ready(slot, ids, draft_laws, tree), state, own)
+    if tree is None or made.determined:
+        return Slot(Ready(slot, ids, None if made.determined else list(laws.values()), tree), state, own)
+    drawn = {parent: [Drawn(law, tuple(tree.children(parent)))] for parent, law in laws.items()}
+    return Slot(Ready(slot, ids, None, tree, drawn=drawn), state, own)
 
 
 def decided(*slots: Slot) -> list[Any]:

@@ -7,7 +7,7 @@ weighs what they are worth together. So drafting, keeping, replacing and followi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from outrider.engine.sampling import tree_acceptance
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise, accept_tree
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn, TreeNoise, accept_tree
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.ranks import RankShares, SlotShares
@@ -65,26 +65,38 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     return tree
 
 
-def delivered(growing: GrowingTree) -> tuple[DraftTree, dict[int, RowLaw]]:
-    """Return the drafts, and of each that has children what these were drawn from."""
-    ids, parents, laws = list[int](), list[int](), dict[int, RowLaw]()
+def delivered(growing: GrowingTree) -> tuple[DraftTree, dict[int, list[Drawn]]]:
+    """Return the drafts, and what was drawn after each that has children."""
+    ids, parents, drawn = list[int](), list[int](), dict[int, list[Drawn]]()
     queue: list[tuple[int, Node]] = [(ROOT, growing.root)]
     for index, node in queue:
+        if node.children:
+            law, first = node.children[0].law, len(ids)
+            assert law is not None
+            drawn[index] = [Drawn(law, tuple(range(first, first + len(node.children))))]
         for child in node.children:
-            assert child.law is not None
-            laws[index] = child.law
             queue.append((len(ids), child))
             ids.append(child.token_id)
             parents.append(index)
-    return DraftTree.checked(ids, parents), laws
+    return DraftTree.checked(ids, parents), drawn
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
     numbers = Numbers(chooser)
-    tree, laws = delivered(grow(draft, shape, numbers))
+    tree, drawn = delivered(grow(draft, shape, numbers))
     assert 1 <= len(tree.ids) <= shape.most_nodes
-    noise = TreeNoise(numbers.fresh(len(tree.ids)), own_draw(lambda place: numbers["own", place]))
-    walk = accept_tree(tree, lambda node: target(tree.prefix(node)), laws, noise)
+    return decided(target, tree, drawn, numbers)
+
+
+def decided(target: Law, tree: DraftTree, drawn: Mapping[int, Sequence[Drawn]], numbers: Numbers) -> Prefix:
+    keys = {
+        (tree.depth(node), place)
+        for node, each in drawn.items()
+        for place in range(sum(len(source.nodes) for source in each))
+    }
+    accept = dict(zip(sorted(keys), numbers.fresh(len(keys)), strict=True))
+    noise = TreeNoise(accept, own_draw(lambda place: numbers["own", place]))
+    walk = accept_tree(tree, lambda node: target(tree.prefix(node)), drawn, noise)
     return (*(tree.ids[node] for node in walk.path), walk.next_id)
 
 

@@ -18,7 +18,14 @@ _DEEPEST = 8
 _SMALL_DEPTH = 4
 """Levels of small trees: three nodes for each of so many were the fastest trees of `make bench-trees`."""
 _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
-_ASKING_A_MODEL = (Drafter.MODEL, Drafter.NGRAM_MODEL, Drafter.LOOKUP_MODEL, Drafter.LOOKAHEAD_MODEL)
+_ASKING_A_MODEL = (
+    Drafter.MODEL,
+    Drafter.NGRAM_MODEL,
+    Drafter.LOOKUP_MODEL,
+    Drafter.LOOKAHEAD_MODEL,
+    Drafter.NGRAM_AND_MODEL,
+    Drafter.LOOKUP_AND_MODEL,
+)
 _OF_A_REQUEST = (Drafter.PREDICTION, Drafter.PREDICTION_MODEL)
 """What prompts alone cannot measure."""
 

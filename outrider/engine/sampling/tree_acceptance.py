@@ -12,6 +12,11 @@ chosen for the next child, and when to stop, by what was drawn before: one more 
 It splits the residual that would have been drawn from into what is kept of it and what is left, and after what is kept
 the target goes on as it would have. Leaving out a child for its own value is what would not be exact.
 
+Several sources may draw after the same node, each from a law of its own: their draws are tested source by source, in
+an order that nothing drawn decides, and a token that two of them drew is one node and two draws. A child that nobody
+drew is a guess: where all draws are rejected the target draws from what it has left, and goes on behind the guess that
+says so.
+
 Called by the target, for slots whose proposal is a tree.
 """
 
@@ -76,6 +81,10 @@ class DraftTree:
         """Return the children of a node or ROOT, in the order in which they were drawn."""
         return self._children.get(node, ())
 
+    def child(self, node: int, token_id: int) -> int | None:
+        """Return the child of a node or ROOT that is this token; None where there is none."""
+        return next((child for child in self.children(node) if self.ids[child] == token_id), None)
+
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 of ROOT."""
         return 0 if node == ROOT else len(self.paths[node])
@@ -87,6 +96,16 @@ class DraftTree:
     def rank(self, node: int) -> int:
         """Return a node's place among its siblings."""
         return self.children(self.parents[node]).index(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one source drew after a node."""
+
+    law: RowLaw
+    """What the first was drawn from; each further one from what is left of it."""
+    nodes: tuple[int, ...]
+    """In the order in which they were drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +122,31 @@ class TreeWalk:
 class TreeNoise:
     """One slot's numbers, independent of each other and of the drafts, those for nodes of earlier rounds, too."""
 
-    accept: Sequence[float]
-    """[N] uniforms in (0, 1), of each node. Only one node of a depth is ever walked to: those of equal depth and rank
-    may share theirs."""
+    accept: Mapping[tuple[int, int], float]
+    """Uniforms in (0, 1), by how many drafts are kept before and by place among all that was drawn there. Only one node
+    of a depth is ever walked to, so that all of equal depth share theirs."""
     own: OwnDraw
     """Draws what the target says itself after so many drafts, with numbers of the position."""
 
 
 def accept_tree(
-    tree: DraftTree, target_law: Callable[[int], RowLaw], draft_laws: Mapping[int, RowLaw], noise: TreeNoise
+    tree: DraftTree, target_law: Callable[[int], RowLaw], drawn: Mapping[int, Sequence[Drawn]], noise: TreeNoise
 ) -> TreeWalk:
-    """Decide by recursive rejection without replacement.
+    """Decide by recursive rejection.
 
-    target_law(node): the target's law after a node or ROOT, asked for along one path. draft_laws: of every node that
-    has children, what they were drawn from, one after the other, without replacement. Raises NothingToDraw.
+    target_law(node): the target's law after a node or ROOT, asked for along one path. drawn: after each node, what was
+    drawn there, in the order in which it is tested; children that are not among it are guesses. Raises NothingToDraw.
     """
     node, path = ROOT, list[int]()
     while True:
-        target, children = target_law(node), tree.children(node)
-        if not children:
-            return TreeWalk(tuple(path), target.id_of(noise.own(len(path), target.weights, target.ids)))
-        ids, accept = [tree.ids[child] for child in children], [noise.accept[child] for child in children]
-        kept, left = _first_kept(target, draft_laws[node], ids, accept)
+        target = target_law(node)
+        kept, left = _first_kept(target, tree, drawn.get(node, ()), lambda place: noise.accept[len(path), place])
         if kept is None:
-            return TreeWalk(tuple(path), target.id_of(noise.own(len(path), left, target.ids)))
-        node = children[kept]
+            own = target.id_of(noise.own(len(path), left, target.ids))
+            kept = tree.child(node, own)
+            if kept is None:
+                return TreeWalk(tuple(path), own)
+        node = kept
         path.append(node)
 
 
@@ -136,25 +155,31 @@ def walk_matching(tree: DraftTree, says: Callable[[int], int]) -> TreeWalk:
     node, path = ROOT, list[int]()
     while True:
         own = says(node)
-        found = [child for child in tree.children(node) if tree.ids[child] == own]
-        if not found:
+        found = tree.child(node, own)
+        if found is None:
             return TreeWalk(tuple(path), own)
-        node = found[0]
+        node = found
         path.append(node)
 
 
 def _first_kept(
-    target: RowLaw, draft: RowLaw, ids: Sequence[int], accept: Sequence[float]
+    target: RowLaw, tree: DraftTree, drawn: Sequence[Drawn], accept: Callable[[int], float]
 ) -> tuple[int | None, Weights]:
-    """Return the first sibling that is kept, None when none is, and what the target has left then: weights [N] of the
-    entries of its law.
+    """Return the first draw that is kept, None when none is, and what the target has left then: weights [N] of the
+    entries of its law. accept(place): the number of a draw.
     """
-    left = target.probs()
-    for rank, token_id in enumerate(ids):
-        place, draft_prob = target.place_of(token_id), draft.prob(token_id)
-        if place is not None and draft_prob > 0 and accept[rank] < left[place] / draft_prob:
-            return rank, left
-        left = residual(left, draft.probs_at(target))
-        left = left / left.sum()
-        draft = draft.without(token_id)
+    if not drawn:
+        return None, target.weights
+    left, tested = target.probs(), 0
+    for each in drawn:
+        draft = each.law
+        for node in each.nodes:
+            token_id = tree.ids[node]
+            place, draft_prob = target.place_of(token_id), draft.prob(token_id)
+            if place is not None and draft_prob > 0 and accept(tested) < left[place] / draft_prob:
+                return node, left
+            left = residual(left, draft.probs_at(target))
+            left = left / left.sum()
+            draft = draft.without(token_id)
+            tested += 1
     return None, left

@@ -231,9 +231,12 @@ class GatewayConfig(_ProcessConfig):
         "ngram+model",
         "lookup+model",
         "lookahead+model",
+        "ngram&model",
+        "lookup&model",
     ] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
-    needs none. With +model the draft worker's tokens are taken where the target has nothing to say."""
+    needs none. With +model the draft worker's tokens are taken where the target has nothing to say; with &model both
+    are verified, in one tree."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution

@@ -1,0 +1,350 @@
+"""Two sources in one tree: what is chosen of each, and that what is kept of both has the target's law.
+
+The law by enumeration of every draw that the real functions make, as in `test_tree_law.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
+from outrider.wire.tree_shape import TreeShape
+from target_service.decide_on_device import Decided
+from target_service.drafts import Drafts
+from target_service.lease import Candidate, Candidates, Lease
+from target_service.own_drafts import OwnDrafts
+from target_service.parked import ParkedNode
+from target_service.united import Chances, laid_over
+from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
+from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
+
+__all__ = ["every_draw"]
+PROMPT = [7, 8, 9]
+VOCAB = 3
+UNION = Drafter.NGRAM_AND_MODEL
+METRICS = WorkerMetrics("target")
+USUAL = Chances(0.6, 0.5)
+GREEDY = SamplingParams(temperature=0.0)
+COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
+DRAWN = SamplingParams(temperature=1.0)
+Ends = Callable[[Prefix], bool]
+
+
+class Chain:
+    """The slot's own drafter: says these, as the part of a union."""
+
+    def __init__(self, drafts: Sequence[ParkedNode]) -> None:
+        self._drafts = drafts
+
+    def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
+        if self._drafts:
+            yield UNION
+
+    def candidates(self, slot: Any, kind: Drafter, state: Any, shares: Any, most: int) -> list[Candidate]:
+        return [(0.5, draft, index - 1) for index, draft in enumerate(self._drafts[:most])]
+
+
+def guesses(*ids: int) -> list[ParkedNode]:
+    return [ParkedNode(token_id) for token_id in ids]
+
+
+def made(
+    params: SamplingParams, own: Sequence[ParkedNode], chances: Chances = USUAL, **speculation: Any
+) -> tuple[Drafts, Lease]:
+    slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
+    slot.key = (1, 1)
+    job: Any = SimpleNamespace(is_drafted=True)
+    spec = Speculation(**{"max_draft_tokens": 16, **speculation})
+    lease = Lease(job, slot, spec, 99, SlotShares(RankShares()), {}, 0.0, live=True)
+    lease.own_shares = {Drafter.NGRAM: SlotShares(RankShares())}
+    lease.shares.first, lease.own_shares[Drafter.NGRAM].first = chances.delivered, chances.own
+    lease.goes_on(0.0)
+    keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
+    chain: Any = Chain(own)
+    return Drafts(chain, keeper, METRICS, VOCAB, takes_trees=True), lease
+
+
+def deliver(lease: Lease, paths: Sequence[Sequence[int]], root_len: int = len(PROMPT)) -> None:
+    """Guesses, of which the first path is the likeliest."""
+    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): TREE_ROOT}
+    for path in paths:
+        for depth in range(1, len(path) + 1):
+            at, parent = tuple(path[:depth]), places[tuple(path[: depth - 1])]
+            if at not in places:
+                places[at] = len(ids)
+                ranks.append(parents.count(parent))
+                ids.append(path[depth - 1])
+                parents.append(parent)
+    nodes = Nodes(1, root_len, ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
+    lease.parked.insert(nodes, lease.slot.committed, 1 << 20)
+
+
+def shown(tree: DraftTree) -> set[Prefix]:
+    return {tree.prefix(node) for node in range(len(tree.ids))}
+
+
+def tree_of(found: Candidates) -> DraftTree:
+    return DraftTree.checked([node.token_id for _, node, _ in found.nodes], [parent for _, _, parent in found.nodes])
+
+
+class TestGuesses:
+    @pytest.mark.parametrize("params", [GREEDY, COUPLED])
+    def test_both_are_in_one_tree_and_what_both_say_is_one_node(self, params: SamplingParams) -> None:
+        drafts, lease = made(params, guesses(1, 2, 5))
+        deliver(lease, [[1, 3, 4], [6]])
+        found = drafts.candidates(lease)
+        assert shown(tree_of(found)) == {(1,), (1, 3), (1, 3, 4), (6,), (1, 2), (1, 2, 5)}
+        assert found.gains == sorted(found.gains, reverse=True)
+        ready = drafts.ready(found, len(found.nodes))
+        assert ready.sources is not None and ready.tree is not None and ready.drafter is UNION
+        assert [ready.tree.prefix(node) for node in ready.sources.own] == [(1,), (1, 2), (1, 2, 5)]
+        assert {ready.tree.prefix(node) for node in ready.sources.ranks} == {(1,), (1, 3), (1, 3, 4), (6,)}
+        assert ready.num_own == 2
+
+    def test_the_own_chain_is_worth_what_the_draft_leaves_it(self) -> None:
+        delivered: list[Candidate] = [
+            (0.6, ParkedNode(1), ROOT),
+            (0.36, ParkedNode(2), 0),
+            (0.2, ParkedNode(3, 1), ROOT),
+        ]
+        chain: list[Candidate] = [(0.5, node, index - 1) for index, node in enumerate(guesses(3, 4))]
+        found = laid_over(delivered, chain, Chances(0.6, 0.75), 9)
+        assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
+            (0.6, 1, ROOT),
+            (0.36, 2, 0),
+            (0.3, 3, ROOT),  # its own 0.2 was raised
+            (0.225, 4, 2),
+        ]
+        assert [node.token_id for _, node, _ in laid_over(delivered, chain, Chances(0.6, 0.75), 3)] == [1, 2, 3]
+
+    def test_what_hangs_under_a_guess_that_both_make_rises_with_it(self) -> None:
+        delivered: list[Candidate] = [
+            (0.2, ParkedNode(1), ROOT),
+            (0.1, ParkedNode(3, 1), ROOT),
+            (0.05, ParkedNode(4), 1),
+        ]
+        chain: list[Candidate] = [(0.5, ParkedNode(3), ROOT)]
+        found = laid_over(delivered, chain, Chances(0.2, 0.75), 9)
+        assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
+            (0.6, 3, ROOT),
+            (0.3, 4, 0),
+            (0.2, 1, ROOT),
+        ]
+
+    def test_a_named_number_is_each_sources(self) -> None:
+        drafts, lease = made(GREEDY, guesses(1, 2, 5, 6), num_draft_tokens=2)
+        deliver(lease, [[3, 4, 5]])
+        found = drafts.candidates(lease)
+        assert shown(tree_of(found)) == {(3,), (3, 4), (1,), (1, 2)} and found.must == 4
+
+    def test_a_named_tree_has_the_chain_beside_it(self) -> None:
+        drafts, lease = made(GREEDY, guesses(1, 2, 5, 6), tree=TreeShape((2, 1)))
+        deliver(lease, [[3, 4, 5], [0, 4], [6, 4]])
+        found = drafts.candidates(lease)
+        assert shown(tree_of(found)) == {(3,), (3, 4), (0,), (0, 4), (1,), (1, 2)} and found.must == 6
+
+    def test_a_source_that_is_late_is_absent_and_waited_for_as_long_as_it_would_be_alone(self) -> None:
+        drafts, lease = made(GREEDY, guesses(1, 2), num_draft_tokens=2)
+        found = drafts.candidates(lease)
+        assert drafts.lacking(found) == 1.0
+        ready = drafts.ready(found, found.must)
+        assert (ready.draft_ids, ready.drafter, ready.sources) == ([1, 2], Drafter.NGRAM, None)
+        deliver(lease, [[3, 4]])
+        assert drafts.lacking(drafts.candidates(lease)) is None
+        drafts, lease = made(GREEDY, [])
+        deliver(lease, [[3, 4]])
+        assert drafts.ready(drafts.candidates(lease), 2).drafter is Drafter.MODEL
+
+    def test_under_auto_a_late_source_is_worth_what_the_other_leaves_it(self) -> None:
+        drafts, lease = made(GREEDY, guesses(1, 2), Chances(0.6, 0.75))
+        assert drafts.lacking(drafts.candidates(lease)) == pytest.approx(0.6 * 0.25)
+        drafts, lease = made(GREEDY, [], Chances(0.6, 0.75))
+        assert drafts.lacking(drafts.candidates(lease)) == 0.6
+
+    def test_what_comes_late_is_never_verified_for_another_state(self) -> None:
+        drafts, lease = made(GREEDY, guesses(1, 2))
+        deliver(lease, [[3, 4, 5], [6, 4]])
+        ready = drafts.ready(drafts.candidates(lease), 6)
+        assert ready.sources is not None
+        lease.slot.committed += [3, 0]
+        drafts.committed(lease, ready, Decided(1, 0, (), (ready.draft_ids.index(3),)), [3, 0], [], 0.0)
+        deliver(lease, [[3, 4, 5], [3, 0, 5]])
+        assert shown(tree_of(drafts.candidates(lease))) == {(5,), (1,), (1, 2)}
+
+    def test_with_lenience_the_chain_goes_first(self) -> None:
+        """Which is of chains alone."""
+        drafts, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
+        deliver(lease, [[3, 4]])
+        found = drafts.candidates(lease)
+        assert (found.drafter, [node.token_id for _, node, _ in found.nodes]) == (Drafter.NGRAM, [1, 2])
+
+
+class TestLearning:
+    def noted(self, params: SamplingParams, ids: list[int], own: Sequence[int], delivered: Sequence[int]) -> list[Any]:
+        """What is noted of the chain when these ids are committed."""
+        drafts, lease = made(params, guesses(*own))
+        deliver(lease, [delivered])
+        seen = list[Any]()
+        lease.own_shares[Drafter.NGRAM].note = seen.append  # type: ignore[method-assign]
+        found = drafts.candidates(lease)
+        ready = drafts.ready(found, len(found.gains))
+        assert ready.tree is not None or own == delivered
+        tree = ready.tree or DraftTree(tuple(ready.draft_ids), tuple(ready.parents))
+        path, at = list[int](), ROOT
+        while (node := tree.child(at, ids[len(path)])) is not None:
+            path.append(node)
+            at = node
+        lease.slot.committed += ids[: len(path) + 1]
+        drafts.committed(lease, ready, Decided(len(path), 0, (), tuple(path)), ids[: len(path) + 1], [], 0.0)
+        return seen
+
+    @pytest.mark.parametrize("params", [GREEDY, COUPLED])
+    def test_the_chain_is_judged_where_the_draft_was_wrong(self, params: SamplingParams) -> None:
+        assert self.noted(params, [1, 2, 0], own=[1, 2], delivered=[3, 4]) == [0, 0]
+        assert self.noted(params, [1, 0], own=[1, 2], delivered=[3, 4]) == [0, None]
+        assert self.noted(params, [0], own=[1, 2], delivered=[3, 4]) == [None]
+        assert self.noted(params, [3, 4, 0], own=[1, 2], delivered=[3, 4]) == []
+        assert self.noted(params, [1, 4, 0], own=[1, 2], delivered=[1, 4]) == []
+        assert self.noted(params, [0], own=[1, 2], delivered=[1, 4]) == []
+
+
+TARGET, DRAFT, OWN = random_law(VOCAB, 1), random_law(VOCAB, 2), random_law(VOCAB, 3)
+
+
+def never(prefix: Prefix) -> bool:
+    return False
+
+
+def at_its_second(prefix: Prefix) -> bool:
+    return len(prefix) == 2 and prefix[-1] == 0
+
+
+class TestExactLaw:
+    """Under `rejection`."""
+
+    @pytest.fixture(autouse=True)
+    def _drawn(self, every_draw: None) -> None:
+        pass
+
+    def step(
+        self, target: Law, laws: tuple[Law, Law], count: int, ends: Ends, chances: Chances, chooser: Chooser
+    ) -> Prefix:
+        """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
+        numbers = Numbers(chooser)
+        own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
+        drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
+        lease.slot.max_len = len(PROMPT) + 4
+        at = lease.parked.root
+        for draft in self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never):
+            at.children[draft.token_id] = draft
+            at = draft
+        found = drafts.candidates(lease)
+        ready = drafts.ready(found, count)
+        assert ready.tree is not None and ready.drafter is UNION
+        return decided(target, ready.tree, ready.drawn, numbers)
+
+    def drawn(self, law: Law, numbers: Sequence[Any], ends: Ends) -> list[ParkedNode]:
+        found, prefix = list[ParkedNode](), Prefix()
+        for number in numbers:
+            if prefix and ends(prefix):
+                break
+            of_prefix: Any = law(prefix)
+            found.append(ParkedNode(of_prefix.draw(number), 0, NodeKind.LAW, 0, of_prefix))
+            prefix = (*prefix, found[-1].token_id)
+        return found
+
+    def error_of(self, target: Law, laws: tuple[Law, Law], count: int, ends: Ends, chances: Chances) -> float:
+        return self.error(lambda chooser: self.step(target, laws, count, ends, chances, chooser), target)
+
+    def error(self, step: Callable[[Chooser], Prefix], target: Law) -> float:
+        total = np.zeros((VOCAB,) * NUM_TOKENS)
+        for weight, output in every_run(step):
+            for rest in itertools.product(range(VOCAB), repeat=max(0, NUM_TOKENS - len(output))):
+                whole, share = (*output, *rest)[:NUM_TOKENS], weight
+                for i in range(len(output), NUM_TOKENS):
+                    share *= target(whole[:i]).prob(whole[i])
+                total[whole] += share
+        assert total.sum() == pytest.approx(1.0, abs=TOLERANCE)
+        return float(np.abs(total - joint(target, VOCAB)).max())
+
+    @pytest.mark.parametrize("ends", [never, at_its_second], ids=["long", "ended by a value"])
+    @pytest.mark.parametrize("chances", [Chances(0.5, 0.8), Chances(0.3, 0.95)], ids=["draft first", "own first"])
+    def test_whatever_is_chosen_of_each(self, chances: Chances, ends: Ends) -> None:
+        num_first = 2 if chances.delivered > 0.4 else 4
+        for count in range(num_first, 6):
+            assert self.error_of(TARGET, (DRAFT, OWN), count, ends, chances) < TOLERANCE, count
+
+    @pytest.mark.parametrize(
+        "laws",
+        [
+            (random_law(VOCAB, 2, [1]), random_law(VOCAB, 3, [1])),
+            (random_law(VOCAB, 2, [0, 1]), random_law(VOCAB, 3, [2])),
+            (random_law(VOCAB, 2), random_law(VOCAB, 2)),
+            (random_law(VOCAB, 1), random_law(VOCAB, 3)),
+        ],
+        ids=["always the same", "never the same", "one law", "the target's own"],
+    )
+    def test_whatever_both_say(self, laws: tuple[Law, Law]) -> None:
+        chances = Chances(0.5, 0.8)
+        for target in (TARGET, random_law(VOCAB, 4, [0, 1])):
+            for count in (2, 5):
+                assert self.error_of(target, laws, count, never, chances) < TOLERANCE, count
+
+    def test_a_guess_beside_draws_may_know_the_numbers_of_its_position(self) -> None:
+        """As a copy of what the same seed gave before."""
+
+        def step(chooser: Chooser) -> Prefix:
+            numbers = Numbers(chooser)
+            copied = self.drawn(TARGET, [numbers["own", place] for place in range(2)], never)
+            own = guesses(*(draft.token_id for draft in copied))
+            drafts, lease = made(DRAWN, own)
+            at = lease.parked.root
+            for draft in self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never):
+                at.children[draft.token_id] = draft
+                at = draft
+            found = drafts.candidates(lease)
+            ready = drafts.ready(found, len(found.gains))
+            assert ready.tree is not None
+            return decided(TARGET, ready.tree, ready.drawn, numbers)
+
+        assert self.error(step, TARGET) < TOLERANCE
+
+    def test_two_sources_keep_more_than_either(self) -> None:
+        def mean(count: int, laws: tuple[Law, Law]) -> float:
+            chances = Chances(0.5, 0.8)
+            runs = every_run(lambda chooser: self.step(TARGET, laws, count, never, chances, chooser))
+            return sum(weight * min(2, len(output)) for weight, output in runs)
+
+        both = mean(2, (DRAFT, OWN))
+        for law in (DRAFT, OWN):
+            alone = 1.0 + sum(min(TARGET(()).prob(i), law(()).prob(i)) for i in range(VOCAB))
+            assert both > alone + BROKEN
+
+
+def test_a_law_that_did_not_come_is_refused() -> None:
+    drafts, lease = made(DRAWN, [ParkedNode(1, 0, NodeKind.LAW, 0, RowLaw(VOCAB, np.zeros(VOCAB)))])  # type: ignore[arg-type]
+    lease.parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
+    ready = drafts.ready(drafts.candidates(lease), 2)
+    assert not ready.draft_ids and ready.fallback is not None
+
+
+def test_a_target_without_token_trees_offers_no_unions() -> None:
+    ngram: Any = object()
+    assert UNION in OwnDrafts({Drafter.NGRAM: ngram}, 9, takes_trees=True).offered
+    alone = OwnDrafts({Drafter.NGRAM: ngram}, 9)
+    assert UNION not in alone.offered
+    refusal = alone.refuses(UNION)
+    assert refusal is not None and "for ngram&model take a model and an attention_path" in refusal.message
