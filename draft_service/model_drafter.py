@@ -8,6 +8,7 @@ from torch import Tensor
 
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
+from draft_service.translated_slot import TranslatedSlot
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.nodes import TREE_ROOT
@@ -41,9 +42,10 @@ class ModelDrafter:
             assert tree is not None and host is not None, "no tree grows here"
             self._note_fed(slot, tree, nodes, row, len(said))
             state = self._keeper.sampling_state(slot)
+            own = host if slot.translation is None else host.told(slot.translation.logits)
             for node in nodes:
                 tree.feed(node)
-                said.append(of_logits(tree, node, state, host, len(said)))
+                said.append(of_logits(tree, node, state, own, len(said)))
         return said
 
     def _row(self, growing: Growing, nodes: Sequence[Node]) -> Row:
@@ -60,6 +62,8 @@ class ModelDrafter:
         parents = [place[id(node.parent)] for node in order]
         is_chain = parents == list(range(-1, len(parents) - 1))
         new_ids, features = [node.token_id for node in nodes], self._features_of(nodes)
+        if slot.translation is not None:
+            new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
         rest = (None if is_chain else parents, features, slot.source)
         return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, *rest)
 
@@ -72,7 +76,7 @@ class ModelDrafter:
         slot.fed(row.new_ids)
 
     def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        slot = cached(asked)
+        slot, tree = cached(asked), asked.tree
         start = len(slot.cached) - num_fed
         if num_fed and len(keep) < num_fed:
             kept_ids = [slot.cached[start + place] for place in keep]
@@ -80,12 +84,17 @@ class ModelDrafter:
             slot.rebased(start, kept_ids)
         else:
             slot.rebased(start, slot.cached[start:])
+        if isinstance(slot, TranslatedSlot) and tree is not None:
+            goes_on = tree.root.is_fed and slot.is_told(len(slot.cached) - len(tree.fed))
+            if not goes_on:  # what was drawn token by token is told otherwise, and so is what follows it
+                slot.settle()
+                tree.restart()
 
     def knows(self, asked: Growing) -> bool:
         """Memory may have been taken for others."""
         slot, tree = cached(asked), asked.tree
         num_cached = slot.first + len(slot.cached)
-        return tree is None or not tree.root.is_fed or num_cached == tree.committed_len + len(tree.fed)
+        return tree is None or not tree.root.is_fed or num_cached == len(slot.ids) + len(tree.fed)
 
     def is_ready(self, asked: Growing) -> bool:
         return not needs_prefill(cached(asked))
