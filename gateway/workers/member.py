@@ -218,9 +218,9 @@ class DraftMember(Member):
     def needs_pairing(self, target: TargetMember) -> bool:
         """Whether it reads hidden states of this target, or translates for it."""
         info, other = self.link.info, target.link.info
-        if info is None or other is None:
-            return False
-        return info.needs_features or (info.translates and not has_same_tokens(info, other))
+        if info is None or info.needs_features or not info.translates:
+            return info is not None and info.needs_features
+        return other is None or not has_same_tokens(info, other)
 
     def pairing(self, target: TargetMember) -> Pairing | None:
         """Return what came of it with this target as it is now; None while that cannot be told."""

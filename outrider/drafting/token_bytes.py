@@ -62,7 +62,8 @@ def read_spelling(tokenizer_json: bytes) -> Spelling:
     added = tokenizer.get_added_tokens_decoder()
     silent = {token_id for token_id, token in added.items() if token.special}
     vocab: Mapping[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    unknown = vocab.get(document["model"].get("unk_token") or "")
+    model = document["model"]
+    unknown = vocab.get(model.get("unk_token") or "", model.get("unk_id"))
     of: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
     fallback_ids = set[int]()
     for token, token_id in vocab.items():

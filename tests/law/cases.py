@@ -122,6 +122,8 @@ UNDER_OTHERS = {
     "dspark": ("nothing",),
     "peagle": ("nothing",),
     "encoder-decoder": ("everything",),
+    "translated": ("everything",),
+    "translated tree": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -153,6 +155,8 @@ HEADS = ("eagle3", "medusa", "pard", "heads", *BLOCK_HEADS, *JOINED, *OTHER_SPAR
 ` tree` behind the name they are trees."""
 ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
+TRANSLATED = ("translated", "translated tree", "coupled, translated")
+"""Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
 """Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
@@ -255,6 +259,9 @@ def _cases() -> list[Case]:
         *(case for head in OTHER_SPARKS for case in _group(f"coupled, {head}", coupled, ["everything"])),
         *_group(ENCODER_DECODER[0], full, [*some, "temperature 0", "repetition_penalty", "schema"]),
         *_group(ENCODER_DECODER[1], coupled, some),
+        *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
+        *_group(TRANSLATED[1], tree, some),
+        *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -274,13 +281,13 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     """
     alone = ("auto", "lenient", "K adapts", "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
-    apart = (*alone, *ENCODER_DECODER)
+    apart = (*alone, *ENCODER_DECODER, *TRANSLATED)
     mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
         *([case for case in cases if case.group == group] for group in alone),
         *of_head.values(),
-        [case for case in cases if case.group in ENCODER_DECODER],
+        *([case for case in cases if case.group in groups] for groups in (ENCODER_DECODER, TRANSLATED)),
     ]
 
 

@@ -1,146 +1,259 @@
-"""The translation pair's recipe: its grammar, its tokenizer, and some steps of training and distillation."""
+"""Tokens of one vocabulary as those of another: the same bytes, or nothing; told anew where what follows merges."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import permutations
 
+import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from models.translation import train
-from models.translation.grammar import Grammar
-from models.translation.lexicon import Gender, Lexicon, shift
-from models.translation.pair import (
-    END_ID,
-    PAD_ID,
-    SIZES,
-    VOCAB_SIZE,
-    batches,
-    held_out_pairs,
-    is_held_out,
-    make_grammar,
-    training_pairs,
-)
+from outrider.drafting.token_bytes import read_spelling
+from outrider.drafting.translation import Intersection, Padded, Retelling
+from outrider.wire.errors import ConfigError
+from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of, sentencepiece
 
-
-@pytest.fixture(scope="module")
-def grammar() -> Grammar:
-    return make_grammar()
+FAMILIES = {
+    "byte-level": byte_level(),
+    "digits apart": digits_apart(),
+    "sentencepiece": sentencepiece(),
+    "sentencepiece without a prefix": sentencepiece(prefix=False),
+}
+PAIRS = list(permutations(FAMILIES, 2))
 
 
-def test_a_seed_gives_the_same_words_and_sentences(grammar: Grammar) -> None:
-    first, again, other = (list(itertools.islice(make_grammar().pairs(seed), 20)) for seed in (3, 3, 4))
-    assert first == again != other
-    assert Lexicon.make(1).nouns != grammar.lexicon.nouns
+@lru_cache
+def between(target: str, draft: str) -> Intersection:
+    sizes = (FAMILIES[target].get_vocab_size() + 5, FAMILIES[draft].get_vocab_size())
+    return Intersection(json_of(FAMILIES[target]), json_of(FAMILIES[draft]), *sizes, (0,))
 
 
-def test_sounds_shift() -> None:
-    assert [shift(word) for word in ("pat", "drean", "thook", "sol")] == ["pfaz", "trein", "duch", "sol"]
+@lru_cache
+def spelling(name: str) -> list[bytes | None]:
+    return read_spelling(json_of(FAMILIES[name])).of
 
 
-def test_every_word_of_en_is_one_word(grammar: Grammar) -> None:
-    own = grammar.lexicon
-    places = [noun for domain in own.places for noun in domain]
-    words = [each.en for each in (*own.nouns, *places, *own.verbs, *own.adjectives, *own.adverbs)]
-    assert len(set(words)) == len(words)
-    ambiguous = [noun for noun in own.nouns if len(set(noun.de)) == 2]
-    assert len(ambiguous) == len(own.nouns) // 8 and not any(len(set(noun.de)) > 2 for noun in own.nouns)
-    assert set(Gender) == {gender for noun in own.nouns for gender in noun.genders}
+def bytes_of(name: str, ids: Sequence[int]) -> bytes:
+    return b"".join(spelling(name)[each] or b"" for each in ids if each < len(spelling(name)))
 
 
-def test_what_an_ambiguous_word_means_is_told_by_the_place(grammar: Grammar) -> None:
-    """Of each domain's sentences with such a noun, all have that domain's word."""
-    own = grammar.lexicon
-    noun = next(noun for noun in own.nouns if len(set(noun.de)) == 2)
-    domain_of = {place.en: domain for domain, places in enumerate(own.places) for place in places}
-    seen = Counter[int]()
-    for source, target in itertools.islice(grammar.pairs(5), 4000):
-        words = source.rstrip(".").replace(",", "").split()
-        if noun.en not in words:
-            continue
-        domain = next(domain_of[word] for word in words if word in domain_of)
-        senses = set(noun.de) - {noun.de[domain]}
-        assert noun.de[domain] in target and not any(f" {sense}." in target for sense in senses)
-        seen[domain] += 1
-    assert len(seen) == 3
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
 
 
-def test_german_is_declined_by_hand(grammar: Grammar) -> None:
-    """Clauses of a grammar with one word of a kind: V2, verb-final, gender, case."""
-    own = grammar.lexicon
-    noun = next(noun for noun in own.nouns if noun.genders[0] is Gender.MASCULINE and len(set(noun.de)) == 1)
-    verb = next(verb for verb in own.verbs if not verb.prefix and not verb.takes_dative and len(set(verb.stems)) == 1)
-    small = Grammar(Lexicon([noun], [verb], own.adjectives[:1], own.adverbs[:1], ["Wim"], own.places))
-    word, stem, adjective = noun.de[0], verb.stems[0], own.adjectives[0].de
-    found = [target for _, target in itertools.islice(small.pairs(1), 3000)]
-    assert any(f"den {adjective}en {word}" in target for target in found)  # accusative
-    assert any(f"mit dem {adjective}en {word}" in target for target in found)  # dative
-    assert any(f"kein {adjective}er {word}" in target for target in found)  # as behind ein
-    assert any(target.endswith(f", weil er Wim ge{stem}t hat.") for target in found)  # verb-final, a masculine pronoun
-    assert any(target.startswith("In d") and f" {verb.changed[0]}t Wim " in target for target in found)  # turned round
-    assert not any("  " in target or ",," in target or ",." in target for target in found)
+def told(translation: Intersection, retelling: Retelling) -> list[int]:
+    """Without what texts begin with."""
+    start = len(translation.start_ids)
+    assert retelling.ids[:start] == list(translation.start_ids)
+    return retelling.ids[start:]
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer, and a target and a draft of a few steps."""
-    folder = tmp_path_factory.mktemp("translation")
-    with pytest.MonkeyPatch.context() as patch:
-        small = {"d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64, "num_layers": 1}
-        for which in SIZES:
-            patch.setitem(SIZES, which, small)
-        patch.setattr("models.translation.pair.TOKENIZER_SENTENCES", 2000)
-        patch.setattr(train, "VALIDATION_BATCH_SIZE", 8)
-        train.main([str(folder), "tokenizer"])
-        for which in ("target", "draft"):
-            train.main([str(folder), which, "--steps", "40", "--batch-size", "16", "--report-every", "20"])
-    return folder
+class Written:
+    """A target that commits tokens, goes back at times, and a draft that is told of it."""
+
+    def __init__(self, target: str, draft: str) -> None:
+        self.translation = between(target, draft)
+        self.retelling = self.translation.retell()
+        self.committed: list[int] = []
+
+    def commit(self, base_len: int, ids: Sequence[int]) -> None:
+        before = list(self.retelling.ids)
+        self.committed[base_len:] = ids
+        num_same = self.retelling.commit(self.committed, base_len)
+        assert self.retelling.ids[:num_same] == before[:num_same]
+        assert self.retelling.num_told(len(self.committed)) <= len(self.retelling.ids)
 
 
-@pytest.mark.slow
-def test_batches_are_padded_and_none_is_held_out(work: Path, grammar: Grammar) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    found = list(itertools.islice(batches(training_pairs(grammar, 1), tokenizer, 8, 0), 20))
-    for sources, targets in found:
-        assert sources.shape[0] == targets.shape[0] == 8
-        for ids in (*sources, *targets):
-            length = int((ids != PAD_ID).sum())
-            assert ids[length - 1] == END_ID and (ids[length:] == PAD_ID).all()
-            assert not is_held_out(tokenizer.decode(ids, skip_special_tokens=True))
-    pairs = {tokenizer.decode(ids, skip_special_tokens=True) for sources, _ in found for ids in sources}
-    assert len(pairs) == 160 and not pairs & {source for source, _ in itertools.islice(held_out_pairs(grammar), 200)}
+words = st.text(st.sampled_from("the world wide_12 \n\t.('ßжёд日本語😀\u00e9e\u0301"), max_size=40)
+texts = st.one_of(words, st.text(st.characters(exclude_categories=["Cs"]), max_size=25), st.just(TEXT))
 
 
-@pytest.mark.slow
-def test_a_tokenizer_reads_back_what_it_wrote(work: Path, grammar: Grammar) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    assert len(tokenizer) == VOCAB_SIZE
-    for pair in itertools.islice(held_out_pairs(grammar), 50):
-        for text in pair:
-            ids = tokenizer(text)["input_ids"]
-            assert ids[-1] == END_ID and tokenizer.decode(ids, skip_special_tokens=True) == text
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, draft: str, data: st.DataObject) -> None:
+    """Whatever the text, in pieces of any length, with tokens taken back."""
+    written, goes_back = Written(target, draft), data.draw(st.integers(0, 5))
+    ids = [each for text in data.draw(st.lists(texts, max_size=3)) for each in ids_of(FAMILIES[target], text)]
+    while ids:
+        num, last = data.draw(st.integers(1, 30)), len(written.committed)
+        base_len = data.draw(st.integers(0, last)) if goes_back and data.draw(st.booleans()) else last
+        goes_back -= base_len < last
+        written.commit(base_len, ids[:num])
+        del ids[:num]
+        raw = bytes_of(target, written.committed)
+        text, seen = raw.decode("utf-8", "replace"), bytes_of(draft, told(written.translation, written.retelling))
+        is_whole = not text.endswith("\ufffd") or raw.endswith("\ufffd".encode())
+        assert written.retelling.is_whole == is_whole
+        if is_whole and "\ufffd" not in text:
+            assert seen.removeprefix(b" ") == raw.removeprefix(b" ")  # some put a space before a text
 
 
-def test_losses_by_hand() -> None:
-    targets = torch.tensor([[2, 1, PAD_ID]])
-    sure = torch.nn.functional.one_hot(torch.tensor([[2, 1, 2]]), 3) * 50.0  # [1, 3, 3]
-    assert train.token_loss(sure, targets).item() == pytest.approx(0.0, abs=1e-6)
-    logits, teacher = torch.zeros(1, 2, 2), torch.tensor([[[math.log(3), 0.0], [9.0, 0.0]]])
-    assert train.distillation_loss(logits, teacher, torch.tensor([[1, PAD_ID]])).item() == pytest.approx(math.log(2))
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_ids_are_told(target: str, draft: str, data: st.DataObject) -> None:
+    """Bytes that are no characters, special tokens and ids that the tokenizer lacks among them."""
+    written = Written(target, draft)
+    tokens = st.integers(0, FAMILIES[target].get_vocab_size() + 4)
+    for ids in data.draw(st.lists(st.lists(tokens, min_size=1, max_size=12), max_size=6)):
+        written.commit(len(written.committed), ids)
+        assert all(0 <= each < FAMILIES[draft].get_vocab_size() for each in written.retelling.ids)
+        seen = told(written.translation, written.retelling)
+        assert not any(_is_special(FAMILIES[draft], each) for each in seen)
 
 
-@pytest.mark.slow
-def test_a_draft_comes_to_agree_with_its_target(work: Path) -> None:
-    """And both are saved as the workers load them."""
-    for which in ("target", "draft"):
-        model = AutoModelForSeq2SeqLM.from_pretrained(work / which)
-        assert model.dtype == torch.bfloat16 and model.config.decoder_start_token_id == PAD_ID
-        assert (work / which / "tokenizer.json").is_file()
-    plan = train.Plan(None, 1, 8, 100, seed=1)
-    trained, untrained = (train.Trainer(work, "draft", plan, "cpu", resume).validate() for resume in (True, False))
-    assert trained.overlap is not None and untrained.overlap is not None
-    assert trained.overlap > untrained.overlap + 0.05
+def _is_special(tokenizer: Tokenizer, token_id: int) -> bool:
+    added = tokenizer.get_added_tokens_decoder().get(token_id)
+    return added is not None and added.special and added.content != "<unk>"
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize("piece", [1, 3])
+def test_a_text_in_pieces_is_told_as_the_draft_would_write_it(target: str, draft: str, piece: int) -> None:
+    written, ids = Written(target, draft), ids_of(FAMILIES[target], TEXT * 3)
+    text = bytes_of(target, ids).decode().removeprefix(" ") if draft != "byte-level" else bytes_of(target, ids).decode()
+    for start in range(0, len(ids), piece):
+        written.commit(start, ids[start : start + piece])
+    own = ids_of(FAMILIES[draft], text)
+    seen = told(written.translation, written.retelling)
+    first = next((i for i, (a, b) in enumerate(zip(seen[::-1], own[::-1], strict=False)) if a != b), len(own))
+    assert first >= len(own) - 1  # but for how a text begins
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_law_is_the_drafts_over_the_tokens_that_both_have(target: str, draft: str) -> None:
+    """The probabilities of all ways to write a token in one are summed; all else has none."""
+    translation = between(target, draft)
+    row = np.random.default_rng(3).normal(size=FAMILIES[draft].get_vocab_size()).astype(np.float32)
+    logits = translation.logits(row)
+    assert logits.shape == (FAMILIES[target].get_vocab_size() + 5,)
+    probs = np.exp(row.astype(np.float64))
+    by_text = dict[bytes, float]()
+    for token_id, raw in enumerate(spelling(draft)):
+        if raw and raw.decode("utf-8", "ignore").encode() == raw:
+            by_text[raw] = by_text.get(raw, 0.0) + float(probs[token_id])
+    found = {i: raw for i, raw in enumerate(spelling(target)) if logits[i] > -math.inf}
+    assert {raw for raw in found.values()} == by_text.keys() & {raw for raw in spelling(target) if raw}
+    assert len(found) == len(set(found.values())) == translation.num_shared
+    for token_id, raw in found.items():
+        assert raw is not None
+        assert math.exp(logits[token_id]) == pytest.approx(by_text[raw], rel=1e-5)
+        assert spelling(draft)[translation.draft_id(token_id)] == raw
+
+
+class TestMeetings:
+    """Cases in which one family's ways meet another's."""
+
+    def test_spaces_and_newlines_are_their_bytes(self) -> None:
+        target, draft = FAMILIES["byte-level"], FAMILIES["sentencepiece"]
+        translation = between("byte-level", "sentencepiece")
+        for own, other in (("Ġthe", "▁the"), ("Ġ", "▁"), ("Ċ", "<0x0A>")):
+            token_id = target.token_to_id(own)
+            assert math.isfinite(translation.logits(np.zeros(draft.get_vocab_size(), np.float32))[token_id]), own
+            assert translation.draft_id(token_id) in (draft.token_to_id(other), draft.token_to_id("\n")), own
+
+    def test_a_byte_and_a_character_of_one_spelling_are_summed(self) -> None:
+        """`\\n` is a token and a fallback byte: two ways to say the same, the first of which is fed."""
+        target, draft = FAMILIES["byte-level"], FAMILIES["sentencepiece"]
+        ids = [draft.token_to_id("a"), draft.token_to_id("<0x61>")]
+        row = np.full(draft.get_vocab_size(), -50.0, np.float32)
+        row[ids] = np.log([0.5, 0.25])
+        translation = between("byte-level", "sentencepiece")
+        token_id = target.token_to_id("a")
+        assert math.exp(translation.logits(row)[token_id]) == pytest.approx(0.75)
+        assert translation.draft_id(token_id) == ids[0]
+
+    def test_special_tokens_never_map_whatever_they_are_called(self) -> None:
+        """`<s>` is special to both, `</s>` and `<|im_end|>` to one; a text that holds them is a text."""
+        target, draft = FAMILIES["byte-level"], FAMILIES["sentencepiece"]
+        translation = between("byte-level", "sentencepiece")
+        zeros = np.zeros(draft.get_vocab_size(), np.float32)
+        assert translation.logits(zeros)[target.token_to_id("<s>")] == -math.inf
+        written = Written("byte-level", "sentencepiece")
+        written.commit(0, ids_of(byte_level(special=("<|endoftext|>", "<x>")), "a</s>b"))
+        seen = told(translation, written.retelling)
+        assert draft.token_to_id("</s>") not in seen
+        assert bytes_of("sentencepiece", seen).strip() == b"a</s>b"
+
+    def test_nothing_merges_across_a_special_token(self) -> None:
+        written = Written("byte-level", "digits apart")
+        target, draft = FAMILIES["byte-level"], FAMILIES["digits apart"]
+        parts = [ids_of(target, "ma"), [target.token_to_id("<|endoftext|>")], ids_of(target, "x")]
+        written.commit(0, [each for part in parts for each in part])
+        assert told(written.translation, written.retelling) == [*ids_of(draft, "ma"), *ids_of(draft, "x")]
+        assert ids_of(draft, "max") != [*ids_of(draft, "ma"), *ids_of(draft, "x")]
+
+    def test_texts_begin_as_the_drafts_tokenizer_begins_them(self) -> None:
+        assert between("byte-level", "sentencepiece").start_ids == (1,)
+        assert between("sentencepiece", "digits apart").start_ids == (0,)  # with nothing: its end, as given
+        begun = byte_level(special=("<|endoftext|>", "<s>"), begin="<s>")
+        sizes = (FAMILIES["sentencepiece"].get_vocab_size(), begun.get_vocab_size())
+        assert Intersection(json_of(FAMILIES["sentencepiece"]), json_of(begun), *sizes, (0,)).start_ids == (1,)
+
+    def test_half_a_character_is_not_known_and_a_whole_one_is(self) -> None:
+        written = Written("byte-level", "digits apart")
+        halves = [FAMILIES["byte-level"].token_to_id(char) for char in "ðŁĺ"]  # the first bytes of an emoji
+        before = list(written.retelling.ids)
+        for num in range(1, 4):
+            written.commit(num - 1, halves[num - 1 : num])
+            assert (written.retelling.is_whole, written.retelling.ids) == (False, before)
+        written.commit(3, [FAMILIES["byte-level"].token_to_id("Ģ")])
+        assert written.retelling.is_whole
+        assert bytes_of("digits apart", told(written.translation, written.retelling)) == "😀".encode()
+        logits = written.translation.logits(np.zeros(FAMILIES["digits apart"].get_vocab_size(), np.float32))
+        assert all(logits[each] == -math.inf for each in halves)  # nor is it guessed
+
+    def test_what_follows_merges_with_what_was_there(self) -> None:
+        """The draft was told `ma`; `xsize` makes another word of it."""
+        written = Written("byte-level", "digits apart")
+        target, draft = FAMILIES["byte-level"], FAMILIES["digits apart"]
+        written.commit(0, ids_of(target, "self.ma"))
+        apart = told(written.translation, written.retelling)
+        written.commit(len(written.committed), ids_of(target, "xsize"))
+        seen = told(written.translation, written.retelling)
+        assert seen == ids_of(draft, "self.maxsize")
+        assert seen[: len(apart)] != apart
+
+    def test_a_merge_behind_the_look_behind_is_found(self) -> None:
+        """A word of more tokens than are told anew: what is told goes back to where both begin a token."""
+        letters = [chr(97 + i) for i in range(26)]
+        long = "".join(letters)
+        vocab = {"<end>": 0, **{each: 1 + i for i, each in enumerate(letters)}}
+        merges = [(long[:i], long[i]) for i in range(1, 26)]
+        draft = Tokenizer(models.BPE({**vocab, **{a + b: 27 + i for i, (a, b) in enumerate(merges)}}, merges))
+        target = Tokenizer(models.BPE(vocab, []))
+        for each in (draft, target):
+            each.decoder = byte_level().decoder
+            each.add_special_tokens([AddedToken("<end>", special=True)])
+        translation = Intersection(json_of(target), json_of(draft), 27, 52, (0,))
+        retelling = translation.retell()
+        ids = ids_of(target, long)
+        for num in range(1, 27):
+            retelling.commit(ids[:num], num - 1)
+            assert retelling.ids == [0, *ids_of(draft, long[:num])]
+
+
+def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
+    row = np.arange(4, dtype=np.float32)
+    assert Padded(6, 4).logits(row).tolist() == [0, 1, 2, 3, -math.inf, -math.inf]
+    assert Padded(3, 4).logits(row).tolist() == [0, 1, 2]
+    retelling = Padded(6, 4).retell()
+    assert retelling.commit([1, 2, 5, 3], 0) == 0
+    assert retelling.ids == [1, 2, 0, 3]  # no token has the id 5
+    assert retelling.commit([1, 2, 5, 1, 1], 3) == 3
+    assert (retelling.ids, retelling.num_told(2), retelling.is_whole) == ([1, 2, 0, 1, 1], 2, True)
+
+
+def test_tokens_that_are_not_bytes_are_refused() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    with pytest.raises(ConfigError, match="parted by spaces"):
+        read_spelling(json_of(tokenizer))
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ConfigError, match="decodes with WordPiece"):
+        read_spelling(json_of(tokenizer))
