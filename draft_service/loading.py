@@ -141,11 +141,11 @@ def _model_state(loaded: Loaded) -> ModelState:
     slots, tokenizer, runner = loaded.slots, loaded.tokenizer, loaded.runner
     if not runner.facts.decoder_start_ids:
         limit = runner.facts.context_limit
-        slots = SlotTable(runner.pool, loaded.config.max_slots, limit, partial(_make_slot, limit))
+        slots = SlotTable(runner.pool, loaded.config.max_slots, limit, partial(make_slot, limit))
     return ModelState(loaded.config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close)
 
 
-def _make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
+def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
     """slot: as `Slot` takes it."""
     if translation is None:
         return Slot(*slot)

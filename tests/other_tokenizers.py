@@ -46,7 +46,7 @@ def digits_apart(size: int = 380, special: tuple[str, ...] = ("<pad>", "<|im_end
 
 
 @lru_cache(maxsize=8)
-def sentencepiece(size: int = 360, *, prefix: bool = True) -> Tokenizer:
+def sentencepiece(size: int = 480, *, prefix: bool = True) -> Tokenizer:
     """BPE with byte fallback as Llama 2's: spaces are ▁, and one is put before a text."""
     special = ("<unk>", "<s>", "</s>")
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))

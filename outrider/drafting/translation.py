@@ -217,12 +217,14 @@ class _Retold:
             first = marks[place].num_committed
             ids, fresh, self.is_whole = self._translation.told(committed[first:])
             fresh = [Mark(first + mark.num_committed, mark.num_told) for mark in fresh]
-            meeting = 0
-            if place:  # a text that begins here may begin otherwise than where it goes on: what both know next is alike
-                known = {mark.num_committed: index for index, mark in enumerate(marks) if index > place}
-                meeting = next((index for index, mark in enumerate(fresh) if mark.num_committed in known), -1)
+            if not place:
+                meeting = 0
+                break
+            # A text that begins here may begin otherwise than where it goes on: what both know next is alike.
+            known = {marks[index].num_committed: index for index in range(place + 1, len(marks))}
+            meeting = next((index for index, mark in enumerate(fresh) if mark.num_committed in known), 0)
+            if meeting:
                 place = known[fresh[meeting].num_committed]
-            if meeting >= 0:
                 break
             look_behind *= 2
         num_kept, num_skipped = marks[place].num_told, fresh[meeting].num_told

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from draft_service.jobs import AdvanceJob
-from draft_service.loading import _make_slot
+from draft_service.loading import make_slot
 from draft_service.translated_slot import TranslatedSlot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.loading.loader import load_runner
@@ -71,7 +71,7 @@ class Draft(Base):
     def __init__(self, runner: ModelRunner, translation: Translation, **options: Any) -> None:
         super().__init__(runner, NUM_BLOCKS)
         limit = runner.facts.context_limit
-        self.table = SlotTable(self.pool, NUM_SLOTS, limit, partial(_make_slot, limit))
+        self.table = SlotTable(self.pool, NUM_SLOTS, limit, partial(make_slot, limit))
         self.keeper.table = self.table
         self.grower = self.make_grower(runner, self.sent)
         self.translation = translation

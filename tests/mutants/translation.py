@@ -23,8 +23,8 @@ TRANSLATIONS = (
     ),
     Mutant(
         TRANSLATION,
-        "            meeting = 0\n            if place:",
-        "            meeting = 0\n            if place < 0:",
+        "            if not place:\n                meeting = 0\n",
+        "            if True:\n                meeting = 0\n",
         "a text that goes on is told as one that begins",
         UNIT,
     ),
