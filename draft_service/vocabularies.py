@@ -103,12 +103,14 @@ class TargetVocabularies:
             try:
                 both = Intersection(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
             except ConfigError as error:
-                return f"{difference}, and no text is told between them: {error.message}; use two models of one tokenizer"
+                return (
+                    f"{difference}, and no text is told between them: {error.message}; use two models of one tokenizer"
+                )
             shared = f"{both.num_shared} of {both.num_texts} tokens"
             if both.share < LEAST_SHARE:
                 return (
                     f"{difference}, and no more than {shared} of the smaller vocabulary are one token in both, less "
-                    f"than {LEAST_SHARE:.0%}; use two models of one tokenizer, or of tokenizers that have more in common"
+                    f"than {LEAST_SHARE:.0%}; use two models of one tokenizer, or of two that have more in common"
                 )
             log.info("translating for %s: %s of the smaller vocabulary are one in both", target.model_id, shared)
             translation = both

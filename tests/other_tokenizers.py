@@ -79,8 +79,8 @@ def json_of(tokenizer: Tokenizer) -> bytes:
 
 
 def reduced_copy(source: str, path: Path, num_entries: int, seed: int = 0) -> str:
-    """Write a copy of a model whose byte-level BPE has lost its last entries, and whose ids are shuffled: the same texts
-    in other tokens. Returns the folder.
+    """Write a copy of a model whose byte-level BPE has lost its last entries, and whose ids are shuffled: the same
+    texts in other tokens. Returns the folder.
     """
     document = json.loads(Path(source, "tokenizer.json").read_text())
     special = [each["id"] for each in document["added_tokens"]]

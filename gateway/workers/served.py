@@ -79,8 +79,8 @@ class ReferenceTarget:
             files = await link.get_tokenizer()
             difference = first_difference(self.files.tokenizer_json, files.tokenizer_json)
             raise IncompatiblePair(
-                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer, or a draft that is a "
-                "decoder-only model, which translates"
+                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer, or a draft that "
+                "is a decoder-only model, which translates"
             )
         if target.vocab_size != info.vocab_size:
             raise IncompatiblePair(

@@ -7,9 +7,9 @@ Writes into WORK: tokenizer/ (byte-level BPE), train.bin and val.bin (uint16 ids
 val_files.json (names of the held-out files). About one file in fifty is held out, chosen by a hash of its content: the
 same file is held out wherever it lies, and no copy of it is trained on.
 
---other makes a tokenizer that is not the demo pair's cut short: digits and underscores stand alone, and it is learnt from
-the documentation. --written adds text that a target wrote (`outrider train-head`), read with its tokenizer: what a draft of
-other tokens is best trained on, since it cannot be distilled token by token.
+--other makes a tokenizer that is not the demo pair's cut short: digits and underscores stand alone, and it is learnt
+from the documentation. --written adds text that a target wrote (`outrider train-head`), read with its tokenizer: what a
+draft of other tokens is best trained on, since it cannot be distilled token by token.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Docum
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int, *, other: bool = False) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes. other: each
-    digit and underscore is a token of its own.
+    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes. other:
+    each digit and underscore is a token of its own.
     """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
@@ -139,8 +139,9 @@ def prepare(
     other: bool = False,
     written: tuple[Path, Path] | None = None,
 ) -> None:
-    """Write all files that the module's docstring names. written: a folder of text, and the target that wrote it. Raises
-    ValueError as `collect` does.
+    """Write all files that the module's docstring names. written: a folder of text, and the target that wrote it.
+
+    Raises ValueError as `collect` does.
     """
     train, held_out = collect(stdlib, docs)
     work.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python -m models.recipe.train WORK target --seconds 3600     cross-entropy on WORK/train.bin
     python -m models.recipe.train WORK draft --seconds 900       distillation from WORK/target
-    python -m models.recipe.train WORK draft --seconds 900 --alone    cross-entropy: of a draft whose target has other tokens
+    python -m models.recipe.train WORK draft --seconds 900 --alone    cross-entropy: its target has other tokens
 
 The draft's loss is the cross-entropy to the target's whole distribution (KL plus a constant): speculation needs not a
 good model but one close to the target, since its acceptance is 1 - TV(target, draft) (Leviathan et al. 2023, Corollary

@@ -23,8 +23,8 @@ from tokenizers import Encoding, Tokenizer
 from outrider.drafting.token_bytes import Spelling, read_spelling
 
 LOOK_BEHIND = 16
-"""Committed tokens before the first new one that are told anew: what follows may merge with them. Doubling it tells twice
-as much at each commit; a draft's token that reaches further back stays apart, which costs acceptance."""
+"""Committed tokens before the first new one that are told anew: what follows may merge with them. Doubling it tells
+twice as much at each commit; a draft's token that reaches further back stays apart, which costs acceptance."""
 
 Logits = NDArray[np.float32]
 

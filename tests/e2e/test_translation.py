@@ -168,4 +168,4 @@ def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> N
         target.stop()
     assert line.startswith(f"gateway: draft {tmp_path / 'draft'} does not fit target {tmp_path / 'target'}: id 1 is ")
     assert "no more than 0 of 318 tokens of the smaller vocabulary are one token in both, less than 10%" in line
-    assert line.endswith("use two models of one tokenizer, or of tokenizers that have more in common")
+    assert line.endswith("use two models of one tokenizer, or of two that have more in common")

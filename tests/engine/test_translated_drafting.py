@@ -68,15 +68,13 @@ def translation() -> Intersection:
 class Draft(Base):
     """Of one slot."""
 
-    def __init__(self, runner: ModelRunner, translation: Translation, **options: Any) -> None:
+    def __init__(self, runner: ModelRunner, translation: Translation, context_limit: int = CONTEXT) -> None:
         super().__init__(runner, NUM_BLOCKS)
-        limit = runner.facts.context_limit
-        self.table = SlotTable(self.pool, NUM_SLOTS, limit, partial(make_slot, limit))
+        self.table = SlotTable(self.pool, NUM_SLOTS, CONTEXT, partial(make_slot, context_limit))
         self.keeper.table = self.table
         self.grower = self.make_grower(runner, self.sent)
         self.translation = translation
         self.sent_nodes: list[Nodes] = []
-        self.options = options
 
     def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
         self.sent_nodes.append(nodes)
@@ -180,10 +178,10 @@ def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
     """The tree under the first of two tokens holds the second. Once both are committed they are one of the draft's."""
-    first, second = ids_of("m"), ids_of("ax")
-    merged = DRAFT.encode("max").ids
+    first, second = [*ids_of("r"), *ids_of("e")], ids_of("st")
+    merged = DRAFT.encode("rest").ids
+    assert (len(first), len(second), len(merged)) == (2, 1, 1)
     ids = [*ids_of("    def "), *first]
-    assert merged != [translation.draft_id(each) for each in (*first, *second)]
     draft = Draft(runner, translation)
     draft.open(ids, Speculation(max_draft_tokens=16), logit_bias={second[0]: 100.0})
     draft.advance(ids, len(ids))
@@ -194,9 +192,10 @@ def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
     draft.advance(ids, len(ids) - 1)
     assert draft.slot.ids[-len(merged) :] == merged
     assert draft.slot.cached[: len(draft.slot.ids)] == draft.slot.ids
-    logits = logits_after(truth, translation, ids)
-    logits[second[0]] += 100.0
-    assert draft.children()[0] == int(logits.argmax())
+    for path in ((), (second[0],)):
+        logits, found = logits_after(truth, translation, ids, path), draft.children(path)
+        logits[second[0]] += 100.0
+        assert len(found) > 1 and found == np.argsort(-logits, kind="stable")[: len(found)].tolist()
 
 
 def test_a_law_is_the_drafts_over_what_both_have(
@@ -221,7 +220,8 @@ def test_a_law_is_the_drafts_over_what_both_have(
 def test_nothing_is_said_within_a_character_and_past_the_drafts_context(
     runner: ModelRunner, truth: UncachedModel, translation: Intersection
 ) -> None:
-    draft, ids = Draft(runner, translation), ids_of("x = '")
+    limit, text = 64, ids_of(TEXT)
+    draft, ids = Draft(runner, translation, limit), ids_of("x = '")
     draft.open(ids, Speculation(max_draft_tokens=16))
     emoji = [TARGET.token_to_id(char) for char in "ðŁĺĢ"]
     for token_id in emoji[:3]:
@@ -231,11 +231,15 @@ def test_nothing_is_said_within_a_character_and_past_the_drafts_context(
     ids.append(emoji[3])
     draft.advance(ids, len(ids) - 1)
     check(truth, draft, ids)
-    while len(draft.slot._retelling.ids) <= CONTEXT:
-        ids += ids_of("日本")  # the draft has nothing but bytes for one of these
-        draft.advance(ids, len(ids) - len(ids_of("日本")))
-        assert len(draft.slot.cached) <= CONTEXT
-    assert len(ids) < CONTEXT and not draft.children()
+    while len(draft.slot._retelling.ids) <= limit:
+        before = len(ids)
+        ids += text[before : before + 5]
+        draft.advance(ids, before)
+        assert len(draft.slot.ids) <= limit
+        num_left = limit - len(draft.slot.ids)
+        deepest = max((len(nodes.ids) for nodes in draft.sent_nodes), default=0)
+        assert bool(deepest) == (len(draft.slot._retelling.ids) <= limit), num_left
+    assert not draft.children() and draft.slot.cached == draft.slot.ids[: len(draft.slot.cached)]
 
 
 def test_where_all_that_is_shared_is_banned_nothing_is_said(runner: ModelRunner, translation: Intersection) -> None:

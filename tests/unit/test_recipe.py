@@ -100,7 +100,7 @@ def test_distillation_raises_acceptance(work: Path) -> None:
 
 
 def test_another_tokenizer_and_a_draft_of_its_own(work: Path, tmp_path: Path) -> None:
-    """Learnt from the documentation, with digits and underscores alone, and trained on what the target wrote as well."""
+    """Learnt from the documentation, digits and underscores alone, and trained on what the target wrote as well."""
     target = tmp_path / "target"
     load_model(work / "target", torch.float32, "cpu").save_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")

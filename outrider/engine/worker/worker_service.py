@@ -116,9 +116,7 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
     return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
 
-def open_job(
-    owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]
-) -> OpenJob:
+def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
     """Read and check the message. Raises InvalidRequest."""
     vocab_size = vocabulary.size
     if message.protocol != PROTOCOL:
