@@ -12,9 +12,9 @@ from outrider.wire.params import SamplingParams
 
 
 class TranslatedSlot(Slot):
-    """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's: the
-    text as the draft would write it. A tree's nodes are one token of each, so that they go on being cached once they
-    are committed, as long as the draft would write them so, too.
+    """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's:
+    the text as it would write it. A tree's nodes are one token of each, so that they go on being cached once they are
+    committed, as long as the draft would write them so, too.
     """
 
     __slots__ = ("_limit", "_retelling", "translation")

@@ -5,7 +5,6 @@ vocabularies; what cannot be told is refused.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,8 +129,8 @@ async def test_padded_vocabularies_are_served(tmp_path: Path, target_size: int, 
     target = tiny_llama(tmp_path / "target", target_size, sharpness=3.0)
     copy = perturbed_copy(target, tmp_path / "copy", 0.02)
     tiny_llama(tmp_path / "narrow", 320)
-    for folder, name in itertools.product((target, copy), ("tokenizer.json", "tokenizer_config.json")):
-        Path(folder, name).write_bytes((tmp_path / "narrow" / name).read_bytes())
+    for folder in (target, copy):
+        _copy_tokenizer(tmp_path / "narrow", Path(folder))
     with running(target, _widened(copy, tmp_path / "sized", draft_size)) as made:
         async with AsyncClient(made.grpc) as client:
             options: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
@@ -148,9 +147,13 @@ def _widened(source: str, path: Path, size: int) -> str:
     model = AutoModelForCausalLM.from_pretrained(source)
     model.resize_token_embeddings(size, mean_resizing=False)
     model.save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (path / name).write_bytes(Path(source, name).read_bytes())
+    _copy_tokenizer(Path(source), path)
     return str(path)
+
+
+def _copy_tokenizer(source: Path, path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((source / name).read_bytes())
 
 
 def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
