@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.translated_slot import TranslatedSlot
 from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.speculation.tree import GrowingTree, Node
@@ -31,27 +33,35 @@ class ModelDrafter:
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
         nodes_of = {growing.slot.key: (growing, nodes) for growing, nodes in wanted}
-        num_new = {key: len(nodes) for key, (_, nodes) in nodes_of.items()}
+        num_new = {key: 1 if _writes(growing) else len(nodes) for key, (growing, nodes) in nodes_of.items()}
         fed = self._feeder.feed(num_new, lambda key: self._row(*nodes_of[key]), now)
         if fed is None:
             return None
-        said, host = list[Said](), HostLogits(fed.logits) if fed.rows else None
+        said, host, index = list[Said](), HostLogits(fed.logits) if fed.rows else None, 0
         for key, row in fed.rows:
             growing, nodes = nodes_of[key]
             slot, tree = cached(growing), growing.tree
             assert tree is not None and host is not None, "no tree grows here"
-            self._note_fed(slot, tree, nodes, row, len(said))
             state = self._keeper.sampling_state(slot)
-            own = host if slot.translation is None else host.told(slot.translation.logits)
-            for node in nodes:
-                tree.feed(node)
-                said.append(of_logits(tree, node, state, own, len(said)))
+            if isinstance(slot, TranslatedSlot) and slot.writes:
+                slot.note_written(row.new_ids, int(fed.logits[index].argmax()))
+                said += _read(slot, tree, nodes, state)
+            else:
+                self._note_fed(slot, tree, nodes, row, index)
+                own = host if slot.translation is None else host.told(slot.translation.logits)
+                for place, node in enumerate(nodes):
+                    tree.feed(node)
+                    said.append(of_logits(tree, node, state, own, index + place))
+            index += row.num_logits
         return said
 
     def _row(self, growing: Growing, nodes: Sequence[Node]) -> Row:
         """Return a slot's share of the next forward: the committed tokens that are not cached, or nodes of its tree."""
         slot, tree = cached(growing), growing.tree
         assert tree is not None, "no tree grows here"
+        if isinstance(slot, TranslatedSlot) and slot.writes:
+            new_ids = slot.next_written()
+            return Row(slot.table, new_ids, len(slot.cached), 1, slot.cached)
         num_cached = len(slot.cached)
         if not tree.root.is_fed:
             ids = slot.uncached()
@@ -77,6 +87,10 @@ class ModelDrafter:
 
     def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
         slot, tree = cached(asked), asked.tree
+        if tree is not None and _writes(asked):  # it is all written anew, behind what of it was committed
+            slot.settle()
+            tree.restart()
+            return
         start = len(slot.cached) - num_fed
         if num_fed and len(keep) < num_fed:
             kept_ids = [slot.cached[start + place] for place in keep]
@@ -93,6 +107,8 @@ class ModelDrafter:
     def knows(self, asked: Growing) -> bool:
         """Memory may have been taken for others."""
         slot, tree = cached(asked), asked.tree
+        if _writes(asked):
+            return True
         num_cached = slot.first + len(slot.cached)
         return tree is None or not tree.root.is_fed or num_cached == len(slot.ids) + len(tree.fed)
 
@@ -101,3 +117,27 @@ class ModelDrafter:
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
+
+
+def _writes(asked: Growing) -> bool:
+    slot = asked.slot
+    return isinstance(slot, TranslatedSlot) and slot.writes
+
+
+def _read(slot: TranslatedSlot, tree: GrowingTree, nodes: Sequence[Node], state: SamplingState) -> Iterator[Said]:
+    """Yield what follows these nodes, as far as it is known, in the text that the draft has written. The others are
+    asked for again.
+    """
+    for node in nodes:
+        ids = slot.guesses[tree.depth(node) :][:1]
+        if ids or slot.has_ended:
+            tree.feed(node)
+            yield Said(tree, node, state, _nothing, partial(_certain, ids))
+
+
+def _nothing(row: LogitRow) -> None:
+    return None
+
+
+def _certain(ids: Sequence[int], row: LogitRow, num: int) -> tuple[Sequence[int], Sequence[float]]:
+    return ids, [1.0] * len(ids)

@@ -10,6 +10,10 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
 from outrider.wire.params import SamplingParams
 
+MOST_WRITTEN = 64
+"""Tokens that a draft writes behind what is committed where its text is guessed. Doubling it writes further ahead where
+several of them make one of the target's."""
+
 
 class TranslatedSlot(Slot):
     """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's:
@@ -17,7 +21,7 @@ class TranslatedSlot(Slot):
     committed, as long as the draft would write them so, too.
     """
 
-    __slots__ = ("_limit", "_retelling", "translation")
+    __slots__ = ("_limit", "_retelling", "guesses", "has_ended", "translation", "written")
 
     def __init__(
         self,
@@ -37,6 +41,37 @@ class TranslatedSlot(Slot):
         self._limit = min(context_limit, (pool.num_blocks - 1) * pool.block_size)  # a block may have to be copied
         self._retelling = translation.retell()
         self._retelling.commit(self.committed, 0)
+        self._write_anew()
+
+    def _write_anew(self) -> None:
+        self.written: list[int] = []
+        """What the draft wrote behind `ids` in its own tokens; all but the last are cached."""
+        self.guesses: list[int] = []
+        """The same as the target would write it."""
+        self.has_ended = False
+        """Whether nothing more will be written."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what it guesses are texts of its own, and not tokens of both."""
+        return self.params.greedy and self.translation.by_strings
+
+    def next_written(self) -> list[int]:
+        """Return what is fed to learn what the draft writes next."""
+        if len(self.cached) != len(self.ids) + len(self.written) - 1:  # its memory was taken, or nothing is written
+            self._write_anew()
+            return self.uncached()
+        return self.written[-1:] or self.uncached()
+
+    def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
+        """Take note of what was fed, and of what the draft writes behind it. Guesses stay: others hang below."""
+        self.fed(fed_ids)
+        self.written.append(own_id)
+        read, self.has_ended = self.translation.read(self.committed, self.written)
+        is_as_before = read[: len(self.guesses)] == self.guesses
+        if is_as_before:
+            self.guesses = read
+        self.has_ended |= not is_as_before or len(self.written) >= min(MOST_WRITTEN, self.most_depth)
 
     @property
     def ids(self) -> list[int]:
@@ -51,6 +86,7 @@ class TranslatedSlot(Slot):
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         before = self.committed[base_len:]
         BareSlot.commit_from(self, base_len, ids)
+        self._write_anew()
         num_same = base_len + _num_alike(before, ids)
         self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))
 

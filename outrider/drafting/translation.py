@@ -4,8 +4,11 @@ and what the draft says is read as the target's.
 Tokens are the same where they are the same bytes, of whole characters; special tokens never are, however they are
 spelled. A draft's law is restricted to the tokens that are one in both vocabularies and renormalised (token-level
 intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So all that leaves the draft is of the target's ids,
-drawn from a law over them. What that law was computed from is free: committed tokens are turned into bytes and these
-into the draft's tokens, as its tokenizer would write them, which costs acceptance alone where it is not exact.
+drawn from a law over them. Where few tokens are one in both, guesses at temperature 0 are instead the draft's own text
+as the target would write it (string-level exact match, algorithm 2).
+
+What a law was computed from is free: committed tokens are turned into bytes and these into the draft's tokens, as its
+tokenizer would write them, which costs acceptance alone where it is not exact.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from outrider.drafting.token_bytes import Spelling, read_spelling
 LOOK_BEHIND = 16
 """Committed tokens before the first new one that are told anew: what follows may merge with them. Doubling it tells
 twice as much at each commit; a draft's token that reaches further back stays apart, which costs acceptance."""
+
+SMALL_OVERLAP = 0.8
+"""Share of the target's tokens below which a draft's guesses at temperature 0 are texts of its own (Timor et al. 2025).
+Doubling it makes all of them so; at half of it a draft is held to few of the target's tokens."""
 
 Logits = NDArray[np.float32]
 
@@ -59,8 +66,16 @@ class Translation(Protocol):
         the target's.
         """
 
+    by_strings: bool
+    """Whether so few tokens are one in both that guesses had better be texts of the draft's own."""
+
     def draft_id(self, token_id: int) -> int:
         """Return the draft's id of one of the target's that has a finite logit."""
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Return what the draft wrote behind the committed tokens, as the target would write it, and whether its text
+        has ended; while it goes on, without the last token, which what follows may change.
+        """
 
     def retell(self) -> Retelling:
         """Return how a slot's tokens are told; none are yet."""
@@ -68,6 +83,8 @@ class Translation(Protocol):
 
 class Padded:
     """Implements Translation where ids mean the same, and one of the models has logits of ids that no token has."""
+
+    by_strings = False
 
     def __init__(self, target_size: int, draft_size: int) -> None:
         self._target_size, self._draft_size = target_size, draft_size
@@ -80,6 +97,9 @@ class Padded:
 
     def draft_id(self, token_id: int) -> int:
         return token_id if token_id < self._draft_size else 0
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        return list(own_ids), False
 
     def retell(self) -> Retelling:
         return _SameIds(self)
@@ -118,6 +138,8 @@ class Intersection:
         """
         target, draft = read_spelling(target_json), read_spelling(draft_json)
         self.spelling = target.of
+        self._own_spelling = draft.of
+        self._target_tokenizer = _own_tokenizer(target_json)
         self.tokenizer = _own_tokenizer(draft_json)
         self.start_ids = _start_ids(draft_json) or tuple(end_ids[:1]) or (0,)
         self._size = target_size
@@ -130,6 +152,7 @@ class Intersection:
         self.num_shared = len(shared)
         self.num_texts = min(target.num_texts, draft.num_texts)
         """Tokens that stand for text, in the smaller of both vocabularies."""
+        self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
 
     @property
     def share(self) -> float:
@@ -145,6 +168,32 @@ class Intersection:
 
     def draft_id(self, token_id: int) -> int:
         return self._draft_of[token_id][0]
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        before = _Run()
+        for token_id in _texts_at_the_end(self.spelling, committed[-LOOK_BEHIND:]):
+            before.add(self.spelling[token_id] or b"", 0)
+        text, has_ended = self._text_of(own_ids)
+        if not text:
+            return [], has_ended
+        encoding = _encoding(self._target_tokenizer, before.text + text)
+        place = _place_at(encoding, len(before.text))
+        ids = _encoding(self._target_tokenizer, text).ids if place is None else encoding.ids[place:]
+        return (ids if has_ended else ids[:-1]), has_ended
+
+    def _text_of(self, own_ids: Sequence[int]) -> tuple[str, bool]:
+        """Return the whole characters that the draft wrote, and whether they end at what is no text."""
+        raws, spelling = list[bytes](), self._own_spelling
+        for own_id in own_ids:
+            raw = spelling[own_id] if own_id < len(spelling) else None
+            if raw is None:
+                break
+            raws.append(raw)
+        written = b"".join(raws)
+        try:
+            return codecs.getincrementaldecoder("utf-8")().decode(written), len(raws) < len(own_ids)
+        except UnicodeDecodeError as error:
+            return written[: error.start].decode(), True
 
     def retell(self) -> Retelling:
         return _Retold(self)
@@ -286,6 +335,24 @@ def _start_ids(tokenizer_json: bytes) -> tuple[int, ...]:
     encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
     num = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
     return tuple(encoding.ids[:num])
+
+
+def _texts_at_the_end(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
+    """Return the last ids, as far back as they stand for text."""
+    num = len(ids)
+    while num and ids[num - 1] < len(spelling) and spelling[ids[num - 1]] is not None:
+        num -= 1
+    return ids[num:]
+
+
+def _place_at(encoding: Encoding, start: int) -> int | None:
+    """Return the token that begins at a character; None where the one before reaches beyond it."""
+    furthest = 0
+    for place, (begin, end) in enumerate(encoding.offsets):
+        if begin >= start:
+            return place if furthest <= start else None
+        furthest = max(furthest, end)
+    return None
 
 
 def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:

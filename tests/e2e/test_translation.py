@@ -75,6 +75,23 @@ async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, 
     await asyncio.to_thread(wait_until_nothing_is_held, stack)
 
 
+async def test_guesses_of_tokens_of_both_change_no_token_either(stack: Stack, client: AsyncClient, other: str) -> None:
+    """In place of the draft's text, which is what is guessed where few tokens are one in both."""
+    by_tokens = ("@outrider.drafting.translation.SMALL_OVERLAP=0.0", "--cpu-cores", "0")
+    draft = await asyncio.to_thread(Process, "draft_service", ["--model", other, *by_tokens])
+    options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
+    try:
+        with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:
+            async with AsyncClient(str(gateway.ready["grpc"])) as beside:
+                for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
+                    own = await client.generate(PROMPT, speculation=wish, **options)
+                    answer = await beside.generate(PROMPT, speculation=wish, **options)
+                    assert answer.text == own.text
+                    assert answer.usage.num_accepted_tokens and own.usage.num_accepted_tokens
+    finally:
+        draft.stop()
+
+
 async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.8, "seed": 5, "n": 3, "frequency_penalty": 0.3}
     coupled = AcceptanceRule.COUPLED

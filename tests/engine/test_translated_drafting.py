@@ -62,7 +62,17 @@ def truth(folder: str) -> Iterator[UncachedModel]:
 
 @pytest.fixture(scope="module")
 def translation() -> Intersection:
-    return Intersection(json_of(TARGET), json_of(DRAFT), TARGET_SIZE, DRAFT.get_vocab_size(), (0,))
+    made = Intersection(json_of(TARGET), json_of(DRAFT), TARGET_SIZE, DRAFT.get_vocab_size(), (0,))
+    assert made.by_strings  # which is another way to guess
+    made.by_strings = False
+    return made
+
+
+@pytest.fixture
+def by_strings(translation: Intersection) -> Iterator[Intersection]:
+    translation.by_strings = True
+    yield translation
+    translation.by_strings = False
 
 
 class Draft(Base):
@@ -196,6 +206,40 @@ def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
         logits, found = logits_after(truth, translation, ids, path), draft.children(path)
         logits[second[0]] += 100.0
         assert len(found) > 1 and found == np.argsort(-logits, kind="stable")[: len(found)].tolist()
+
+
+def test_where_little_is_shared_the_drafts_text_is_guessed_as_the_target_would_write_it(
+    runner: ModelRunner, truth: UncachedModel, by_strings: Intersection
+) -> None:
+    """Through hits and misses, behind which it is written anew."""
+    draft, text, dice, num_read = Draft(runner, by_strings), ids_of(TEXT), random.Random(7), 0
+    ids = text[:20]
+    draft.open(ids, Speculation(max_draft_tokens=16))
+    before = len(ids)
+    for _ in range(16):
+        draft.advance(ids, before)
+        retelling = by_strings.retell()
+        retelling.commit(ids, 0)
+        assert draft.slot.ids == retelling.ids
+        path = tuple[int, ...]()
+        while children := draft.children(path):
+            assert len(children) == 1
+            path = (*path, children[0])
+        found = list(path)
+        if retelling.is_whole:
+            told, written = list(retelling.ids), list[int]()
+            for _ in range(len(draft.slot.written)):
+                written.append(int(truth.forward([*told, *written])[-1].argmax()))
+            assert draft.slot.written == written
+            own = "".join(DRAFT.id_to_token(each) for each in written)
+            assert own.startswith("".join(TARGET.id_to_token(each) for each in found))
+            num_read += len(found) > 1
+        before = len(ids)
+        ids += found[: dice.randrange(len(found) + 1)]
+        if dice.random() < 0.5 or len(ids) == before:
+            start = dice.randrange(20, len(text) - 4)
+            ids += text[start : start + dice.randrange(1, 4)]
+    assert num_read >= 4
 
 
 def test_a_law_is_the_drafts_over_what_both_have(

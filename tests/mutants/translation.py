@@ -57,6 +57,27 @@ TRANSLATIONS = (
         UNIT,
     ),
     Mutant(
+        TRANSLATION,
+        "        return (ids if has_ended else ids[:-1]), has_ended\n",
+        "        return ids, has_ended\n",
+        "of a text that goes on the last token is guessed, with which what follows merges",
+        UNIT,
+    ),
+    Mutant(
+        TRANSLATION,
+        "            return place if furthest <= start else None\n",
+        "            return place\n",
+        "text that merges with what is committed is guessed without its beginning",
+        UNIT,
+    ),
+    Mutant(
+        SLOT,
+        "            self._write_anew()\n            return self.uncached()\n",
+        "            return self.uncached()\n",
+        "a draft goes on from a text that is not cached",
+        ENGINE,
+    ),
+    Mutant(
         "outrider/drafting/token_bytes.py",
         "        if token_id in silent or token_id == unknown:\n            continue\n",
         "",

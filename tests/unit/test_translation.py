@@ -9,7 +9,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -153,6 +153,35 @@ def test_a_law_is_the_drafts_over_the_tokens_that_both_have(target: str, draft: 
         assert raw is not None
         assert math.exp(logits[token_id]) == pytest.approx(by_text[raw], rel=1e-5)
         assert spelling(draft)[translation.draft_id(token_id)] == raw
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_text_of_the_drafts_is_read_as_its_bytes(target: str, draft: str, data: st.DataObject) -> None:
+    """Whatever it writes, in tokens of its own that need not be those that its tokenizer would take."""
+    translation = between(target, draft)
+    committed = ids_of(FAMILIES[target], data.draw(texts))
+    committed = committed[: data.draw(st.integers(0, len(committed)))]
+    assume(not ends_within(bytes_of(target, committed)))  # there nothing is written
+    text = st.builds(lambda text: ids_of(FAMILIES[draft], text), texts)
+    own = data.draw(st.one_of(text, st.lists(st.integers(0, FAMILIES[draft].get_vocab_size() - 1), max_size=12)))
+    read, has_ended = translation.read(committed, own)
+    end = next((place for place, each in enumerate(own) if spelling(draft)[each] is None), len(own))
+    assert has_ended or end == len(own)
+    found, written = bytes_of(target, read), bytes_of(draft, own[:end])
+    assert written.startswith((found, found.removeprefix(b" ")))
+    if has_ended and "\ufffd" not in written.decode("utf-8", "replace"):
+        assert found in (written, b" " + written)
+
+
+@pytest.mark.parametrize("draft", ["digits apart", "sentencepiece without a prefix"])
+def test_a_text_is_read_as_the_target_goes_on(draft: str) -> None:
+    """But for the last token, with which what follows may merge."""
+    whole = ids_of(FAMILIES["byte-level"], TEXT[:160])
+    committed, after = whole[:40], bytes_of("byte-level", whole[40:]).decode()
+    own = ids_of(FAMILIES[draft], after)
+    assert between("byte-level", draft).read(committed, own) == (whole[40:-1], False)
 
 
 class TestMeetings:
