@@ -9,9 +9,9 @@ ENGINE = ("tests/engine/test_translated_drafting.py",)
 TRANSLATIONS = (
     Mutant(
         TRANSLATION,
-        "            place = self._place(num_same - look_behind)\n",
-        "            place = self._place(num_same)\n",
-        "what follows does not merge with what was there, and is told in pieces that the draft never saw",
+        "        del marks[self._place(num_same) + 1 :]",
+        "        del marks[len(committed) + 1 :]",
+        "places of a text that was taken back are taken for those of the one that came",
         UNIT,
     ),
     Mutant(
@@ -69,13 +69,6 @@ TRANSLATIONS = (
         "            return place\n",
         "text that merges with what is committed is guessed without its beginning",
         UNIT,
-    ),
-    Mutant(
-        SLOT,
-        "            self._write_anew()\n            return self.uncached()\n",
-        "            return self.uncached()\n",
-        "a draft goes on from a text that is not cached",
-        ENGINE,
     ),
     Mutant(
         "outrider/drafting/token_bytes.py",
