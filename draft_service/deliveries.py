@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed, TargetLink
 from outrider.engine.speculation.nodes import Nodes, to_proto
+from outrider.v1 import common_pb2 as pb
+from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
@@ -23,6 +25,10 @@ MAX_TARGETS = 256
 connections."""
 PAIR_S = 60.0
 """Seconds that a registration may take, weights and all. Doubling it lets them come over a link of half the speed."""
+
+
+TokenizerOf = Callable[[], Awaitable[pb.TokenizerFiles]]
+"""Asks a target for its tokenizer. Raises grpc.aio.AioRpcError."""
 
 
 def _nobody(address: str, job: RowsJob) -> None:
@@ -57,7 +63,8 @@ class Deliverer:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
-        if not self._link(address).put(to_proto(nodes, target_epoch, self._vocab_size)):
+        vocab_size = self._vocab_size if nodes.vocab_size is None else nodes.vocab_size
+        if not self._link(address).put(to_proto(nodes, target_epoch, vocab_size)):
             self._dropped(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
@@ -80,6 +87,12 @@ class Deliverer:
         if why is not None and (link.broken or link.registration.epoch != target_epoch):
             raise Unavailable(f"the target at {address} did not take the head: {why}")
         return why
+
+    async def facts(self, address: str) -> tuple[pb.WorkerInfo, TokenizerOf]:
+        """Return what a target says of itself, and how to ask it for its tokenizer. Raises grpc.aio.AioRpcError."""
+        stub = target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
+        info: pb.WorkerInfo = await stub.GetInfo(pb.GetInfoRequest(), timeout=PAIR_S)
+        return info, lambda: stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=PAIR_S)
 
     async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
         """Return what a target says of at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable,

@@ -102,8 +102,10 @@ class Grower:
                 raise TypeError(f"unknown job {job!r}")
 
     def _open(self, job: OpenJob) -> None:
-        if job.params.beams is not None and not self._drafter.takes_beams:
-            refused = JobError(Fault.INVALID, "this draft does not draft for beam searches; use one that is a model")
+        is_translated = job.vocabulary is not None and job.vocabulary.translation is not None
+        if job.params.beams is not None and (is_translated or not self._drafter.takes_beams):
+            why = "this draft does not draft for beam searches; use one that is a model, with the target's tokenizer"
+            refused = JobError(Fault.INVALID, why)
             self._engine.answer(partial(job.respond, refused))
             return
         slot = self._keeper.open(job)
@@ -216,13 +218,13 @@ class Grower:
         slot.commit_from(job.base_len, job.committed_ids)
         slot.settle()
         topk = self._cut(growing)
-        num_laws = MOST_LAW_BYTES // (LAW_BYTES_AN_ID * (topk or self._vocab_size))
+        num_laws = MOST_LAW_BYTES // (LAW_BYTES_AN_ID * (topk or self._width(growing)))
         most_fed = MAX_FED if slot.params.determined else min(MAX_FED, num_laws)
         drafter = self._drafter
         plan = Plan(
             *(growing.job.speculation, slot.params, growing.shares, drafter.takes_trees, topk),
             most_fed=most_fed,
-            most_depth=drafter.most_depth,
+            most_depth=self._most_depth(slot),
         )
         return GrowingTree(slot.committed, slot.max_len, slot.params, plan)
 
@@ -231,6 +233,7 @@ class Grower:
         slot, num_fed = growing.slot, len(tree.fed)
         is_known, known_len = self._drafter.knows(growing), len(slot.committed)
         slot.commit_from(job.base_len, job.committed_ids)
+        tree.plan.most_depth = self._most_depth(slot)
         keep = tree.advance(slot.committed[known_len:])
         if is_known:
             self._drafter.re_root(growing, num_fed, keep)
@@ -246,8 +249,17 @@ class Grower:
         if speculation.draft_logprobs is DraftLogprobs.TOPK:
             return speculation.draft_topk
         num_slots = sum(1 for each in self._slots.values() if not each.slot.params.determined)
-        num_bytes = 4 * self._vocab_size * LAWS_OF_A_ROUND * num_slots
+        num_bytes = 4 * self._width(growing) * LAWS_OF_A_ROUND * num_slots
         return None if num_bytes <= FULL_LOGPROBS_BUDGET_BYTES else speculation.draft_topk
+
+    def _width(self, growing: Growing) -> int:
+        """Return how many ids a slot's whole laws have."""
+        vocabulary = growing.job.vocabulary
+        return self._vocab_size if vocabulary is None else vocabulary.size
+
+    def _most_depth(self, slot: BareSlot) -> int | None:
+        bounds = [bound for bound in (self._drafter.most_depth, slot.most_depth) if bound is not None]
+        return min(bounds, default=None)
 
     def _tell(self, growing: Growing, error: JobError) -> None:
         self._engine.answer(partial(growing.job.respond, error))

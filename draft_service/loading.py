@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
+from draft_service.translated_slot import TranslatedSlot
+from outrider.drafting.translation import Translation
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
@@ -17,7 +19,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
-from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.slots import OpenSlots, Slot, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
@@ -25,6 +27,23 @@ from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
+
+
+@dataclass
+class ModelState(Loaded):
+    """A model. Where it has no encoder it drafts for targets of other vocabularies, too."""
+
+    translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
+
+    @property
+    def translates(self) -> bool:
+        return not self.runner.facts.decoder_start_ids
+
+    def info(self) -> pb.WorkerInfo:
+        info = super().info()
+        info.translates = self.translates
+        info.translations.extend(self.translations())
+        return info
 
 
 @dataclass
@@ -105,7 +124,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
                 log.warning(
                     "the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model
                 )
-            return load(config, epoch, on_lost)
+            return _model_state(load(config, epoch, on_lost))
         case DraftKind.PARD:
             model = load(config, epoch, on_lost)
             return PardState(
@@ -115,6 +134,22 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return _load_medusa(config, epoch)
         case _:
             return _load_head(config, epoch, kind)
+
+
+def _model_state(loaded: Loaded) -> ModelState:
+    """Give slots of other vocabularies a class of their own."""
+    slots, tokenizer, runner = loaded.slots, loaded.tokenizer, loaded.runner
+    if not runner.facts.decoder_start_ids:
+        limit = runner.facts.context_limit
+        slots = SlotTable(runner.pool, loaded.config.max_slots, limit, partial(make_slot, limit))
+    return ModelState(loaded.config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close)
+
+
+def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
+    """slot: as `Slot` takes it."""
+    if translation is None:
+        return Slot(*slot)
+    return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
 
 
 def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:

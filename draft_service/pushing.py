@@ -74,7 +74,7 @@ class Pusher:
             is_full = isinstance(rows, DenseRows)
             encoding = "full" if is_full else "topk"
             num_bytes += len(rows.data) if isinstance(rows, DenseRows) else len(rows.ids) + len(rows.log_probs)
-            nodes = nodes.with_rows(rows)
+            nodes = nodes.with_rows(rows, laws[0].vocab_size)
         self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
         send(nodes)
 

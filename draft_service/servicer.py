@@ -18,8 +18,8 @@ from outrider.wire.params import MAX_CHOICES
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves a draft's RPCs."""
 
-    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[str | None]] | None = None) -> None:
-        """pair: returns why the draft may not serve a target, by address and epoch; None where it may serve any."""
+    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[str | None]]) -> None:
+        """pair: returns why the draft may not serve a target, by address and epoch; None where it may."""
         self._service = service
         self._pair = pair
         self._vocab_size = service.info().vocab_size
@@ -31,7 +31,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return self._service.tokenizer
 
     async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
-        why = None if self._pair is None else await self._pair(request.deliver_to, request.target_epoch)
+        why = await self._pair(request.deliver_to, request.target_epoch)
         return dpb.PairReply(ok=why is None, why=why or "")
 
     async def Control(self, requests: AsyncIterator[dpb.DraftRequestBatch], context: Any) -> None:

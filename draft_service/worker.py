@@ -46,7 +46,7 @@ def _with_model(base: Base[WorkerState]) -> Parts:
     from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import HeadState, MedusaState, PardState
+    from draft_service.loading import HeadState, MedusaState, ModelState, PardState
     from draft_service.model_drafter import ModelDrafter
     from outrider.engine.heads.block_path import BlockHeadPath
     from outrider.engine.loading.loaded import Loaded
@@ -77,7 +77,7 @@ def _with_model(base: Base[WorkerState]) -> Parts:
 
         make_test = partial(WiringTest, state, engine, base.metrics)
         return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), make_test)
-    return _parts(base, vocab_size, make_drafter)
+    return _parts(base, vocab_size, make_drafter, translates=isinstance(state, ModelState) and state.translates)
 
 
 def _with_tables(base: Base[TableState]) -> Parts:
@@ -93,11 +93,16 @@ def _parts(
     make_drafter: MakeDrafter,
     offer: HeadOffer | None = None,
     make_test: Callable[[Probe], WiringTest] | None = None,
+    *,
+    translates: bool = False,
 ) -> Parts:
-    """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered."""
+    """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered.
+    translates: it drafts for targets of other vocabularies, too.
+    """
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
     from draft_service.servicer import DraftServicer
+    from draft_service.vocabularies import TargetVocabularies
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
@@ -113,6 +118,8 @@ def _parts(
         metrics.forget_link(address)
         if test_wiring is not None:
             test_wiring.forget(address)
+        if vocabularies is not None:
+            vocabularies.forget(address)
 
     deliverer = Deliverer(
         vocab_size,
@@ -126,14 +133,25 @@ def _parts(
 
     test_wiring = None if make_test is None else make_test(deliverer.probe)
 
+    vocabularies: TargetVocabularies | None = None
+    if translates:
+        service = base.service
+        vocabularies = TargetVocabularies(service.info(), service.tokenizer, service.own_vocabulary, deliverer.facts)
+        service.vocabulary_of = vocabularies.of
+        base.loaded.translations = vocabularies.infos
+
     async def pair(address: str, target_epoch: int) -> str | None:
+        if vocabularies is not None:
+            return await vocabularies.learn(address, target_epoch)
+        if offer is None:
+            return None
         why = await deliverer.pair(address, target_epoch)
         if why is None and test_wiring is not None:
             why = await test_wiring(address, target_epoch)
         return why
 
     def add_services(server: Any) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair if offer else None), server)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     request_rows = None if offer is None else deliverer.request_rows

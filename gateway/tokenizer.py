@@ -21,6 +21,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 
@@ -207,11 +208,8 @@ class Tokenizer:
 
     def _piece_of(self, token: str) -> Piece:
         if self._byte_level:
-            known = bytes(_BYTE_OF_CHAR[char] for char in token if char in _BYTE_OF_CHAR)
-            return known if len(known) == len(token) else token.encode("utf-8")
-        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes.fromhex(token[3:5])
-        return token
+            return byte_level(token)
+        return (fallback_byte(token) if self._byte_fallback else None) or token
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
         """Return a decoder that turns `bytes` pieces into text as `decode` would.
@@ -280,17 +278,9 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Map GPT-2's printable stand-ins to bytes: printable Latin-1 stands for itself, others count up from U+0100."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
 def _replace_each(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
 
-_BYTE_OF_CHAR = _byte_alphabet()
 codecs.register_error("outrider-each", _replace_each)

@@ -60,7 +60,7 @@ class State(Enum):
     FAILING = "failing"
     """It is down by its health."""
     LOST = "lost"
-    """Not connected, or to none of the targets whose hidden states it reads."""
+    """Not connected, or to none of the targets that it has to be paired with."""
     REFUSED = "refused"
     """It answers, and does not fit."""
 
@@ -180,7 +180,7 @@ class TargetMember(Member):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What came of pairing a draft that reads hidden states with a target: of these two lives."""
+    """What came of pairing a draft that reads hidden states, or translates, with a target: of these two lives."""
 
     draft: Connection
     target: Connection
@@ -206,17 +206,21 @@ class DraftMember(Member):
 
     @property
     def state(self) -> State:
-        """Of one that reads hidden states as its targets know it: LOST until one of them does."""
-        state = super().state
+        """Of one that has been paired as its targets know it, LOST until one of them does where it reads their hidden
+        states.
+        """
+        state, info = super().state, self.link.info
         found = [each.why for each in self.pairings.values() if each.draft is self.connection]
-        if state is not State.SERVING or not self.needs_pairing or None in found:
+        if state is not State.SERVING or info is None or None in found:
             return state
-        return State.REFUSED if found else State.LOST
+        return State.REFUSED if found else State.LOST if info.needs_features else state
 
-    @property
-    def needs_pairing(self) -> bool:
-        """Whether it reads hidden states, so that each target is one of its own."""
-        return self.link.info is not None and self.link.info.needs_features
+    def needs_pairing(self, target: TargetMember) -> bool:
+        """Whether it reads hidden states of this target, or translates for it."""
+        info, other = self.link.info, target.link.info
+        if info is None or info.needs_features or not info.translates:
+            return info is not None and info.needs_features
+        return other is None or not has_same_tokens(info, other)
 
     def pairing(self, target: TargetMember) -> Pairing | None:
         """Return what came of it with this target as it is now; None while that cannot be told."""
@@ -227,13 +231,19 @@ class DraftMember(Member):
     def lacks_pairing(self, target: TargetMember) -> bool:
         """Whether it is to be paired with this target."""
         is_up = self.connection is not None and target.connection is not None
-        return is_up and self.needs_pairing and self.pairing(target) is None
+        return is_up and self.needs_pairing(target) and self.pairing(target) is None
 
     def serves(self, target: TargetMember) -> bool:
         """Whether a request at this target may be given to it."""
         return self.usable and self.deliveries[target.name].usable and self.fits(target)
 
     def fits(self, target: TargetMember) -> bool:
-        """Whether it reads what it was trained on there, as far as it needs any."""
+        """Whether it reads what it was trained on there, and knows what its tokens are, as far as it needs any."""
         pairing = self.pairing(target)
-        return not self.needs_pairing or (pairing is not None and pairing.why is None)
+        return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)
+
+
+def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
+    """Return whether ids mean the same to both, and their logits have as many."""
+    same_size = draft.vocab_size == target.vocab_size
+    return same_size and draft.tokenizer_fingerprint == target.tokenizer_fingerprint

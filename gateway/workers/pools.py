@@ -139,6 +139,10 @@ class Pools:
         for member in self.members.values():
             if isinstance(member.link.refused, IncompatiblePair):
                 raise member.link.refused
+        for draft, target in self._neighbours():
+            pairing, info = draft.pairing(target), draft.link.info
+            if pairing is not None and pairing.why is not None and info is not None and not info.needs_features:
+                raise IncompatiblePair(pairing.why)
 
     def _missing_target(self) -> str | None:
         for name, model in self.models.items():

@@ -15,7 +15,7 @@ from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.tokenizer import Tokenizer
 from gateway.workers.links import WorkerLink
-from gateway.workers.member import DraftMember, TargetMember
+from gateway.workers.member import DraftMember, TargetMember, has_same_tokens
 from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
@@ -79,7 +79,8 @@ class ReferenceTarget:
             files = await link.get_tokenizer()
             difference = first_difference(self.files.tokenizer_json, files.tokenizer_json)
             raise IncompatiblePair(
-                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer"
+                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer, or a draft that "
+                "is a decoder-only model, which translates"
             )
         if target.vocab_size != info.vocab_size:
             raise IncompatiblePair(
@@ -99,9 +100,8 @@ class ReferenceTarget:
         )
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
-        """Whether the draft's tokens mean the same here, and are written after the same."""
-        same_size = draft.vocab_size == self.info.vocab_size
-        if not same_size or draft.tokenizer_fingerprint != self.info.tokenizer_fingerprint:
+        """Whether the draft's tokens mean the same here, or it may translate, and they are written after the same."""
+        if not has_same_tokens(draft, self.info) and not draft.translates:
             return False
         return draft.attention_path == TABLES or draft.decoder_start_ids == self.info.decoder_start_ids
 

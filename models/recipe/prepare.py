@@ -1,10 +1,15 @@
 """Build the corpus and the tokenizer of the demo pair from Python's own sources and documentation.
 
     python -m models.recipe.prepare WORK [--stdlib DIR] [--docs DIR] [--tokenizer DIR]
+    python -m models.recipe.prepare WORK --other --vocab-size 2048 [--written DIR --target DIR]
 
 Writes into WORK: tokenizer/ (byte-level BPE), train.bin and val.bin (uint16 ids, <|endoftext|> before each file) and
 val_files.json (names of the held-out files). About one file in fifty is held out, chosen by a hash of its content: the
 same file is held out wherever it lies, and no copy of it is trained on.
+
+--other makes a tokenizer that is not the demo pair's cut short: digits and underscores stand alone, and it is learnt
+from the documentation. --written adds text that a target wrote (`outrider train-head`), read with its tokenizer: what a
+draft of other tokens is best trained on, since it cannot be distilled token by token.
 """
 
 from __future__ import annotations
@@ -19,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from models.recipe.pair import CONTEXT_LIMIT, END_OF_TEXT, END_OF_TEXT_ID, SPECIAL_TOKENS, TOKENIZER_FOLDER
+from outrider.training.written import read
 
 DEBIAN_DOCS = Path("/usr/share/doc/python3.11/html/_sources")
 HELD_OUT_ONE_IN = 50
@@ -77,11 +83,16 @@ def collect(stdlib: Path, docs: Path | None) -> tuple[list[Document], list[Docum
     return train, held_out
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes."""
+def train_tokenizer(texts: Iterator[str], vocab_size: int, *, other: bool = False) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE with GPT-2's pre-tokenizer: every text has ids, which decode to its very bytes. other:
+    each digit and underscore is a token of its own.
+    """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = byte_level
+    if other:
+        alone = pre_tokenizers.Split(Regex(r"[0-9_]"), behavior="isolated")
+        bpe.pre_tokenizer = pre_tokenizers.Sequence([alone, byte_level])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -111,15 +122,36 @@ def write_ids(path: Path, part: Sequence[Document], tokenizer: PreTrainedTokeniz
     return path.stat().st_size // np.dtype(np.uint16).itemsize
 
 
-def prepare(work: Path, stdlib: Path, docs: Path | None, vocab_size: int, tokenizer_folder: Path | None) -> None:
-    """Write all files that the module's docstring names. Raises ValueError as `collect` does."""
+def written_documents(folder: Path, target: Path) -> list[Document]:
+    """Return the answers that a target wrote into a folder, prompts included."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in read(folder)]
+    return [Document(f"written/{number}", text, held_out=False) for number, text in enumerate(texts)]
+
+
+def prepare(
+    work: Path,
+    stdlib: Path,
+    docs: Path | None,
+    vocab_size: int,
+    tokenizer_folder: Path | None,
+    *,
+    other: bool = False,
+    written: tuple[Path, Path] | None = None,
+) -> None:
+    """Write all files that the module's docstring names. written: a folder of text, and the target that wrote it.
+
+    Raises ValueError as `collect` does.
+    """
     train, held_out = collect(stdlib, docs)
     work.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder is None:
-        tokenizer = train_tokenizer((doc.text for doc in train), vocab_size)
+        learnt_from = [doc for doc in train if not other or doc.name.startswith("docs/")] or train
+        tokenizer = train_tokenizer((doc.text for doc in learnt_from), vocab_size, other=other)
     else:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.save_pretrained(work / TOKENIZER_FOLDER)
+    train += [] if written is None else written_documents(*written)
     random.Random(0).shuffle(train)
     for name, part in (("train", train), ("val", held_out)):
         num_tokens = write_ids(work / f"{name}.bin", part, tokenizer)
@@ -135,11 +167,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--docs", type=Path, help=f"text of the documentation; default {DEBIAN_DOCS} where it exists")
     parser.add_argument("--vocab-size", type=int, default=4096, help="entries of the tokenizer, at most 65536")
     parser.add_argument("--tokenizer", type=Path, help="use this model folder's tokenizer instead of training one")
+    parser.add_argument("--other", action="store_true", help="train a tokenizer unlike the demo pair's")
+    parser.add_argument("--written", type=Path, help="text that --target wrote: a folder WORK/heads/text-*")
+    parser.add_argument("--target", type=Path, default=Path("models/demo/target"), help="who wrote it")
     args = parser.parse_args(argv)
     if not 256 + len(SPECIAL_TOKENS) <= args.vocab_size <= 1 << 16:
         parser.error(f"--vocab-size is {args.vocab_size}, must be {256 + len(SPECIAL_TOKENS)} to 65536")
     docs = args.docs or (DEBIAN_DOCS if DEBIAN_DOCS.is_dir() else None)
-    prepare(args.work, args.stdlib, docs, args.vocab_size, args.tokenizer)
+    written = None if args.written is None else (args.written, args.target)
+    prepare(args.work, args.stdlib, docs, args.vocab_size, args.tokenizer, other=args.other, written=written)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m models.recipe.train WORK target --seconds 3600     cross-entropy on WORK/train.bin
     python -m models.recipe.train WORK draft --seconds 900       distillation from WORK/target
+    python -m models.recipe.train WORK draft --seconds 900 --alone    cross-entropy: its target has other tokens
 
 The draft's loss is the cross-entropy to the target's whole distribution (KL plus a constant): speculation needs not a
 good model but one close to the target, since its acceptance is 1 - TV(target, draft) (Leviathan et al. 2023, Corollary
@@ -73,14 +74,16 @@ def distillation_loss(logits: torch.Tensor, teacher_logits: torch.Tensor) -> tor
 class Trainer:
     """One training run of one model; `run` performs all of it."""
 
-    def __init__(self, work: Path, which: str, plan: Plan, device: str, resume: bool) -> None:
+    def __init__(self, work: Path, which: str, plan: Plan, device: str, *, resume: bool, alone: bool) -> None:
+        """alone: it has no teacher."""
         self._folder, self._plan, self._device = work / which, plan, device
         self._parts = {part: read_ids(work / f"{part}.bin") for part in ("train", "val")}
         self._tokenizer = AutoTokenizer.from_pretrained(work / TOKENIZER_FOLDER)
         torch.manual_seed(plan.seed)
         start = load_model(self._folder, torch.float32, "cpu") if resume else new_model(which, len(self._tokenizer))
         self.model = start.to(device).train()
-        self._teacher = None if which == "target" else load_model(work / "target", torch.float32, device)
+        has_teacher = which == "draft" and not alone
+        self._teacher = load_model(work / "target", torch.float32, device) if has_teacher else None
         self._optimizers = Optimizers(self.model)
 
     def run(self) -> float:
@@ -148,6 +151,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of weights and windows; take another with --resume")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--resume", action="store_true", help="start from the weights in WORK, with a fresh optimizer")
+    parser.add_argument("--alone", action="store_true", help="train a draft on text, with no target to distil it from")
     args = parser.parse_args(argv)
     for name in ("seconds", "steps", "batch_size", "window", "report_every"):
         if (value := getattr(args, name)) is not None and value <= 0:
@@ -165,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_every=args.report_every,
         seed=args.seed,
     )
-    Trainer(args.work, args.which, plan, args.device, args.resume).run()
+    Trainer(args.work, args.which, plan, args.device, resume=args.resume, alone=args.alone).run()
 
 
 if __name__ == "__main__":

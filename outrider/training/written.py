@@ -103,7 +103,12 @@ def write(task: Assignment, work: Path, tell: Callable[[int, int], None]) -> lis
             _save(path, writer.write(part, number, partial(told, before=before)))
         before += len(part) * task.max_tokens
     tell(total, total)
-    return [answer for number in range(len(parts)) for answer in _load(folder / f"{number:05}.npz")]
+    return read(folder)
+
+
+def read(folder: Path) -> list[Answer]:
+    """Return what was written into a folder."""
+    return [answer for path in sorted(folder.glob("*.npz")) for answer in _load(path)]
 
 
 class _Writer:

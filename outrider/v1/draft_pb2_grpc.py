@@ -81,7 +81,8 @@ class DraftServiceServicer:
 
     def Pair(self, request, context):
         """Whether this draft may serve a target: one that reads the target's hidden states registers there, and tests that it
-        reads the right ones. Others may at once. Fails with UNAVAILABLE while that cannot be told; ask again then.
+        reads the right ones; one that translates asks the target what its tokens are. Others may at once. Fails with
+        UNAVAILABLE while that cannot be told; ask again then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

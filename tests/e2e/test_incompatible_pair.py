@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,37 +38,6 @@ def refusal(target: Process, draft_folder: Path) -> str:
     assert code == 1
     assert len(lines) == 1, lines
     return lines[0]
-
-
-def rename_token(folder: Path, old: str, new: str) -> None:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocab = tokenizer["model"]["vocab"]
-    vocab[new] = vocab.pop(old)
-    for merge in tokenizer["model"]["merges"]:
-        assert old not in ("".join(merge), *merge), merge
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
-def test_tokenizers_that_give_an_id_two_meanings_are_refused(target: Process, tmp_path: Path) -> None:
-    tiny_llama(tmp_path, 320, seed=1)
-    vocab = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
-    rename_token(tmp_path, "Ā", "☃")
-    line = refusal(target, tmp_path)
-    assert line.startswith(f"gateway: draft {tmp_path} does not fit target ")
-    assert str(vocab["Ā"]) in line
-    assert "'Ā'" in line
-    assert "'☃'" in line
-
-
-def test_logits_of_different_widths_are_refused(target: Process, tmp_path: Path) -> None:
-    """The same tokenizer, but a head that is padded."""
-    tiny_llama(tmp_path / "wide", 352, seed=1)
-    tiny_llama(tmp_path / "narrow", 320, seed=1)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "wide" / name).write_bytes((tmp_path / "narrow" / name).read_bytes())
-    line = refusal(target, tmp_path / "wide")
-    assert "logits have 320 entries in the target and 352 in the draft" in line
-    assert "use two models of one vocabulary size" in line
 
 
 def test_a_target_that_is_not_there_is_named() -> None:

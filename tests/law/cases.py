@@ -124,6 +124,8 @@ UNDER_OTHERS = {
     "dspark": ("nothing",),
     "peagle": ("nothing",),
     "encoder-decoder": ("everything",),
+    "translated": ("everything",),
+    "translated tree": ("nothing",),
 }
 UNDER_DRAFTERS = {
     "ngram": ("nothing", "schema", "everything"),
@@ -162,6 +164,8 @@ ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
 ADAPTS = ("K adapts", "K adapts, ngram&model")
 """Groups whose steps verify now more and now fewer drafts."""
+TRANSLATED = ("translated", "translated tree", "coupled, translated")
+"""Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
 """Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
@@ -272,6 +276,9 @@ def _cases() -> list[Case]:
         ),
         *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
         *_group(ADAPTS[1], replace(unions["ngram&model"], num_draft_tokens="auto"), ["nothing"]),
+        *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
+        *_group(TRANSLATED[1], tree, some),
+        *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -291,13 +298,13 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     """
     alone = ("auto", "lenient", *ADAPTS, "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
-    apart = (*alone, *ENCODER_DECODER)
+    apart = (*alone, *ENCODER_DECODER, *TRANSLATED)
     mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
         *([case for case in cases if case.group == group] for group in alone),
         *of_head.values(),
-        [case for case in cases if case.group in ENCODER_DECODER],
+        *([case for case in cases if case.group in groups] for groups in (ENCODER_DECODER, TRANSLATED)),
     ]
 
 

@@ -16,6 +16,7 @@ from tests.law.cases import (
     FEATURE_FAULTS,
     NUM_ANSWERS,
     NUM_EVERYDAY,
+    TRANSLATED,
     Case,
     batches,
     head_of,
@@ -88,6 +89,8 @@ class Samples:
             return self._services.gateway(draft_options=("--max-slots", "65"))
         if batch[0].group in ENCODER_DECODER:
             return self._services.gateway(pair=self._services.models.across)
+        if batch[0].group in TRANSLATED:
+            return self._services.gateway(draft_options=("--model", self._services.models.other))
         if batch[0].group in DRAFT_SERVICES:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         if batch[0].group in FEATURE_FAULTS:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from outrider.client import AcceptanceRule, Drafter
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
-from tests.law.cases import DRAFT_SERVICES, ENCODER_DECODER, FEATURE_FAULTS, Case, head_of
+from tests.law.cases import DRAFT_SERVICES, ENCODER_DECODER, FEATURE_FAULTS, TRANSLATED, Case, head_of
 from tests.law.chi_square import Fit
 from tests.law.table import Row
 
@@ -45,6 +45,8 @@ def drafts_of(case: Case) -> str:
         return head
     if case.group in ENCODER_DECODER:
         return "model, encoder-decoder"
+    if case.group in TRANSLATED:
+        return "model, translated"
     if case.group in DRAFT_SERVICES:
         return f"{DRAFT_SERVICES[case.group]}, a draft service"
     return "model, unreliable" if case.group == "unreliable draft" else "model"

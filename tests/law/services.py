@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
 from tests.grammars import WORDS, tokenizer_of
 from tests.law.cases import ENCODER_DECODER, SPARKS, TOPK, VOCAB_SIZE
 from tests.random_heads import (
@@ -29,6 +31,8 @@ PATIENT = ("@target_service.rows.MOST_HOLD_S=3",)
 """Hardly a draft is ever late: what is tested is speculation, not its fallback."""
 HASTY = ("@target_service.rows.MOST_HOLD_S=0.3",)
 """What is late is held back; the rest is in time on a slow machine, too."""
+OTHER_WORDS = ("2", "[1", "</s>", "]", "22", "<unk>", "12]", ",", ",1", "11")
+"""Four of these are words of the target's, too: they are nodes of its drafts. `1` and `[` are unknown here."""
 AUTO_BUDGET_BYTES = 32 * 8 * 4 * VOCAB_SIZE
 """`auto` sends whole laws of answers that begin beside few others, and cuts those of the rest."""
 
@@ -45,6 +49,8 @@ class Models:
     """A folder with a head of each kind."""
     across: tuple[str, str]
     """Target and draft with encoders, as unrelated."""
+    other: str
+    """A draft that has words of its own, and half of the target's."""
 
     def pair(self, group: str) -> tuple[str, str]:
         """Target and draft of a group's cases."""
@@ -68,8 +74,8 @@ class Models:
 
 
 def make_models(folder: Path) -> Models:
-    def make(name: str, seed: int) -> str:
-        tiny_llama(folder / name, VOCAB_SIZE, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
+    def make(name: str, seed: int, size: int = VOCAB_SIZE) -> str:
+        tiny_llama(folder / name, size, seed, hidden_size=16, num_layers=1, context=64, sharpness=1.5)
         tokenizer_of(unknown="<unk>").save(str(folder / name / "tokenizer.json"))
         return str(folder / name)
 
@@ -94,7 +100,17 @@ def make_models(folder: Path) -> Models:
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
     across = make_across("target_across", 4), make_across("draft_across", 3)
-    return Models(target, draft, str(text), str(heads), across)
+    other = make("other", 5, len(OTHER_WORDS))
+    _other_tokenizer().save(f"{other}/tokenizer.json")
+    return Models(target, draft, str(text), str(heads), across, other)
+
+
+def _other_tokenizer() -> Tokenizer:
+    """Of words that no merges lead to: one that the target has, and that this one lacks, is unknown here."""
+    tokenizer = Tokenizer(models.Unigram([(word, -len(word)) for word in OTHER_WORDS], OTHER_WORDS.index("<unk>")))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in OTHER_WORDS if word[0] == "<"])
+    return tokenizer
 
 
 class Services:

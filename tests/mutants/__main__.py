@@ -26,6 +26,7 @@ from tests.mutants.health import HEALTH
 from tests.mutants.keys import KEYS
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.session import SESSION
+from tests.mutants.translation import TRANSLATIONS
 from tests.mutants.truncation import TRUNCATION
 from tests.mutants.windows import WINDOWS
 
@@ -43,6 +44,7 @@ MUTANTS = (
     *WINDOWS,
     *BEAMS,
     *ENCODER,
+    *TRANSLATIONS,
 )
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""

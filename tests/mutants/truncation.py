@@ -15,8 +15,8 @@ TRUNCATION = (
     ),
     Mutant(
         SLOTS_FILE,
-        "        first, limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)",
-        "        first, limit = self.first, min(len(self.cached), len(self.committed) - self.first)",
+        "        agreed = self._agreeing(min(len(self.cached), len(self.ids) - 1 - self.first))",
+        "        agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))",
         "a slot whose drafts were all kept has nothing left to feed",
         (SLOTS,),
     ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -69,9 +70,20 @@ async def grown(
     return await recorder.grown(message.ticket, lambda each: bool(each.ended))
 
 
-async def test_a_draft_that_reads_ids_alone_may_serve_any_target(draft: ControlClient) -> None:
-    reply = await draft.stub.Pair(dpb.PairRequest(deliver_to="127.0.0.1:1", target_epoch=7), timeout=30)
-    assert (reply.ok, reply.why, (await draft.info()).needs_features) == (True, "", False)
+async def test_a_draft_is_not_paired_with_a_target_that_says_nothing_of_its_tokens(draft: ControlClient) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="does not say what its tokens are") as caught:
+        await draft.stub.Pair(dpb.PairRequest(deliver_to="127.0.0.1:1", target_epoch=7), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    info = await draft.info()
+    assert (info.needs_features, info.translates, len(info.translations)) == (False, True, 0)
+
+
+async def test_of_a_target_with_its_own_tokens_nothing_is_translated(
+    draft: ControlClient, target: ControlClient, target_worker: Process
+) -> None:
+    pair = dpb.PairRequest(deliver_to=target_worker.address, target_epoch=target.epoch)
+    reply = await draft.stub.Pair(pair, timeout=30)
+    assert (reply.ok, reply.why, len((await draft.info()).translations)) == (True, "", 0)
 
 
 # what grows

@@ -206,7 +206,7 @@ async def _deliver(stub: Any) -> int:
     ("role", "may"),
     [
         (Role.GATEWAY, {"GetInfo", "Control"}),
-        (Role.DRAFT, {"Deliver"}),
+        (Role.DRAFT, {"Deliver", "GetInfo"}),
         (Role.TARGET, set()),
         (Role.LAUNCHER, {"GetInfo"}),
     ],

@@ -134,3 +134,24 @@ def test_a_head_serves_the_targets_that_it_is_paired_with_as_long_as_both_live()
     assert head.state is State.SERVING, "what its last known targets said still stands"
     paired(head, a, "it reads the wrong states")
     assert head.state is State.REFUSED
+
+
+@pytest.mark.parametrize("change", [{"tokenizer_fingerprint": "other"}, {"vocab_size": 160}])
+def test_a_draft_of_other_tokens_serves_the_targets_whose_own_it_has_learnt(change: dict[str, Any]) -> None:
+    link = draft_link()
+    link.info.MergeFrom(pb.WorkerInfo(**change))
+    model = served_model({name: link_of(connection_of()) for name in "ab"}, {"draft": link})
+    draft, (a, b) = model.drafts["draft"], model.targets.values()
+    assert not draft.lacks_pairing(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not translate"
+
+    link.info.translates = True
+    assert draft.lacks_pairing(a) and not DraftAssignment(model, Drafter.MODEL).take(a), "it does not know them yet"
+    paired(draft, a, None)
+    assert DraftAssignment(model, Drafter.MODEL).take(a) and not DraftAssignment(model, Drafter.MODEL).take(b)
+    paired(draft, b, "they have nothing in common")
+    assert draft.state is State.SERVING and not draft.lacks_pairing(b)
+
+    b_link: Any = b.link
+    b_link.info = pb.WorkerInfo()
+    b_link.info.CopyFrom(link.info)
+    assert DraftAssignment(model, Drafter.MODEL).take(b), "which has the draft's own tokens, by now"

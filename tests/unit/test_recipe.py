@@ -99,6 +99,32 @@ def test_distillation_raises_acceptance(work: Path) -> None:
     assert distilled > random + 0.05
 
 
+def test_another_tokenizer_and_a_draft_of_its_own(work: Path, tmp_path: Path) -> None:
+    """Learnt from the documentation, digits and underscores alone, and trained on what the target wrote as well."""
+    target = tmp_path / "target"
+    load_model(work / "target", torch.float32, "cpu").save_pretrained(target)
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    tokenizer.save_pretrained(target)
+    said = "def written_by_the_target(values): return 12345\n" * 6
+    answer = np.array(tokenizer.encode(said), dtype=np.int32)
+    facts = {"lengths": np.array([len(answer)]), "starts": np.array([2]), "temperatures": np.array([0.0])}
+    np.savez(tmp_path / "00000.npz", ids=answer, **facts)
+    folder, sources = tmp_path / "other", work.parent
+    where = ["--stdlib", str(sources / "lib"), "--docs", str(sources / "doc"), "--vocab-size", "290"]
+    prepare.main([str(folder), *where, "--other", "--written", str(tmp_path), "--target", str(target)])
+    other = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    assert said in other.decode(read_ids(folder / "train.bin"))
+    pieces = other.convert_ids_to_tokens(other.encode("total_of 1234"))
+    assert {"1", "2", "3", "4", "_"} <= set(pieces)
+    short = ["--batch-size", "4", "--window", "32", "--report-every", "10"]
+    train.main([str(folder), "draft", "--steps", "20", "--alone", *short])
+    ids = sample_windows(read_ids(folder / "val.bin"), 16, 32, np.random.default_rng(0))
+    draft = load_model(folder / "draft", torch.float32, "cpu")
+    with torch.inference_mode():
+        loss = train.next_token_loss(draft(input_ids=ids).logits.float(), ids).item()
+    assert loss < math.log(draft.config.vocab_size) - 0.5
+
+
 def test_prompts_are_cut_from_training_files(work: Path) -> None:
     prompts.main([str(work), "--count", "20"])
     texts = [json.loads(line)["prompt"] for line in (work / "prompts.jsonl").read_text().splitlines()]

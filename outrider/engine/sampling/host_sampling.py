@@ -10,7 +10,9 @@ of a step of the demo target with 128,256 ids 26, 63, 54, 278, 126 and 593 %.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +33,15 @@ class HostLogits:
     def __init__(self, logits: Tensor) -> None:
         """Take logits [R, V] float32, copied from a device if they are there."""
         self._rows = logits.cpu().numpy()
+        self._told: Callable[[Scores], Scores] | None = None
+
+    def told(self, tell: Callable[[Scores], Scores]) -> HostLogits:
+        """Return the same rows over the tokens of another vocabulary. tell: makes its logits of a row's, -inf for those
+        of which nothing is known.
+        """
+        other = copy.copy(self)
+        other._told = tell
+        return other
 
     @property
     def vocab_size(self) -> int:
@@ -54,6 +65,8 @@ class HostLogits:
         ids = exactly_best(processed, min(num, processed.size))
         ids = ids[np.argsort(-processed[ids], kind="stable")]
         ids = ids[processed[ids] > -math.inf]
+        if not ids.size:
+            return [], []
         best = processed[ids[0]]
         total = float(np.exp(processed - best, dtype=np.float64).sum())
         return ids.tolist(), (np.exp(processed[ids] - best, dtype=np.float64) / total).tolist()
@@ -62,11 +75,17 @@ class HostLogits:
         """Return the law that the token of row `index` is drawn from. Raises NonFiniteLogits."""
         return law_of(self._processed(index, row), row.state.params)
 
+    def law_if_any(self, index: int, row: LogitRow) -> RowLaw | None:
+        """Do as `law`; None where all is banned of which anything is known."""
+        processed = self._processed(index, row)
+        is_known = self._told is None or processed.max() > -math.inf
+        return law_of(processed, row.state.params) if is_known else None
+
     def _processed(self, index: int, row: LogitRow) -> Scores:
         logits = self._rows[index]
         if not (logits.min() > -math.inf and logits.max() < math.inf):  # a NaN makes both NaN
             raise NonFiniteLogits([index])
-        return process_row(logits, row)
+        return process_row(logits if self._told is None else self._told(logits), row)
 
 
 def law_of(processed: Scores, params: SamplingParams) -> RowLaw:

@@ -68,7 +68,9 @@ class NodeDrafter(Protocol[Asked]):
 
 def of_logits(tree: GrowingTree | GrowingBeams, node: Node, state: SamplingState, host: HostLogits, index: int) -> Said:
     """Return what a model says: the logits after the node are row `index` of `host`."""
-    return Said(tree, node, state, lambda row: host.law(index, row), lambda row, num: host.ranked(index, row, num))
+    return Said(
+        tree, node, state, lambda row: host.law_if_any(index, row), lambda row, num: host.ranked(index, row, num)
+    )
 
 
 def of_table(

@@ -51,9 +51,11 @@ class Nodes:
     ends: Sequence[int] = ()
     """Indices of nodes, or TREE_ROOT, that nothing will follow which is waited for."""
     num_bytes: int = 0
+    vocab_size: int | None = None
+    """Width of the laws; None: that of the draft's own logits."""
 
-    def with_rows(self, rows: Rows) -> Nodes:
-        return replace(self, rows=rows)
+    def with_rows(self, rows: Rows, vocab_size: int) -> Nodes:
+        return replace(self, rows=rows, vocab_size=vocab_size)
 
 
 def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:

@@ -323,7 +323,7 @@ class Plan:
         self.purpose = purpose
         self.topk = topk
         self.most_fed = most_fed
-        self._most_depth = most_depth
+        self.most_depth = most_depth
         self._speculation = speculation
         self._determined = params.determined
         self._chain = not takes_trees or (speculation.sequential and speculation.tree is None)
@@ -346,7 +346,7 @@ class Plan:
         if not spec.max_draft_tokens or self.is_doubted(node):
             return False
         deepest = (self._depth or spec.max_draft_tokens) if spec.sequential else max(MAX_DEPTH, self._depth)
-        return depth < (deepest if self._most_depth is None else min(deepest, self._most_depth))
+        return depth < (deepest if self.most_depth is None else min(deepest, self.most_depth))
 
     def is_doubted(self, node: Node) -> bool:
         """Return whether nothing is to follow a node that the draft is not confident of."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from outrider.engine.sampling.grammar import Grammar
+from outrider.drafting.translation import Translation
+from outrider.engine.sampling.grammar import Grammar, Grammars
 from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -58,6 +59,18 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotVocabulary:
+    """The tokens that a slot's messages speak of."""
+
+    size: int
+    """Width of the logits."""
+    eos_token_ids: tuple[int, ...]
+    grammars: Grammars
+    translation: Translation | None = None
+    """Between these and the model's own tokens; None where they are the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenJob:
     """Open a slot with committed tokens."""
 
@@ -83,6 +96,8 @@ class OpenJob:
     """How the slot is drafted for; by default not at all."""
     grammar: Grammar | None = None
     """That of `params`, compiled; None without one, and on a draft that cannot follow it."""
+    vocabulary: SlotVocabulary | None = None
+    """None: the worker's own."""
 
     @property
     def own_drafters(self) -> tuple[Drafter, ...]:

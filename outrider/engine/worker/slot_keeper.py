@@ -35,13 +35,20 @@ class SlotKeeper(Generic[S]):
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._states: dict[tuple[int, int], SamplingState] = {}
+        self._sizes: dict[tuple[int, int], int] = {}
+        """Of the vocabularies that their messages speak of."""
 
     def open(self, job: OpenJob) -> S | None:
         """Open a slot and answer the job; return None when it was refused."""
+        other = job.vocabulary
+        size, ends = self._vocab_size, self._eos_token_ids
+        if other is not None:
+            size, ends = other.size, other.eos_token_ids
+        translation = None if other is None else other.translation
         try:
-            check_token_ids("committed_ids", job.committed_ids, self._vocab_size)
-            job.params.check(self._vocab_size)
-            rest = (job.params, job.cache_salt, job.source_ids)
+            check_token_ids("committed_ids", job.committed_ids, size)
+            job.params.check(size)
+            rest = (job.params, job.cache_salt, job.source_ids, translation)
             slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, *rest)
         except OutriderError as error:
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
@@ -49,8 +56,8 @@ class SlotKeeper(Generic[S]):
             return None
         slot.asked_s = time.monotonic()
         prompt = job.committed_ids[: job.num_prompt]
-        state = SamplingState(job.params, prompt, self._eos_token_ids, job.grammar)
-        self._states[job.owner, job.slot_id] = state
+        self._states[slot.key] = SamplingState(job.params, prompt, ends, job.grammar)
+        self._sizes[slot.key] = size
         self._respond(job.respond, Opened(len(slot.committed)))
         self.refresh_gauges()
         return slot
@@ -79,7 +86,7 @@ class SlotKeeper(Generic[S]):
                     f"base_len {base_len} and {len(ids)} committed ids make {base_len + len(ids)} tokens, "
                     f"prompt and max_tokens are {slot.max_len}: no token is left to make"
                 )
-            check_token_ids("committed_ids", list(ids), self._vocab_size)
+            check_token_ids("committed_ids", list(ids), self._sizes[slot.key])
             slot.check_commit(base_len, len(ids))
         except Behind as behind:
             return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {behind.known_len} tokens", behind.known_len)
@@ -100,12 +107,13 @@ class SlotKeeper(Generic[S]):
 
     def close(self, job: CloseJob) -> None:
         self._states.pop((job.owner, job.slot_id), None)
+        self._sizes.pop((job.owner, job.slot_id), None)
         self.table.close(job.owner, job.slot_id)
         self.refresh_gauges()
 
     def close_owner(self, job: OwnerGone) -> None:
         for key in [key for key in self._states if key[0] == job.owner]:
-            del self._states[key]
+            del self._states[key], self._sizes[key]
         self.table.close_owner(job.owner)
         self.refresh_gauges()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import grpc
 
@@ -18,6 +18,7 @@ from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
 
 if TYPE_CHECKING:
+    from outrider.drafting.translation import Translation
     from outrider.engine.step_plan import Source
 
 
@@ -53,6 +54,11 @@ class BareSlot:
     def most_cached(self) -> int:
         """Most tokens that may lie in its cache at once: of a tree of guesses some are side by side."""
         return self.max_len
+
+    @property
+    def most_depth(self) -> int | None:
+        """Return how deep a tree of guesses may grow under what is committed; None: as deep as it likes."""
+        return None
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
@@ -96,8 +102,8 @@ class BareSlot:
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, by name, where there are
-any."""
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids and translation, by name,
+where there are any."""
 
 
 class OpenSlots(Generic[S]):
@@ -140,8 +146,10 @@ class OpenSlots(Generic[S]):
         params: SamplingParams,
         cache_salt: bytes = b"",
         source_ids: Sequence[int] = (),
+        translation: Translation | None = None,
     ) -> S:
         """Open a slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
+        translation: between the tokens of messages and the model's, where they are others.
 
         Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
         both leave an older slot of the same key as it was.
@@ -159,7 +167,9 @@ class OpenSlots(Generic[S]):
             )
         if key in self._slots:
             self._slots.pop(key).make_way()
-        more = {"source_ids": source_ids} if self.takes_sources else {}
+        more: dict[str, Any] = {"source_ids": source_ids} if self.takes_sources else {}
+        if translation is not None:
+            more["translation"] = translation
         slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt, **more)
         return slot
 
@@ -221,6 +231,9 @@ class Slot(BareSlot):
 
     __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "table")
 
+    translation: ClassVar[Translation | None] = None
+    """Between the tokens of its messages and the model's; None where they are the same."""
+
     def __init__(
         self,
         key: SlotKey,
@@ -241,6 +254,11 @@ class Slot(BareSlot):
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
+
+    @property
+    def ids(self) -> list[int]:
+        """Return what the model is fed for the committed tokens: themselves."""
+        return self.committed
 
     @property
     def source(self) -> Source | None:
@@ -274,12 +292,12 @@ class Slot(BareSlot):
     @property
     def num_feedable(self) -> int:
         """Number of tokens that the cache holds once all that is committed and may be fed is."""
-        return len(self.committed) - self.first
+        return len(self.ids) - self.first
 
     def uncached(self, most: int | None = None) -> list[int]:
         """Return the committed tokens behind what is cached, at most so many: what is fed next."""
         start = self.first + len(self.cached)
-        return self.committed[start : None if most is None else start + most]
+        return self.ids[start : None if most is None else start + most]
 
     def features_of(self, num_tokens: int) -> Any:
         """Return what goes into a forward beside the next so many uncached tokens: [num_tokens, width]; None where it
@@ -306,16 +324,20 @@ class Slot(BareSlot):
 
         The last committed token is always fed again, since its logits are what the next step needs.
         """
-        first, limit = self.first, min(len(self.cached), len(self.committed) - 1 - self.first)
-        agreed = min(self._num_agreed, limit)
-        committed = islice(self.committed, first + agreed, first + limit)
+        agreed = self._agreeing(min(len(self.cached), len(self.ids) - 1 - self.first))
+        self._crop(agreed)
+        self._num_agreed = agreed
+        return agreed
+
+    def _agreeing(self, limit: int) -> int:
+        """Return how many of the first `limit` cached tokens are committed."""
+        first, agreed = self.first, min(self._num_agreed, limit)
+        committed = islice(self.ids, first + agreed, first + limit)
         pairs = zip(islice(self.cached, agreed, limit), committed, strict=True)
         for cached_id, committed_id in pairs:
             if cached_id != committed_id:
                 break
             agreed += 1
-        self._crop(agreed)
-        self._num_agreed = agreed
         return agreed
 
     def fed(self, ids: Sequence[int]) -> None:
@@ -332,7 +354,7 @@ class Slot(BareSlot):
         that live on follow.
         """
         self.cached[start:] = ids
-        self._num_agreed = min(len(self.cached), len(self.committed) - self.first)
+        self._num_agreed = min(len(self.cached), len(self.ids) - self.first)
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
@@ -345,8 +367,8 @@ class Slot(BareSlot):
     def adopt(self) -> int:
         """Begin with what the prefix cache has of the committed tokens, all but the last; return how many it had."""
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
-        num_tokens = self._pool.prefix.adopt(self.table, self.committed[self.first : -1], self._salt)
-        self.cached = self.committed[self.first : self.first + num_tokens]
+        num_tokens = self._pool.prefix.adopt(self.table, self.ids[self.first : -1], self._salt)
+        self.cached = self.ids[self.first : self.first + num_tokens]
         self._num_agreed = num_tokens
         if self.num_adopted is None:
             self.num_adopted = num_tokens
@@ -418,9 +440,9 @@ class SlotTable(OpenSlots[Slot]):
         num_prompt: int,
         params: SamplingParams,
         cache_salt: bytes,
-        **source: Sequence[int],
+        **more: Any,
     ) -> Slot:
-        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt, **source)
+        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt, **more)
 
     def _check_memory(self, max_len: int, num_source: int) -> None:
         needed = self.pool.num_blocks_for(max_len) + self.pool.num_blocks_for(num_source)

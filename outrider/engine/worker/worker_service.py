@@ -17,7 +17,17 @@ from typing import Any
 
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, Opened, OpenJob, OwnerGone, SlotKey, TruncateJob
+from outrider.engine.worker.jobs import (
+    CloseJob,
+    Fault,
+    JobError,
+    Opened,
+    OpenJob,
+    OwnerGone,
+    SlotKey,
+    SlotVocabulary,
+    TruncateJob,
+)
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
@@ -106,8 +116,9 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
     return pb.WorkerError(code=code, message=error.message, known_len=error.known_len)
 
 
-def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callable[[Any], None]) -> OpenJob:
+def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
     """Read and check the message. Raises InvalidRequest."""
+    vocab_size = vocabulary.size
     if message.protocol != PROTOCOL:
         raise InvalidRequest(
             f"the gateway speaks protocol {message.protocol}, this worker {PROTOCOL}; upgrade the older of them",
@@ -129,6 +140,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocab_size: int, respond: Callabl
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),
+        vocabulary=vocabulary,
     )
 
 
@@ -155,9 +167,11 @@ class WorkerService:
         self.num_opening = 0
         """Number of open requests sent to the engine and not yet answered."""
         facts = info()
-        self._context_limit, self._vocab_size = facts.context_limit, facts.vocab_size
+        self._context_limit = facts.context_limit
+        self.own_vocabulary = SlotVocabulary(facts.vocab_size, tuple(facts.eos_token_ids), grammars)
+        self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
+        """Which tokens a slot's messages speak of."""
         self._slot_spans = None if spans is None else SlotSpans(spans)
-        self._grammars = grammars
         self._compiling: dict[SlotKey, list[Callable[[], None]]] = {}
         """By slot whose grammar is being compiled: what came for it since."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -219,27 +233,28 @@ class WorkerService:
             respond(result)
 
         try:
-            job = open_job(owner, message, self._vocab_size, opened)
+            vocabulary = self.vocabulary_of(message)
+            job = open_job(owner, message, vocabulary, opened)
             if job.params.grammar:
-                job.params.check(self._vocab_size)  # how long it is, before it is compiled
+                job.params.check(vocabulary.size)  # how long it is, before it is compiled
         except InvalidRequest as error:
             respond(JobError(Fault.INVALID, error.message))
             return
         self.num_opening += 1
-        grammar = self._grammars.get(job.params.grammar)
+        grammar = vocabulary.grammars.get(job.params.grammar)
         if grammar is not None or not job.params.grammar:
             self.engine.submit(replace(job, grammar=grammar))
             return
         self._compiling[job.owner, job.slot_id] = []
-        task = asyncio.create_task(self._compile(job))
+        task = asyncio.create_task(self._compile(job, vocabulary.grammars))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _compile(self, job: OpenJob) -> None:
+    async def _compile(self, job: OpenJob, grammars: Grammars) -> None:
         """Open a slot once its grammar is compiled, in another thread; what came for it meanwhile follows."""
         result: OpenJob | JobError
         try:
-            result = replace(job, grammar=await asyncio.to_thread(self._grammars.compile, job.params.grammar))
+            result = replace(job, grammar=await asyncio.to_thread(grammars.compile, job.params.grammar))
         except InvalidRequest as error:
             result = JobError(Fault.INVALID, error.message)
         except asyncio.CancelledError:

@@ -1,0 +1,111 @@
+"""A slot of a draft whose tokens are not its target's. On the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.drafting.translation import Translation
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.slots import BareSlot, Slot
+from outrider.wire.params import SamplingParams
+
+MOST_WRITTEN = 64
+"""Tokens that a draft writes behind what is committed where its text is guessed. Doubling it writes further ahead where
+several of them make one of the target's."""
+
+
+class TranslatedSlot(Slot):
+    """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's:
+    the text as it would write it. A tree's nodes are one token of each, so that they go on being cached once they are
+    committed, as long as the draft would write them so, too.
+    """
+
+    __slots__ = ("_limit", "_retelling", "guesses", "has_ended", "translation", "written")
+
+    def __init__(
+        self,
+        key: SlotKey,
+        committed_ids: Sequence[int],
+        num_prompt: int,
+        params: SamplingParams,
+        pool: KVPool,
+        cache_salt: bytes = b"",
+        *,
+        translation: Translation,
+        context_limit: int,
+    ) -> None:
+        """context_limit: the draft's own."""
+        super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
+        self.translation = translation
+        self._limit = min(context_limit, (pool.num_blocks - 1) * pool.block_size)  # a block may have to be copied
+        self._retelling = translation.retell()
+        self._retelling.commit(self.committed, 0)
+        self._write_anew()
+
+    def _write_anew(self) -> None:
+        self.written: list[int] = []
+        """What the draft wrote behind `ids` in its own tokens; all but the last are cached."""
+        self.guesses: list[int] = []
+        """The same as the target would write it."""
+        self.has_ended = False
+        """Whether nothing more will be written."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether what it guesses are texts of its own, and not tokens of both."""
+        return self.params.greedy and self.translation.by_strings
+
+    def next_written(self) -> list[int]:
+        """Return what is fed to learn what the draft writes next."""
+        if len(self.cached) != len(self.ids) + len(self.written) - 1:  # its memory was taken, or nothing is written
+            self._write_anew()
+            return self.uncached()
+        return self.written[-1:] or self.uncached()
+
+    def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
+        """Take note of what was fed, and of what the draft writes behind it. Guesses stay: others hang below."""
+        self.fed(fed_ids)
+        self.written.append(own_id)
+        read, self.has_ended = self.translation.read(self.committed, self.written)
+        is_as_before = read[: len(self.guesses)] == self.guesses
+        if is_as_before:
+            self.guesses = read
+        self.has_ended |= not is_as_before or len(self.written) >= min(MOST_WRITTEN, self.most_depth)
+
+    @property
+    def ids(self) -> list[int]:
+        told = self._retelling.ids
+        return told if len(told) <= self._limit else told[: self._limit]
+
+    @property
+    def most_depth(self) -> int:
+        """Return what the draft's context has room for; 0 within a character, for which it has no word."""
+        return max(0, self._limit + 1 - len(self._retelling.ids)) if self._retelling.is_whole else 0
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        before = self.committed[base_len:]
+        BareSlot.commit_from(self, base_len, ids)
+        self._write_anew()
+        num_same = base_len + _num_alike(before, ids)
+        self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))
+
+    def rebased(self, start: int, ids: Sequence[int]) -> None:
+        self.cached[start:] = ids
+        self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids)))
+        self.publish()
+
+    def is_told(self, num_cached: int) -> bool:
+        """Return whether so many cached tokens are what is committed, all of it."""
+        return self._num_agreed == num_cached == len(self.ids)
+
+    def truncate(self, committed_len: int) -> int:
+        if committed_len > len(self.committed):
+            return self._crop(len(self.ids))
+        return self._crop(self._retelling.num_told(max(committed_len - 1, 0)))
+
+
+def _num_alike(before: Sequence[int], now: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    unlike = (place for place, (old, new) in enumerate(zip(before, now, strict=False)) if old != new)
+    return next(unlike, min(len(before), len(now)))

@@ -1,0 +1,360 @@
+"""Between a target's tokens and those of a draft that has others: what the target committed is told in the draft's own,
+and what the draft says is read as the target's.
+
+Tokens are the same where they are the same bytes, of whole characters; special tokens never are, however they are
+spelled. A draft's law is restricted to the tokens that are one in both vocabularies and renormalised (token-level
+intersection, Timor et al. 2025, arXiv 2502.05202, algorithm 4). So all that leaves the draft is of the target's ids,
+drawn from a law over them. Where few tokens are one in both, guesses at temperature 0 are instead the draft's own text
+as the target would write it (string-level exact match, algorithm 2).
+
+What a law was computed from is free: committed tokens are turned into bytes and these into the draft's tokens, as its
+tokenizer would write them, which costs acceptance alone where it is not exact.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from outrider.drafting.token_bytes import Spelling, read_spelling
+
+LOOK_BEHIND = 16
+"""Committed tokens before the first new one that are told anew: what follows may merge with them. Doubling it tells
+twice as much at each commit; a draft's token that reaches further back stays apart, which costs acceptance."""
+
+SMALL_OVERLAP = 0.8
+"""Share of the target's tokens below which a draft's guesses at temperature 0 are texts of its own (Timor et al. 2025).
+Doubling it makes all of them so; at half of it a draft is held to few of the target's tokens."""
+
+Logits = NDArray[np.float32]
+
+
+class Mark(NamedTuple):
+    """A place in a text where tokens of both begin."""
+
+    num_committed: int
+    num_told: int
+
+
+class Retelling(Protocol):
+    """The committed tokens of one slot, in the draft's."""
+
+    ids: list[int]
+    """What the draft is fed; never empty."""
+    is_whole: bool
+    """Whether the text ends with a whole character: if not, nothing is known of what follows."""
+
+    def commit(self, committed: Sequence[int], num_same: int) -> int:
+        """Tell the committed tokens, of which so many are as they were. Return how many of `ids` are as they were."""
+
+    def num_told(self, num_committed: int) -> int:
+        """Return how many of `ids` are of the first so many committed tokens alone."""
+
+
+class Translation(Protocol):
+    """Between a draft's vocabulary and one of a target's."""
+
+    def logits(self, row: Logits) -> Logits:
+        """Return logits [V of the target] of a draft's [V of the draft]; -inf where no token of the draft's stands for
+        the target's.
+        """
+
+    by_strings: bool
+    """Whether so few tokens are one in both that guesses had better be texts of the draft's own."""
+
+    def draft_id(self, token_id: int) -> int:
+        """Return the draft's id of one of the target's that has a finite logit."""
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Return what the draft wrote behind the committed tokens, as the target would write it, and whether its text
+        has ended; while it goes on, without the last token, which what follows may change.
+        """
+
+    def retell(self) -> Retelling:
+        """Return how a slot's tokens are told; none are yet."""
+
+
+class Padded:
+    """Implements Translation where ids mean the same, and one of the models has logits of ids that no token has."""
+
+    by_strings = False
+
+    def __init__(self, target_size: int, draft_size: int) -> None:
+        self._target_size, self._draft_size = target_size, draft_size
+
+    def logits(self, row: Logits) -> Logits:
+        out = np.full(self._target_size, -np.inf, dtype=np.float32)
+        both = min(self._target_size, self._draft_size)
+        out[:both] = row[:both]
+        return out
+
+    def draft_id(self, token_id: int) -> int:
+        return token_id if token_id < self._draft_size else 0
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        return list(own_ids), False
+
+    def retell(self) -> Retelling:
+        return _SameIds(self)
+
+
+class _SameIds:
+    def __init__(self, padded: Padded) -> None:
+        self.ids: list[int] = []
+        self.is_whole = True
+        self._padded = padded
+
+    def commit(self, committed: Sequence[int], num_same: int) -> int:
+        self.ids[num_same:] = map(self._padded.draft_id, committed[num_same:])
+        return num_same
+
+    def num_told(self, num_committed: int) -> int:
+        return num_committed
+
+
+class Intersection:
+    """Implements Translation where ids mean different things."""
+
+    def __init__(
+        self,
+        target_json: bytes,
+        draft_json: bytes,
+        target_size: int,
+        draft_size: int,
+        end_ids: Sequence[int],
+    ) -> None:
+        """target_json, draft_json: tokenizer.json of both. target_size, draft_size: widths of their logits. end_ids: of
+        the draft, with the first of which its texts begin where its tokenizer begins them with nothing.
+
+        Takes about a second for vocabularies of 128,000 tokens. Raises ConfigError where a tokenizer's tokens are not
+        bytes.
+        """
+        target, draft = read_spelling(target_json), read_spelling(draft_json)
+        self.spelling = target.of
+        self._own_spelling = draft.of
+        self._target_tokenizer = _own_tokenizer(target_json)
+        self.tokenizer = _own_tokenizer(draft_json)
+        self.start_ids = _start_ids(draft_json) or tuple(end_ids[:1]) or (0,)
+        self._size = target_size
+        self._draft_of = _shared(_by_text(target, target_size), draft, draft_size)
+        shared = sorted(self._draft_of)
+        self._shared = np.array(shared, dtype=np.int64)
+        self._columns = np.array([self._draft_of[each][0] for each in shared], dtype=np.int64)
+        more = [(each, other) for each in shared for other in self._draft_of[each][1:]]
+        self._more = np.array(more, dtype=np.int64).reshape(-1, 2).T
+        self.num_shared = len(shared)
+        self.num_texts = min(target.num_texts, draft.num_texts)
+        """Tokens that stand for text, in the smaller of both vocabularies."""
+        self.by_strings = self.num_shared < SMALL_OVERLAP * target.num_texts
+
+    @property
+    def share(self) -> float:
+        """Return the share of the smaller vocabulary that is shared."""
+        return self.num_shared / max(1, self.num_texts)
+
+    def logits(self, row: Logits) -> Logits:
+        out = np.full(self._size, -np.inf, dtype=np.float32)
+        out[self._shared] = row[self._columns]
+        if self._more.size:
+            np.logaddexp.at(out, self._more[0], row[self._more[1]])  # the same text in another way
+        return out
+
+    def draft_id(self, token_id: int) -> int:
+        return self._draft_of[token_id][0]
+
+    def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
+        before = _Run()
+        for token_id in _texts_at_the_end(self.spelling, committed[-LOOK_BEHIND:]):
+            before.add(self.spelling[token_id] or b"", 0)
+        text, has_ended = self._text_of(own_ids)
+        if not text:
+            return [], has_ended
+        encoding = _encoding(self._target_tokenizer, before.text + text)
+        place = _place_at(encoding, len(before.text))
+        ids = _encoding(self._target_tokenizer, text).ids if place is None else encoding.ids[place:]
+        return (ids if has_ended else ids[:-1]), has_ended
+
+    def _text_of(self, own_ids: Sequence[int]) -> tuple[str, bool]:
+        """Return the whole characters that the draft wrote, and whether they end at what is no text."""
+        raws, spelling = list[bytes](), self._own_spelling
+        for own_id in own_ids:
+            raw = spelling[own_id] if own_id < len(spelling) else None
+            if raw is None:
+                break
+            raws.append(raw)
+        written = b"".join(raws)
+        try:
+            return codecs.getincrementaldecoder("utf-8")().decode(written), len(raws) < len(own_ids)
+        except UnicodeDecodeError as error:
+            return written[: error.start].decode(), True
+
+    def retell(self) -> Retelling:
+        return _Retold(self)
+
+    def told(self, committed: Sequence[int]) -> tuple[list[int], list[Mark], bool]:
+        """Return a text's tokens as the draft's, where tokens of both begin, and whether its last character is whole.
+
+        Nothing merges across a special token, which itself is not told.
+        """
+        ids, marks, run = list[int](), [Mark(0, 0)], _Run()
+        for index, token_id in enumerate(committed):
+            raw = self.spelling[token_id] if token_id < len(self.spelling) else None
+            if raw is None:
+                self._tell(run, ids, marks)
+                marks.append(Mark(index + 1, len(ids)))
+                run = _Run()
+            else:
+                run.add(raw, index + 1)
+        is_whole = run.is_whole
+        self._tell(run, ids, marks)
+        return ids, marks, is_whole
+
+    def _tell(self, run: _Run, ids: list[int], marks: list[Mark]) -> None:
+        """Add what the draft's tokenizer makes of a run of text."""
+        if not run.text:
+            return
+        start, furthest = len(ids), 0
+        encoding = _encoding(self.tokenizer, run.text)
+        for place, (begin, end) in enumerate(encoding.offsets):
+            if furthest <= begin and begin in run.ends and place:
+                marks.append(Mark(run.ends[begin], start + place))
+            furthest = max(furthest, end)
+        ids += encoding.ids
+        if len(run.text) in run.ends:
+            marks.append(Mark(run.ends[len(run.text)], len(ids)))
+
+
+class _Run:
+    """Text of tokens none of which is special. Bytes that are no character read as U+FFFD."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ends: dict[int, int] = {}
+        """By characters of the text after which a token ends: how many tokens end there."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, raw: bytes, num_committed: int) -> None:
+        self.text += self._decoder.decode(raw)
+        if self.is_whole:
+            self.ends[len(self.text)] = num_committed
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._decoder.getstate()[0]
+
+
+class _Retold:
+    def __init__(self, translation: Intersection) -> None:
+        self.ids = list(translation.start_ids)
+        self.is_whole = True
+        self._translation = translation
+        self._marks = [Mark(0, len(self.ids))]
+
+    def commit(self, committed: Sequence[int], num_same: int) -> int:
+        marks = self._marks
+        del marks[self._place(num_same) + 1 :]  # what lies further on is no more
+        look_behind = LOOK_BEHIND
+        while True:
+            place = self._place(num_same - look_behind)
+            first = marks[place].num_committed
+            ids, fresh, self.is_whole = self._translation.told(committed[first:])
+            fresh = [Mark(first + mark.num_committed, mark.num_told) for mark in fresh]
+            if not place:
+                meeting = 0
+                break
+            # A text that begins here may begin otherwise than where it goes on: what both know next is alike.
+            known = {marks[index].num_committed: index for index in range(place + 1, len(marks))}
+            meeting = next((index for index, mark in enumerate(fresh) if mark.num_committed in known), 0)
+            if meeting:
+                place = known[fresh[meeting].num_committed]
+                break
+            look_behind *= 2
+        num_kept, num_skipped = marks[place].num_told, fresh[meeting].num_told
+        before, now = self.ids[num_kept:], ids[num_skipped:]
+        self.ids[num_kept:] = now
+        marks[place:] = [Mark(mark.num_committed, mark.num_told - num_skipped + num_kept) for mark in fresh[meeting:]]
+        num_alike = next((i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new), None)
+        return num_kept + (min(len(before), len(now)) if num_alike is None else num_alike)
+
+    def num_told(self, num_committed: int) -> int:
+        return self._marks[self._place(num_committed)].num_told
+
+    def _place(self, num_committed: int) -> int:
+        """Return the place of the last mark that lies no further."""
+        return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
+
+
+def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
+    """Return the target's id of each text of whole characters that is one of its tokens."""
+    found = dict[bytes, int]()
+    for token_id, raw in enumerate(target.of[:size]):
+        if raw and _is_whole(raw) and (raw not in found or found[raw] in target.fallback_ids):
+            found[raw] = token_id
+    return found
+
+
+def _shared(by_text: Mapping[bytes, int], draft: Spelling, size: int) -> dict[int, list[int]]:
+    """Return the draft's ids of each of the target's that is a token there, too; the one that it writes first."""
+    found = dict[int, list[int]]()
+    for draft_id, raw in enumerate(draft.of[:size]):
+        token_id = None if raw is None else by_text.get(raw)
+        if token_id is not None:
+            found.setdefault(token_id, []).append(draft_id)
+    for ids in found.values():
+        ids.sort(key=lambda draft_id: draft_id in draft.fallback_ids)
+    return found
+
+
+def _is_whole(raw: bytes) -> bool:
+    """Return whether the bytes are whole characters."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _own_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Return a tokenizer of pieces of texts: it adds nothing, cuts nothing, and reads no special tokens in them."""
+    document = json.loads(tokenizer_json)
+    document |= dict.fromkeys(("post_processor", "truncation", "padding"))
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _start_ids(tokenizer_json: bytes) -> tuple[int, ...]:
+    """Return the special tokens that the tokenizer begins every text with."""
+    encoding = Tokenizer.from_buffer(tokenizer_json).encode("a")
+    num = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
+    return tuple(encoding.ids[:num])
+
+
+def _texts_at_the_end(spelling: Sequence[bytes | None], ids: Sequence[int]) -> Sequence[int]:
+    """Return the last ids, as far back as they stand for text."""
+    num = len(ids)
+    while num and ids[num - 1] < len(spelling) and spelling[ids[num - 1]] is not None:
+        num -= 1
+    return ids[num:]
+
+
+def _place_at(encoding: Encoding, start: int) -> int | None:
+    """Return the token that begins at a character; None where the one before reaches beyond it."""
+    furthest = 0
+    for place, (begin, end) in enumerate(encoding.offsets):
+        if begin >= start:
+            return place if furthest <= start else None
+        furthest = max(furthest, end)
+    return None
+
+
+def _encoding(tokenizer: Tokenizer, text: str) -> Encoding:
+    """Encode as a batch, which lets go of the interpreter meanwhile."""
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]

@@ -1,0 +1,191 @@
+"""Drafts whose tokens are not their target's: no token changes, whoever dies; one draft serves targets of several
+vocabularies; what cannot be told is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM
+
+from outrider.client import AcceptanceRule, AsyncClient, Completion, Speculation
+from tests.e2e.reference import assert_target_alone
+from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
+from tests.e2e.test_incompatible_pair import refusal
+from tests.other_tokenizers import reduced_copy
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, running, wait_until_nothing_is_held
+from tests.tiny_models import perturbed_copy, tiny_llama
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_ENTRIES = 1500
+"""Of the demo vocabulary's 4,096, those of the shortest words: the rest is told in pieces."""
+HOSTILE = (
+    "# -*- coding: utf-8 -*-\nnames = ['Straße', 'naïve', '日本語', '😀😀', '",
+    "print('<|endoftext|> and <|user|> are words here')\n",
+    "x\t=\t1\r\n\r\n\r\n    y = 0x0A__12__  # ▁▁ <0x0A>\n",
+)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo draft in words of its own."""
+    return reduced_copy(DEMO_DRAFT, tmp_path_factory.mktemp("other"), NUM_ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def stack(other: str) -> Iterator[Stack]:
+    """A target that takes 30 ms longer a step, so that streams outlive a restart."""
+    with running(DEMO_TARGET, other, target_module="tests.e2e.faults.paced_target") as made:
+        yield made
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.grpc) as made:
+        yield made
+
+
+def ids_of(answer: Completion) -> list[int]:
+    return [token.id for token in answer.choices[0].tokens]
+
+
+async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, client: AsyncClient) -> None:
+    info = await asyncio.to_thread(stack.draft_info)
+    assert info.translates and info.vocab_size == NUM_ENTRIES
+    (made,) = info.translations
+    texts = NUM_ENTRIES - 4
+    assert made.tokenizer_fingerprint == stack.target_info().tokenizer_fingerprint
+    assert texts - 128 <= made.num_shared < texts  # all but bytes that are no characters
+    assert made.share == pytest.approx(made.num_shared / texts)
+    prompts = (PROMPT, *HOSTILE)
+    for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
+        answers = await asyncio.gather(
+            *(client.generate(each, max_tokens=64, temperature=0.0, speculation=wish) for each in prompts)
+        )
+        outputs = [(prompt, ids_of(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+        await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
+        num_accepted = sum(answer.usage.num_accepted_tokens for answer in answers)
+        assert num_accepted > 0.2 * sum(answer.usage.num_rounds for answer in answers), wish
+    await asyncio.to_thread(wait_until_nothing_is_held, stack)
+
+
+async def test_guesses_of_tokens_of_both_change_no_token_either(stack: Stack, client: AsyncClient, other: str) -> None:
+    """In place of the draft's text, which is what is guessed where few tokens are one in both."""
+    by_tokens = ("@outrider.drafting.translation.SMALL_OVERLAP=0.0", "--cpu-cores", "0")
+    draft = await asyncio.to_thread(Process, "draft_service", ["--model", other, *by_tokens])
+    options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
+    try:
+        with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:
+            async with AsyncClient(str(gateway.ready["grpc"])) as beside:
+                for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
+                    own = await client.generate(PROMPT, speculation=wish, **options)
+                    answer = await beside.generate(PROMPT, speculation=wish, **options)
+                    assert answer.text == own.text
+                    assert answer.usage.num_accepted_tokens and own.usage.num_accepted_tokens
+    finally:
+        draft.stop()
+
+
+async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.8, "seed": 5, "n": 3, "frequency_penalty": 0.3}
+    coupled = AcceptanceRule.COUPLED
+    for prompt in (PROMPT, HOSTILE[0]):
+        alone = await client.generate(prompt, speculation=Speculation(enabled=False, acceptance=coupled), **options)
+        drafted = await client.generate(
+            prompt, speculation=Speculation(num_draft_tokens=4, acceptance=coupled), **options
+        )
+        assert [each.text for each in drafted.choices] == [each.text for each in alone.choices]
+        assert drafted.usage.num_accepted_tokens
+
+
+async def test_a_draft_killed_in_the_middle_changes_no_token(stack: Stack, client: AsyncClient) -> None:
+    """Its successor learns the target's tokens anew, and drafts again."""
+    seen = Seen()
+    assert stack.draft is not None
+    async with greedy(client, 1900) as stream:
+        await seen.read(stream, speculative(5))
+        stack.draft.kill()
+        await seen.read(stream, plain(10))
+        stack.draft = await asyncio.to_thread(stack.draft.again)
+        await seen.read(stream, speculative(10))
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen.ids))
+
+
+async def test_one_draft_serves_targets_of_several_vocabularies(
+    stack: Stack, client: AsyncClient, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """At once; each is told in its own tokens."""
+    small = tiny_llama(tmp_path_factory.mktemp("small"), sharpness=3.0)
+    target = Process("target_service", ["--model", small])
+    assert stack.draft is not None
+    try:
+        beside = Stack(target, stack.draft, stack.gateway)
+        with gateway_beside(beside) as gateway:
+            wish = Speculation(num_draft_tokens=3)
+            options: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True, "speculation": wish}
+            async with AsyncClient(str(gateway.ready["grpc"])) as another:
+                answers = await asyncio.gather(*(each.generate(PROMPT, **options) for each in (client, another)))
+        for model, answer in zip((DEMO_TARGET, small), answers, strict=True):
+            await asyncio.to_thread(assert_target_alone, model, (PROMPT, ids_of(answer)))
+            assert answer.usage.num_draft_tokens > 0
+        sizes = {each.vocab_size for each in (await asyncio.to_thread(stack.draft_info)).translations}
+        assert sizes == {4096, 320}
+    finally:
+        target.stop()
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(352, 320), (320, 352)])
+async def test_padded_vocabularies_are_served(tmp_path: Path, target_size: int, draft_size: int) -> None:
+    """The same tokenizer, but logits of ids that no token has: the target's may even be said."""
+    target = tiny_llama(tmp_path / "target", target_size, sharpness=3.0)
+    copy = perturbed_copy(target, tmp_path / "copy", 0.02)
+    tiny_llama(tmp_path / "narrow", 320)
+    for folder in (target, copy):
+        _copy_tokenizer(tmp_path / "narrow", Path(folder))
+    with running(target, _widened(copy, tmp_path / "sized", draft_size)) as made:
+        async with AsyncClient(made.grpc) as client:
+            options: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
+            wish = Speculation(num_draft_tokens=3)
+            answer = await client.generate("Hello", temperature=0.0, speculation=wish, **options)
+            sampled = await client.generate("Hello", temperature=1.0, seed=3, speculation=wish, **options)
+        assert not made.draft_info().translations
+        assert answer.usage.num_accepted_tokens and sampled.usage.num_accepted_tokens
+        await asyncio.to_thread(assert_target_alone, target, ("Hello", ids_of(answer)))
+
+
+def _widened(source: str, path: Path, size: int) -> str:
+    """Write a copy whose logits are of so many ids, with the same tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    model.resize_token_embeddings(size, mean_resizing=False)
+    model.save_pretrained(path)
+    _copy_tokenizer(Path(source), path)
+    return str(path)
+
+
+def _copy_tokenizer(source: Path, path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((source / name).read_bytes())
+
+
+def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
+    """The first difference, how much there is in common, and what to do."""
+    target = Process("target_service", ["--model", tiny_llama(tmp_path / "target", 320)])
+    tiny_llama(tmp_path / "draft", 320, seed=1)
+    vocab = {"</s>": 0, **{chr(0xE000 + i): i for i in range(1, 320)}}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.save(str(tmp_path / "draft" / "tokenizer.json"))
+    try:
+        line = refusal(target, tmp_path / "draft")
+    finally:
+        target.stop()
+    assert line.startswith(f"gateway: draft {tmp_path / 'draft'} does not fit target {tmp_path / 'target'}: id 1 is ")
+    assert "no more than 0 of 318 tokens of the smaller vocabulary are one token in both, less than 10%" in line
+    assert line.endswith("use two models of one tokenizer, or of two that have more in common")

@@ -1,0 +1,113 @@
+"""Tokenizers of several families, and copies of models whose vocabulary is another: what a draft may translate from."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM
+
+TEXT = (
+    "def main():\n    return 'the wörld is wide: naïve café, Straße, Привет мир, 日本語の文章'\n\n"
+    "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize  # 1234 and 99\n\n\n"
+    "x = [i ** 2 for i in range(1000) if i % 7 == 3]\nprint(f'{x!r}: the other and the rest', 3.14159)\t😀 end\n"
+)
+
+
+@lru_cache(maxsize=8)
+def byte_level(size: int = 420, special: tuple[str, ...] = ("<|endoftext|>", "<s>"), begin: str = "") -> Tokenizer:
+    """Byte-level BPE that parts words as GPT-2 does. begin: the special token that texts begin with."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if begin:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, special.index(begin))]
+        )
+    return _trained(tokenizer, size, special, pre_tokenizers.ByteLevel.alphabet())
+
+
+@lru_cache(maxsize=8)
+def digits_apart(size: int = 380, special: tuple[str, ...] = ("<pad>", "<|im_end|>")) -> Tokenizer:
+    """Byte-level BPE of another pre-tokeniser: single digits, words without the space before them."""
+    tokenizer = Tokenizer(models.BPE())
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.Split(Regex(r"[_ ]|\s+"), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _trained(tokenizer, size, special, pre_tokenizers.ByteLevel.alphabet())
+
+
+@lru_cache(maxsize=8)
+def sentencepiece(size: int = 480, *, prefix: bool = True) -> Tokenizer:
+    """BPE with byte fallback as Llama 2's: spaces are ▁, and one is put before a text."""
+    special = ("<unk>", "<s>", "</s>")
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    steps = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fallbacks = [f"<0x{byte:02X}>" for byte in range(256)]
+    trained = _trained(tokenizer, size, (*special, *fallbacks), [])
+    document = json.loads(trained.to_str())
+    document["added_tokens"] = [each for each in document["added_tokens"] if each["content"] not in fallbacks]
+    return Tokenizer.from_str(json.dumps(document))
+
+
+def _trained(tokenizer: Tokenizer, size: int, special: tuple[str, ...], alphabet: list[str]) -> Tokenizer:
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=1,
+        initial_alphabet=alphabet,
+        special_tokens=[AddedToken(each, special=True) for each in special],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 2, trainer)
+    return tokenizer
+
+
+def json_of(tokenizer: Tokenizer) -> bytes:
+    return tokenizer.to_str().encode()
+
+
+def reduced_copy(source: str, path: Path, num_entries: int, seed: int = 0) -> str:
+    """Write a copy of a model whose byte-level BPE has lost its last entries, and whose ids are shuffled: the same
+    texts in other tokens. Returns the folder.
+    """
+    document = json.loads(Path(source, "tokenizer.json").read_text())
+    special = [each["id"] for each in document["added_tokens"]]
+    by_id = {token_id: token for token, token_id in document["model"]["vocab"].items()}
+    by_id |= {each["id"]: each["content"] for each in document["added_tokens"]}
+    kept = [token_id for token_id in sorted(by_id) if token_id in special or token_id < num_entries]
+    random.Random(seed).shuffle(kept)
+    new_id = {old: new for new, old in enumerate(kept)}
+    names = {by_id[old] for old in kept}
+    vocab = document["model"]["vocab"]
+    document["model"]["vocab"] = {token: new_id[old] for token, old in vocab.items() if old in new_id}
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in document["model"]["merges"]]
+    document["model"]["merges"] = [merge for merge in merges if {*merge, "".join(merge)} <= names]
+    for each in document["added_tokens"]:
+        each["id"] = new_id[each["id"]]
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    rows = model.get_input_embeddings().weight.detach()[kept].clone()
+    head = model.get_output_embeddings().weight.detach()[kept].clone()
+    model.resize_token_embeddings(len(kept), mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(rows)
+        model.get_output_embeddings().weight.copy_(head)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        old = getattr(model.config, name)
+        for config in (model.config, model.generation_config):
+            setattr(config, name, None if old is None else new_id[old])
+    model.save_pretrained(path)
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    (path / "tokenizer_config.json").write_bytes(Path(source, "tokenizer_config.json").read_bytes())
+    return str(path)
