@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
-from draft_service.translated_slot import TranslatedSlot
-from outrider.drafting.translation import Translation
+from draft_service.translated_slot import make_slot
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
@@ -19,7 +18,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.model_files import tokenizer_files
-from outrider.engine.worker.slots import OpenSlots, Slot, SlotTable
+from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
@@ -143,13 +142,6 @@ def _model_state(loaded: Loaded) -> ModelState:
         limit = runner.facts.context_limit
         slots = SlotTable(runner.pool, loaded.config.max_slots, limit, partial(make_slot, limit))
     return ModelState(loaded.config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close)
-
-
-def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
-    """slot: as `Slot` takes it."""
-    if translation is None:
-        return Slot(*slot)
-    return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
 
 
 def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:

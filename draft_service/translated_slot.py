@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.drafting.translation import Translation
 from outrider.engine.kv_pool import KVPool
@@ -103,6 +104,13 @@ class TranslatedSlot(Slot):
         if committed_len > len(self.committed):
             return self._crop(len(self.ids))
         return self._crop(self._retelling.num_told(max(committed_len - 1, 0)))
+
+
+def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
+    """Return a slot of a draft whose context has so many tokens. slot: as `Slot` takes it."""
+    if translation is None:
+        return Slot(*slot)
+    return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
 
 
 def _num_alike(before: Sequence[int], now: Sequence[int]) -> int:

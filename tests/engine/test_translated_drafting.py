@@ -17,8 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from draft_service.jobs import AdvanceJob
-from draft_service.loading import make_slot
-from draft_service.translated_slot import TranslatedSlot
+from draft_service.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel

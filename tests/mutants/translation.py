@@ -9,13 +9,6 @@ ENGINE = ("tests/engine/test_translated_drafting.py",)
 TRANSLATIONS = (
     Mutant(
         TRANSLATION,
-        "        del marks[self._place(num_same) + 1 :]",
-        "        del marks[len(committed) + 1 :]",
-        "places of a text that was taken back are taken for those of the one that came",
-        UNIT,
-    ),
-    Mutant(
-        TRANSLATION,
         "            if furthest <= begin and begin in run.ends and place:",
         "            if begin in run.ends and place:",
         "a place within a character is taken for one where tokens of both begin",
