@@ -140,7 +140,7 @@ async def test_lookup_copies_from_the_source(client: AsyncClient) -> None:
     """Of four tokens the first two have no place in the answer before them, and the last is the target's own."""
     one, other = 400, 500
     answer = await client.generate(
-        prompt_ids=[one, other] * 4,
+        prompt_ids=[*[one] * 4, *[other] * 4],
         max_tokens=4,
         temperature=0.0,
         logit_bias={one: 100.0, other: 100.0},
