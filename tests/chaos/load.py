@@ -19,10 +19,12 @@ import httpx
 from outrider.client import (
     AsyncClient,
     DeadlineExceeded,
+    Drafter,
     FinishReason,
     GenerateOptions,
     OutriderError,
     RetryPolicy,
+    Speculation,
     Unavailable,
 )
 from tests.chaos.excuses import Attempt, Failure, Outages
@@ -33,6 +35,8 @@ KINDS = (
     *("sampled", "slow reader", "leaves"),
 )
 """A stream's kind is drawn from these."""
+DRAFTERS = (None, Drafter.NGRAM_AND_MODEL, Drafter.LOOKUP_AND_MODEL)
+"""Who drafts for a stream over gRPC: the default, or two sources in one tree, of which a fault may take one."""
 REQUEST_TIMEOUT_S = 240.0
 """After which the gateways end a request with a clear error."""
 STREAM_TIMEOUT_S = REQUEST_TIMEOUT_S + 30.0
@@ -200,11 +204,12 @@ class Load:
         expected = answer.coupled_ids if stream.kind == "coupled" else answer.ids
         sampled = stream.kind == "sampled"
         leave_after = dice.randint(1, 20) if stream.kind == "leaves" else None
-        how: GenerateOptions = {"temperature": 0.0}
+        drafter = dice.choice(DRAFTERS)
+        how: GenerateOptions = {"temperature": 0.0, "speculation": Speculation(drafter=drafter)}
         if sampled:
-            how = {"temperature": dice.uniform(0.3, 1.2), "seed": dice.getrandbits(32)}
+            how |= {"temperature": dice.uniform(0.3, 1.2), "seed": dice.getrandbits(32)}
         elif stream.kind == "coupled":
-            how = question.coupled(speculate=True)
+            how = question.coupled(speculate=True, drafter=drafter)
         max_tokens = question.max_tokens
         ids: list[int] = []
         last = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.client import AcceptanceRule, AsyncClient, GenerateOptions, Speculation
+from outrider.client import AcceptanceRule, AsyncClient, Drafter, GenerateOptions, Speculation
 
 PROMPTS = Path(__file__).parent.parent / "data" / "prompts.jsonl"
 CONCURRENCY = 8
@@ -27,8 +27,8 @@ class Question:
     """Of who asks with coupled acceptance: the answer is then as fixed as a greedy one."""
     seed: int
 
-    def coupled(self, *, speculate: bool) -> GenerateOptions:
-        wishes = Speculation(enabled=speculate, acceptance=AcceptanceRule.COUPLED)
+    def coupled(self, *, speculate: bool, drafter: Drafter | None = None) -> GenerateOptions:
+        wishes = Speculation(enabled=speculate, acceptance=AcceptanceRule.COUPLED, drafter=drafter)
         return {"temperature": self.temperature, "seed": self.seed, "speculation": wishes}
 
 
