@@ -91,11 +91,4 @@ TRANSLATIONS = (
         "a text that is longer in the draft's tokens than its context ends its worker's step",
         ENGINE,
     ),
-    Mutant(
-        SLOT,
-        "        self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))\n",
-        "        self._retelling.commit(self.committed, num_same)\n",
-        "what was cached stays, though it is told otherwise now",
-        ENGINE,
-    ),
 )
