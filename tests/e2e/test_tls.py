@@ -83,7 +83,7 @@ def test_nobody_comes_in_without(secure: Stack, folders: Path) -> None:
         target_info(secure, None)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(grpc.RpcError) as refused:
-        target_info(secure, folders / "draft", Role.DRAFT)
+        target_info(secure, folders / "target", Role.TARGET)
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     with Client(secure.grpc, retries=0) as client, pytest.raises(Unavailable, match="does it speak TLS"):
         client.models()

@@ -86,7 +86,7 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                self.close = None
+                self.close = self.facts = None
 
             def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
                 pair.delivered.append(nodes)
