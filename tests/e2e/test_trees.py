@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, InvalidRequest, Speculation
-from tests.stack import Stack, read_metrics, running
+from tests.stack import Stack, running
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 NUM_PROMPTS = 12
@@ -114,16 +114,14 @@ async def test_the_text_is_the_same_on_other_paths(models: tuple[str, str], path
 
 
 async def test_where_memory_is_short(models: tuple[str, str]) -> None:
-    """A tree lies in the cache wider than the text that it may become: sequences make room for each other, and one that
-    is alone still goes on.
+    """A tree lies in the cache wider than the text that it may become: sequences wait or make room for each other, and
+    one that is alone still goes on.
     """
     with trees_on(models, 160) as short:
         plain = await generate_all(short, "greedy", speculate=False, at_once=1)
         loaded = await generate_all(short, "greedy", speculate=True, at_once=NUM_PROMPTS)
-        counted = read_metrics(f"http://{short.target_info().metrics_address}/metrics")
     assert [text.ids for text in loaded] == [text.ids for text in plain]
     assert sum(text.num_accepted for text in loaded) > NUM_PROMPTS
-    assert counted['outrider_worker_preemptions_total{worker="target"}'] > 0
 
 
 async def test_what_contradicts_a_tree_is_refused_by_name(stack: Stack) -> None:
