@@ -207,6 +207,24 @@ def test_guesses_that_the_draft_writes_otherwise_are_told_anew(
         assert len(found) > 1 and found == np.argsort(-logits, kind="stable")[: len(found)].tolist()
 
 
+def test_a_guess_that_went_on_is_fed_anew_where_what_follows_merges_with_it(
+    runner: ModelRunner, translation: Intersection
+) -> None:
+    ids, (first,), (second,), (third,) = ids_of("    def "), ids_of("r"), ids_of("e"), ids_of("(")
+    draft = Draft(runner, translation)
+    draft.open(ids, Speculation(max_draft_tokens=16), logit_bias={first: 100.0})
+    draft.advance(ids, len(ids))
+    assert draft.children()[0] == first
+    ids.append(first)
+    draft.advance(ids, len(ids) - 1)
+    assert draft.slot.ids[-1] == translation.draft_id(first)
+    assert draft.slot.is_told(len(draft.slot.ids))  # and it went on
+    ids += [second, third]
+    draft.advance(ids, len(ids) - 2)
+    assert draft.slot.ids[-2:] == DRAFT.encode("re(").ids
+    assert draft.slot.cached[: len(draft.slot.ids)] == draft.slot.ids
+
+
 def test_where_little_is_shared_the_drafts_text_is_guessed_as_the_target_would_write_it(
     runner: ModelRunner, truth: UncachedModel, by_strings: Intersection
 ) -> None:
