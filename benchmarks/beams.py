@@ -2,11 +2,11 @@
 
     make bench-beams                                  # or: python -m benchmarks.beams --help
 
-On the demo pair, and on the translation pair with each of its drafts where models/translation holds them; one search at
-a time. Each prompt is searched with every K in turn before the next one, in another order each time, so that a drift of
-the machine hits all alike, and under a cache salt of its own. Passes depend on the pair, the text and K; seconds on the
-machine as well. Fails where an answer is not that of transformers' `generate`, in a process of its own, but for answers
-whose scores are closer than rounding tells apart.
+On the demo pair, and on the translation pair with each of its drafts; one search at a time. Each prompt is searched
+with every K in turn before the next one, in another order each time, so that a drift of the machine hits all alike, and
+under a cache salt of its own. Passes depend on the pair, the text and K; seconds on the machine as well. Fails where an
+answer is not that of transformers' `generate`, in a process of its own, but for answers whose scores are closer than
+rounding tells apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import json
 import multiprocessing
 import statistics
 import sys
@@ -26,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, parser
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, TRANSLATION, Report, dev_prompts, parser, translation_drafts
 from benchmarks.passes import Ratio
 from benchmarks.running import running
+from outrider.cli.demo_runs import read_prompts
 from outrider.client import AsyncClient, Choice, Speculation
 
 if TYPE_CHECKING:  # torch is for the process that judges
     from outrider.engine.reference_generate import Reference
 
-TRANSLATION = REPO / "models/translation"
 NONE = "none"
 ARMS = {NONE: Speculation(enabled=False), "K = 5": Speculation(num_draft_tokens=5), "K auto": Speculation()}
 NEAR_TIE = 1e-4
@@ -69,13 +68,11 @@ Measured = Mapping[int, Mapping[str, Sequence[Search]]]
 
 
 def pairs_of(num_prompts: int) -> list[Pair]:
-    pairs, target = [Pair("Demo pair", DEMO_TARGET, DEMO_DRAFT, dev_prompts(num_prompts))], TRANSLATION / "target"
-    if (target / "config.json").is_file():
-        lines = (TRANSLATION / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:num_prompts]
-        prompts = [str(json.loads(line)["prompt"]) for line in lines]
-        drafts = sorted(file.parent for file in TRANSLATION.glob("draft*/config.json"))
-        pairs += [Pair(f"Translation, {draft.name}", target, draft, prompts) for draft in drafts]
-    return pairs
+    prompts = read_prompts(TRANSLATION / "prompts.jsonl")[:num_prompts]
+    return [
+        Pair("Demo pair", DEMO_TARGET, DEMO_DRAFT, dev_prompts(num_prompts)),
+        *(Pair(f"Translation, {each.name}", TRANSLATION / "target", each, prompts) for each in translation_drafts()),
+    ]
 
 
 async def searched(address: str, prompts: Sequence[str], width: int, max_tokens: int) -> dict[str, list[Search]]:

@@ -30,6 +30,7 @@ RESULTS = REPO / "benchmarks" / "results"
 DEMO_TARGET, DEMO_DRAFT = REPO / "models/demo/target", REPO / "models/demo/draft"
 DEMO_EAGLE3, DEMO_MEDUSA = REPO / "models/demo/eagle3", REPO / "models/demo/medusa"
 DEMO_PASS = REPO / "models/demo/pass"
+TRANSLATION = REPO / "models/translation"
 
 SIZES: dict[str, tuple[str, ...]] = {
     "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
@@ -51,6 +52,11 @@ def widened(size: str, dtype: str = "float32") -> Path:
     ):
         sys.exit(f"the demo target cannot be widened to {size}")
     return folder
+
+
+def translation_drafts() -> list[Path]:
+    """Return the folders of the translation pair's drafts."""
+    return sorted(TRANSLATION.glob("draft*"))
 
 
 def head_at(folder: Path, kind: str) -> Path:

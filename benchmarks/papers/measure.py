@@ -29,10 +29,12 @@ from benchmarks.common import (
     DEMO_DRAFT,
     DEMO_TARGET,
     REPO,
+    TRANSLATION,
     Report,
     dev_prompts,
     num_parameters,
     parser,
+    translation_drafts,
     widened,
 )
 from benchmarks.papers.published import LENIENCES
@@ -49,7 +51,6 @@ from outrider.wire.processes import StopFlag
 
 GAMMAS = (3, 5, 7)
 COUNTED = ("unigram", "bigram")
-TRANSLATION = REPO / "models" / "translation"
 ANSWER_TIMEOUT_S = 300.0
 """Seconds that one answer may take. Doubled, one that hangs is told of twice as late."""
 
@@ -100,7 +101,7 @@ def pairs(size: str, folder: Path) -> list[Pair]:
         *(Pair(translation, translation.target_name, translation.target, each, None) for each in COUNTED),
         *(
             Pair(translation, translation.target_name, translation.target, f"translation {each.name}", each)
-            for each in sorted(TRANSLATION.glob("draft*"))
+            for each in translation_drafts()
         ),
     ]
 

@@ -38,7 +38,7 @@ from models.translation.pair import (
     text_to_count_in,
     training_pairs,
 )
-from outrider.training.optimizing import Optimizers, default_device, mixed_precision, rate_scale
+from outrider.training.optimizing import Length, Optimizers, default_device, mixed_precision, rate_scale
 
 NUM_VALIDATION_BATCHES = 4
 VALIDATION_BATCH_SIZE = 64
@@ -48,23 +48,14 @@ UNSCALED = (".q.weight", ".k.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Length and width of a training run. Exactly one of `seconds` and `steps` is set."""
+class Plan(Length):
+    """Length and width of a training run."""
 
-    seconds: float | None
-    steps: int | None
     batch_size: int
     """Pairs."""
     report_every: int
     """Steps between a report with a saved checkpoint."""
     seed: int
-
-    def share_done(self, elapsed_s: float, step: int) -> float:
-        """Return the share of the run that is done: 0 at the start, 1 or more at the end."""
-        if self.steps is not None:
-            return step / self.steps
-        assert self.seconds is not None
-        return elapsed_s / self.seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,6 +60,21 @@ class Optimizers:
     def set_state(self, state: list[dict[str, Any]]) -> None:
         for optimizer, own in zip(self._all, state, strict=True):
             optimizer.load_state_dict(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Of a training run. Exactly one of the two is set."""
+
+    seconds: float | None
+    steps: int | None
+
+    def share_done(self, elapsed_s: float, step: int) -> float:
+        """Return the share of the run that is done: 0 at the start, 1 or more at the end."""
+        if self.steps is not None:
+            return step / self.steps
+        assert self.seconds is not None
+        return elapsed_s / self.seconds
 
 
 def rate_scale(share_done: float, step: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
+from outrider.wire import kinds
 from outrider.wire.params import AUTO, DraftTokens
 from outrider.wire.settings.config import GatewayConfig
 
@@ -18,16 +19,9 @@ _DEEPEST = 8
 _SMALL_DEPTH = 4
 """Levels of small trees: three nodes for each of so many were the fastest trees of `make bench-trees`."""
 _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
-_ASKING_A_MODEL = (
-    Drafter.MODEL,
-    Drafter.NGRAM_MODEL,
-    Drafter.LOOKUP_MODEL,
-    Drafter.LOOKAHEAD_MODEL,
-    Drafter.NGRAM_AND_MODEL,
-    Drafter.LOOKUP_AND_MODEL,
-)
 _OF_A_REQUEST = (Drafter.PREDICTION, Drafter.PREDICTION_MODEL)
 """What prompts alone cannot measure."""
+_ASKING_A_MODEL = {Drafter(each.label) for each in kinds.Drafter if each.asks_model} - {*_OF_A_REQUEST}
 
 
 def chain_name(k: int) -> str:
