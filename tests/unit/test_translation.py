@@ -110,6 +110,7 @@ def test_batches_are_padded_and_none_is_held_out(work: Path, grammar: Grammar) -
         for ids in (*sources, *targets):
             length = int((ids != PAD_ID).sum())
             assert ids[length - 1] == END_ID and (ids[length:] == PAD_ID).all()
+        for ids in sources:  # a pair is held out by its source: one translation in 64 hashes like one, by chance
             assert not is_held_out(tokenizer.decode(ids, skip_special_tokens=True))
     pairs = {tokenizer.decode(ids, skip_special_tokens=True) for sources, _ in found for ids in sources}
     assert len(pairs) == 160 and not pairs & {source for source, _ in itertools.islice(held_out_pairs(grammar), 200)}
