@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
@@ -20,10 +20,10 @@ from target_service.chains import as_chain
 from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
-from target_service.lease import Beside, Candidate, Candidates, Draft, Lease, Ready, Sources
+from target_service.lease import Candidate, Candidates, Delivered, Draft, Lease, Part, Ready, Source
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
-from target_service.united import Chances, along, in_turn, joined, laid_over, note_outcome
+from target_service.united import in_turn, joined, laid_over, outcomes, said_in
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Drafts:
             if lease.beams.is_behind(lease.slot):
                 return Candidates(lease)
             most = lease.slot.most_cached - len(lease.slot.cached) - lease.num_undrafted
-            nodes = lease.beams.candidates(lease.shares)[: max(0, most)]
+            nodes = lease.beams.candidates(lease.first.shares)[: max(0, most)]
             return Candidates(lease, nodes, len(nodes) if lease.speculation.is_fixed else 0)
         found = self._drafted(lease)
         forced = self.or_forced(found)
@@ -71,7 +71,7 @@ class Drafts:
             return found
         room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
         forced = [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
-        if len(forced) <= len(found.nodes):
+        if len(forced) <= len(found.gains):
             return found
         return Candidates(lease, as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
 
@@ -90,66 +90,90 @@ class Drafts:
         if not room:
             return Candidates(lease)
         num_fixed = lease.speculation.num_draft_tokens
-        asked = self._own.asked(lease.slot, insists=bool(num_fixed), is_drafted=lease.job.is_drafted)
+        is_drafted = any(each for _, each in lease.job.tickets)
+        asked = self._own.asked(lease.slot, insists=bool(num_fixed), is_drafted=is_drafted)
         for kind in asked:  # what a grammar masks grows nothing
             assert kind.own is not None, "a model drafts in the target"
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind.own]
-            own = self._own.candidates(lease.slot, kind, state, shares, min(room, num_fixed or room))
-            if own and kind.unites and lease.slot.params.lenience == 1.0:
-                return self._united(lease, kind, own, self._delivered(lease, room))
-            if own:
-                return Candidates(lease, own, len(own) if num_fixed else 0, kind.own)
-        return self._delivered(lease, room)
+            most = min(room, num_fixed or room)
+            nodes = self._own.candidates(lease.slot, kind, state, shares, most)
+            own = Part(kind.own, nodes, most if self._own.ends_by_draws(kind) else 0)
+            if nodes and kind.unites and lease.slot.params.lenience == 1.0:
+                return self._united(lease, self._delivered(lease, room), own)
+            if nodes:
+                return self._chosen(lease, [own])
+        return self._united(lease, self._delivered(lease, room))
 
-    def _delivered(self, lease: Lease, room: int) -> Candidates:
-        num_fixed = lease.speculation.num_draft_tokens
+    def _delivered(self, lease: Lease, room: int) -> list[Part]:
+        """Return what each draft delivered, nothing of some."""
+        return [Part(each, self._parked(lease, each, room)) for each in lease.drafts]
+
+    def _parked(self, lease: Lease, draft: Delivered, room: int) -> Sequence[Candidate]:
+        num_fixed, params, share = lease.speculation.num_draft_tokens, lease.slot.params, draft.shares.share
         if lease.speculation.tree is not None:
-            nodes = self._of_shape(lease, room)
-            return Candidates(lease, nodes, len(nodes))
-        if self._takes_trees and lease.slot.params.determined and not num_fixed and lease.slot.params.lenience == 1.0:
-            return Candidates(lease, lease.parked.best(lease.shares.share, room))
-        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))
-        return Candidates(lease, nodes, len(nodes) if num_fixed else 0)
+            return self._of_shape(lease, draft, room)
+        if self._takes_trees and params.determined and not num_fixed and params.lenience == 1.0:
+            return draft.parked.best(share, room)
+        return as_chain(draft.parked.chain(min(room, num_fixed or room)), share(0))
 
-    def _united(self, lease: Lease, kind: Drafter, chain: Sequence[Candidate], delivered: Candidates) -> Candidates:
-        """Return one tree of what was delivered and a chain of the target's own; of a kind that makes such trees."""
-        speculation, slot = lease.speculation, lease.slot
-        depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
-        depth = min(depth or lease.room, lease.room)
-        chain, beside = chain[:depth], Beside(kind, chain[:depth], delivered.num_delivered or 0)
-        if not delivered.nodes:
-            return Candidates(lease, chain, len(chain) if speculation.is_fixed else 0, kind.own, beside=beside)
-        assert kind.own is not None, "it has no part in the target"
-        chances = Chances(lease.shares.share(0), lease.own_shares[kind.own].share(0))
-        most = min(speculation.max_draft_tokens, slot.most_cached - len(slot.committed))
-        if slot.params.determined:
-            nodes = laid_over(delivered.nodes, chain, chances, most)
-            return Candidates(lease, nodes, len(nodes) if speculation.is_fixed else 0, kind, beside=beside)
-        order = in_turn(delivered.nodes, depth, chances, most)
-        must = len(order) if speculation.is_fixed else 0
-        return Candidates(lease, delivered.nodes, must, kind, beside=replace(beside, order=order))
-
-    def lacking(self, found: Candidates) -> float | None:
-        """Return the chance that the next guess would be kept, where more may come than is here; None where not, or
-        where all that was named is here.
+    def _united(self, lease: Lease, delivered: Sequence[Part], own: Part | None = None) -> Candidates:
+        """Return one tree of what was delivered, and of a chain of the target's own; with lenience, which is of chains
+        alone, the first of them.
         """
-        lease, num_here = found.lease, found.num_delivered
+        named = lease.speculation.tree
+        if own is not None and named is not None:
+            depth = min(named.depth, lease.room)
+            own = Part(own.whose, own.nodes[:depth], depth)
+        parts = [part for part in (*delivered, *(() if own is None else (own,))) if part.nodes]
+        if not self._takes_trees or lease.slot.params.lenience < 1.0:
+            del parts[1:]
+        return replace(self._chosen(lease, parts), num_here=[len(part.nodes) for part in delivered])
+
+    def _chosen(self, lease: Lease, parts: Sequence[Part]) -> Candidates:
+        """Return what a step might verify of these."""
+        speculation, slot = lease.speculation, lease.slot
+        if not parts:
+            return Candidates(lease)
+        nodes, order = parts[0].nodes if len(parts) == 1 else (), list[tuple[float, int]]()
+        is_walked = slot.params.determined or slot.params.lenience < 1.0
+        if len(parts) > 1 or (not is_walked and _ends_by_draws(parts[0])):
+            shares = [lease.shares_of(part.whose).share(0) for part in parts]
+            most = min(speculation.max_draft_tokens, slot.most_cached - len(slot.committed))
+            if is_walked:
+                nodes = laid_over(parts, shares, most)
+            else:
+                order = in_turn(parts, shares, most)
+        must = len(order or nodes) if speculation.is_fixed else 0
+        drafter = _drafter_of(part.whose for part in parts)
+        return Candidates(lease, nodes, must, drafter, parts=parts, order=order)
+
+    def lacking(self, found: Candidates) -> list[tuple[Delivered, float]]:
+        """Return the drafts of which more may come than is here, each with the chance that its next guess would be
+        kept; none that has said all that was named.
+        """
+        lease = found.lease
         if lease.beams is not None:
-            return self._lacking_beams(lease, lease.beams)
-        if not lease.live or num_here is None or num_here >= lease.room or lease.parked.ended:
-            return None
-        if lease.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
-            return None  # its draft reads rows of what is fed in this step
-        if not lease.speculation.is_fixed:
-            chance = lease.shares.share(0) ** (len(lease.parked.chain(lease.room)) + 1)
-            own = None if found.beside is None else found.beside.drafter.own
-            return chance if own is None else chance * (1.0 - lease.own_shares[own].share(0))
-        return 1.0 if num_here < _wanted(lease) else None
+            chance = self._lacking_beams(lease, lease.beams)
+            return [] if chance is None else [(lease.first, chance)]
+        lacking = list[tuple[Delivered, float]]()
+        for draft, num_here in zip(lease.drafts, found.num_here or (), strict=False):
+            if not draft.live or num_here >= lease.room or draft.parked.ended:
+                continue
+            if draft.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+                continue  # it reads rows of what is fed in this step
+            if lease.speculation.is_fixed:
+                lacking += [(draft, 1.0)] if num_here < _wanted(lease) else []
+                continue
+            chance = draft.shares.share(0) ** (len(draft.parked.chain(lease.room)) + 1)
+            for part in found.parts:
+                chance *= 1.0 if part.whose is draft else 1.0 - lease.shares_of(part.whose).share(0)
+            lacking.append((draft, chance))
+        return lacking
 
     def _lacking_beams(self, lease: Lease, beams: Beams) -> float | None:
-        if not lease.live or beams.num_here >= beams.depth or beams.ended or beams.is_behind(lease.slot):
+        if not lease.first.live or beams.num_here >= beams.depth or beams.ended or beams.is_behind(lease.slot):
             return None
-        return 1.0 if lease.speculation.is_fixed else lease.shares.share(0) ** (beams.num_here + 1)
+        return 1.0 if lease.speculation.is_fixed else lease.first.shares.share(0) ** (beams.num_here + 1)
 
     def ready(self, found: Candidates, count: int, with_scaffold: bool = False) -> Ready:
         """Return the slot as it goes into the step, with so many of its candidates, and the scaffold of those."""
@@ -164,48 +188,59 @@ class Drafts:
             return Ready(slot, [], None, fallback=self.fallback(lease))
         try:
             return self._of_candidates(found, count)
-        except BadTensor as error:
-            log.warning("refused drafts of slot %d: %s", slot.key[1], error, extra=about(slot=slot.key[1]))
+        except _RefusedError as refused:
+            log.warning("refused drafts of slot %d: %s", slot.key[1], refused, extra=about(slot=slot.key[1]))
             self._metrics.proposals_refused.inc()
-            self._metrics.note_parked("refused", lease.parked.clear())
+            self._metrics.note_parked("refused", refused.draft.parked.clear())
+            refused.draft.refused = str(refused)
             return Ready(slot, [], None, fallback=Fallback.REFUSED)
 
     def _of_candidates(self, found: Candidates, count: int) -> Ready:
-        """Raises BadTensor."""
-        slot, nodes, beside = found.lease.slot, found.nodes[:count], found.beside
-        if beside is None or not beside.num_delivered:
-            return self._of_nodes(slot, nodes, found.drafter)
+        """Raises _RefusedError."""
+        slot, parts, nodes = found.lease.slot, found.parts, found.nodes[:count]
+        if found.order:
+            whose = [index for _, index in found.order[:count]]
+            cut = (Part(part.whose, part.nodes[: whose.count(index)]) for index, part in enumerate(parts))
+            parts = [part for part in cut if part.nodes]
+            tree = joined(parts)
+        else:
+            tree = DraftTree.checked([draft.token_id for _, draft, _ in nodes], [parent for _, _, parent in nodes])
+        said = [(part.whose, own) for part in parts if (own := said_in(tree, part))]
+        sources = [Source(whose, {node: draft.rank for node, draft in own.items()}) for whose, own in said]
+        drafter = _drafter_of(whose for whose, _ in said) if said else found.drafter
+        is_chain = tree.parents == tuple(range(-1, len(tree.ids) - 1))
+        ready = Ready(slot, list(tree.ids), None, None if is_chain else tree, drafter=drafter, sources=sources)
         if slot.params.determined:
-            return self._of_guesses(slot, nodes, beside)
-        num_own = sum(is_own for _, is_own in beside.order[:count])
-        nodes, chain = found.nodes[: count - num_own], beside.chain[:num_own]
-        if not nodes or not chain:
-            return self._of_nodes(slot, nodes or chain, Drafter.MODEL if nodes else beside.drafter.own)
-        tree = joined(nodes, chain)
-        drawn, own = self._drawn(nodes), along(tree, chain)
-        for node, (_, draft, _) in zip(own, chain, strict=True):
-            if draft.kind is NodeKind.LAW:
-                assert isinstance(draft.law, RowLaw), "a draw of the target's own came over the wire"
-                drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))
-        sources = Sources({node: draft.rank for node, (_, draft, _) in enumerate(nodes)}, own)
-        return Ready(slot, list(tree.ids), None, tree, drafter=beside.drafter, drawn=drawn, sources=sources)
+            return ready
+        if len(said) < 2 and is_chain:
+            drafts = list(said[0][1].values()) if said else [draft for _, draft, _ in nodes]
+            guessed = drafts[0].kind is NodeKind.GUESS and slot.params.lenience == 1.0
+            laws = None if guessed else [self._law(said[0][0] if said else None, [draft]) for draft in drafts]
+            return replace(ready, draft_laws=laws, guessed=guessed)
+        drawn: dict[int, list[Drawn]] = {}
+        for whose, own in said:
+            for parent, children in _drawn_after(tree, own).items():
+                law = self._law(whose, [own[child] for child in children])
+                drawn.setdefault(parent, []).append(Drawn(law, tuple(children)))
+        return replace(ready, tree=tree, drawn=drawn)
 
     def fallback(self, lease: Lease) -> Fallback | None:
         """Return why a step has no drafts, where it was to have some."""
-        if lease.refused is not None:
+        if any(draft.refused is not None for draft in lease.drafts):
             return Fallback.REFUSED
-        ended = lease.parked.ended if lease.beams is None else lease.beams.ended
+        ended = all(draft.parked.ended for draft in lease.drafts) if lease.beams is None else lease.beams.ended
         late = lease.held_from_s is not None and lease.speculation.is_fixed and not ended
         return Fallback.LATE if late else None
 
     def decided(self, lease: Lease, fed: Fed, num_levels: int, num_given_up: int, now: float) -> int:
         """Do as `committed` for what a step of a beam search decided."""
+        shares = lease.first.shares
         for _ in range(num_levels - 1):
-            lease.shares.note(0)
+            shares.note(0)
         if num_levels - 1 < fed.depth:
-            lease.shares.note(None)
+            shares.note(None)
         if not fed.num_drafts:
-            lease.shares.forget()
+            shares.forget()
         self._metrics.note_parked("verified", fed.num_drafts)
         self._metrics.note_parked("pruned", num_given_up)
         num_wasted, lease.num_wasted = lease.num_wasted, 0
@@ -220,93 +255,90 @@ class Drafts:
 
         foretold: of what a prediction said, verified or not, whether it came.
         """
-        determined, kind = lease.slot.params.determined, r.drafter
-        is_delivered = kind is Drafter.MODEL or r.sources is not None
-        if is_delivered:
-            self._metrics.note_parked("verified", len(r.draft_ids) - r.num_own)
+        determined, whose = lease.slot.params.determined, [source.whose for source in r.sources]
         for came in foretold:
             lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
-        is_noted = kind is Drafter.PREDICTION or (determined and kind is Drafter.MODEL)
         path = range(decided.num_accepted) if r.tree is None else decided.path
-        if r.sources is not None:
-            assert kind is not None and kind.own is not None, "two sources have a name"
-            tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
-            note_outcome(tree, r.sources, path, lease.shares, lease.own_shares[kind.own], determined=determined)
-        elif r.drafter is not None and not is_noted:
-            shares = lease.shares if r.drafter is Drafter.MODEL else lease.own_shares[r.drafter]
-            for node in path:
-                shares.note(0 if r.tree is None else r.tree.rank(node))
-            if not all_kept(r, decided):
-                shares.note(None)
+        tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
+        for source, rank in outcomes(tree, r.sources, path, determined=determined):
+            is_noted = determined and isinstance(source.whose, Delivered)  # below, for every node that has come
+            if not is_noted and source.whose is not Drafter.PREDICTION:
+                lease.shares_of(source.whose).note(rank)
         if r.scaffold is not None and r.scaffold.drafter is not r.drafter:
             lease.own_shares[r.scaffold.drafter].note(None)  # what it cost brought nothing to this step
-        if not is_delivered:
-            lease.shares.forget()
-        if r.drafter in (None, Drafter.MODEL):
+        if not any(isinstance(each, Drafter) for each in whose):
             for shares in lease.own_shares.values():
                 shares.forget()
-        committed_len = len(lease.slot.committed) - len(ids)
-        given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)
-        self._metrics.note_parked("pruned", given_up)
-        self._metrics.note_parked("late", late)
+        committed_len, late = len(lease.slot.committed) - len(ids), 0
+        for draft in lease.drafts:
+            if draft not in whose:
+                draft.shares.forget()
+            num_given_up, num_late = draft.parked.advance(ids, committed_len, draft.shares.note if determined else None)
+            self._metrics.note_parked("pruned", num_given_up)
+            self._metrics.note_parked("late", num_late)
+            late += num_late
+        self._metrics.note_parked("verified", len(set().union(*(s.ranks for s in r.sources if s.whose in lease.drafts))))
         lease.num_wasted += late
         num_wasted, lease.num_wasted = lease.num_wasted, 0
         lease.goes_on(now)
         return num_wasted
 
-    def _of_shape(self, lease: Lease, room: int) -> Sequence[Candidate]:
+    def _of_shape(self, lease: Lease, draft: Delivered, room: int) -> Sequence[Candidate]:
         """Return what has come of the tree that the request names."""
         shape = lease.speculation.tree
         assert shape is not None, "the request names no tree"
         fitted = shape.fitted(lease.slot.max_len - len(lease.slot.committed) - 1, room)
         if fitted is None or not self._takes_trees:
-            return as_chain(lease.parked.chain(min(room, shape.depth)), lease.shares.share(0))
+            return as_chain(draft.parked.chain(min(room, shape.depth)), draft.shares.share(0))
         kind = NodeKind.GUESS if lease.slot.params.determined else NodeKind.LAW
-        return lease.parked.within(lease.shares.share, kind, fitted)
+        return draft.parked.within(draft.shares.share, kind, fitted)
 
-    def _of_nodes(self, slot: Slot, nodes: Sequence[Candidate], drafter: Drafter | None) -> Ready:
-        """Raises BadTensor."""
-        ids, parents = [node.token_id for _, node, _ in nodes], [parent for _, _, parent in nodes]
-        is_chain = parents == list(range(-1, len(nodes) - 1))
-        if slot.params.determined:
-            return Ready(slot, ids, None, None if is_chain else DraftTree(tuple(ids), tuple(parents)), drafter=drafter)
-        if not is_chain:
-            return Ready(slot, ids, None, DraftTree.checked(ids, parents), drafter=drafter, drawn=self._drawn(nodes))
-        guessed = nodes[0][1].kind is NodeKind.GUESS and slot.params.lenience == 1.0
-        laws = None if guessed else [self._law([node]) for _, node, _ in nodes]
-        return Ready(slot, ids, laws, guessed=guessed, drafter=drafter)
-
-    def _of_guesses(self, slot: Slot, nodes: Sequence[Candidate], beside: Beside) -> Ready:
-        """Return what goes into the step of guesses that are laid over each other."""
-        ready, own = self._of_nodes(slot, nodes, beside.drafter), {id(draft) for _, draft, _ in beside.chain}
-        tree = DraftTree(tuple(ready.draft_ids), tuple(ready.parents))
-        ranks = {node: draft.rank for node, (_, draft, _) in enumerate(nodes) if id(draft) not in own}
-        sources = Sources(ranks, along(tree, beside.chain))
-        if not ranks or not sources.own:
-            return replace(ready, drafter=Drafter.MODEL if ranks else beside.drafter.own)
-        return replace(ready, sources=sources)
-
-    def _drawn(self, nodes: Sequence[Candidate]) -> dict[int, list[Drawn]]:
-        """Return what was drawn after each node of a tree, from one law each. Raises BadTensor."""
-        found: dict[int, list[int]] = {}
-        for node, (_, draft, parent) in enumerate(nodes):
-            if draft.kind is NodeKind.LAW:
-                found.setdefault(parent, []).append(node)
-        return {
-            parent: [Drawn(self._law([nodes[child][1] for child in children]), tuple(children))]
-            for parent, children in found.items()
-        }
-
-    def _law(self, siblings: Sequence[Draft]) -> RowLaw:
-        """Return what siblings were drawn from. Raises BadTensor."""
+    def _law(self, whose: Delivered | Drafter | None, siblings: Sequence[Draft]) -> RowLaw:
+        """Return what siblings were drawn from. Raises _RefusedError."""
         law = siblings[0].law
         if siblings[0].kind is NodeKind.GUESS:
             return one_hot(siblings[0].token_id, self._vocab_size)
         if isinstance(law, RowLaw):
             return law
+        assert isinstance(whose, Delivered), "a draw of the target's own came over the wire"
         if law is None:
-            raise BadTensor("distributions are missing, and acceptance is by rejection at a temperature above 0")
-        return decode_law(*law, self._vocab_size, [each.token_id for each in siblings])
+            why = "distributions are missing, and acceptance is by rejection at a temperature above 0"
+            raise _RefusedError(why, whose)
+        try:
+            return decode_law(*law, self._vocab_size, [each.token_id for each in siblings])
+        except BadTensor as error:
+            raise _RefusedError(str(error), whose) from None
+
+
+class _RefusedError(Exception):
+    """What a draft delivered breaks a rule."""
+
+    def __init__(self, why: str, draft: Delivered) -> None:
+        super().__init__(why)
+        self.draft = draft
+
+
+def _drafter_of(whose: Iterable[Delivered | Drafter]) -> Drafter:
+    """Return the name of sources together."""
+    each = list(whose)
+    own = next((source for source in each if isinstance(source, Drafter)), None)
+    if own is None:
+        return Drafter.MODEL if len(each) == 1 else Drafter.MODEL_AND_MODEL
+    return own if len(each) == 1 else next(union for union in Drafter if union.unites and union.own is own)
+
+
+def _ends_by_draws(part: Part) -> bool:
+    """Return whether it ends where its draws are such that nothing more is known; guesses are the same every time."""
+    return part.most > 0 and part.nodes[0][1].kind is NodeKind.LAW
+
+
+def _drawn_after(tree: DraftTree, said: Mapping[int, Draft]) -> dict[int, list[int]]:
+    """Return, by parent, what a source drew there, in order."""
+    found: dict[int, list[int]] = {}
+    for node, draft in said.items():
+        if draft.kind is NodeKind.LAW:
+            found.setdefault(tree.parents[node], []).append(node)
+    return found
 
 
 def _wanted(lease: Lease) -> int:

@@ -129,15 +129,15 @@ class Features:
             self._early.popitem(last=False)
 
     def _begin(self, lease: Lease, job: WantRows) -> None:
-        lease.wanting = Wanting(job)
-        self._send_since(lease, lease.wanting, job.start)
+        wanting = lease.of_ticket(job.ticket).wanting = Wanting(job)
+        self._send_since(lease, wanting, job.start)
 
     def _forget(self, link: RowsLink) -> None:
         for ticket in [ticket for ticket, job in self._early.items() if job.link is link]:
             del self._early[ticket]
-        for lease in self._leases:
-            if lease.wanting is not None and lease.wanting.job.link is link:
-                lease.wanting = None
+        for draft in (draft for lease in self._leases for draft in lease.drafts):
+            if draft.wanting is not None and draft.wanting.job.link is link:
+                draft.wanting = None
 
     def _probe(self, job: ProbeJob) -> None:
         result: Probed | JobError
@@ -174,9 +174,10 @@ class Features:
 
     def lease_began(self, lease: Lease) -> None:
         """Take up what was asked for before."""
-        early = self._early.pop(lease.job.ticket, None)
-        if early is not None:
-            self._begin(lease, early)
+        for draft in lease.drafts:
+            early = self._early.pop(draft.ticket, None)
+            if early is not None:
+                self._begin(lease, early)
 
     def cut(self, key: SlotKey, end: int) -> None:
         """Forget the rows of a slot from a position on: other tokens are there now, or may come."""
@@ -248,10 +249,11 @@ class Features:
         while self.num_kept_bytes > MAX_KEPT_BYTES:
             self._let_go([next(iter(self._kept))])
         lease = self._leases.get(staying.key)
-        if lease is not None and lease.wanting is not None and lease.wanting.job.digest == digest:
-            num_unwanted = max(0, lease.wanting.job.start - staying.start)
-            rest = data[num_unwanted * row_bytes :]
-            self._send(lease, lease.wanting, staying.start + num_unwanted, len(rest) // row_bytes, rest)
+        for wanting in () if lease is None else [draft.wanting for draft in lease.drafts]:
+            if lease is not None and wanting is not None and wanting.job.digest == digest:
+                num_unwanted = max(0, wanting.job.start - staying.start)
+                rest = data[num_unwanted * row_bytes :]
+                self._send(lease, wanting, staying.start + num_unwanted, len(rest) // row_bytes, rest)
 
     def _send_since(self, lease: Lease, wanting: Wanting, start: int) -> None:
         kept = self._kept.get((wanting.job.digest, lease.slot.key))
@@ -277,7 +279,8 @@ class Features:
     def _send_lacking(self) -> None:
         lacking, self._lacking = self._lacking, {}
         for ticket, (lease, wanting) in lacking.items():
-            if lease.wanting is not wanting or wanting.lacks is None or lease is not self._leases.get(lease.slot.key):
+            is_over = lease.of_ticket(ticket).wanting is not wanting or lease is not self._leases.get(lease.slot.key)
+            if is_over or wanting.lacks is None:
                 continue
             if wanting.job.link.has_room:
                 start, wanting.lacks = wanting.lacks, None

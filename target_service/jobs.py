@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,6 +44,12 @@ class VerifyJob:
     """Takes a verdict a step."""
     levels: tuple[Level, ...] = ()
     """Of a beam search, all that is decided."""
+    others: Sequence[tuple[int, bool]] = ()
+    """Ticket and is_drafted of further drafts."""
+
+    @property
+    def tickets(self) -> Sequence[tuple[int, bool]]:
+        return ((self.ticket, self.is_drafted), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,20 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """What came of one of several drafts in a step."""
+
+    num_drafted: int
+    """Nodes that none of those before it has drafted, too."""
+    num_accepted: int
+    is_verified: bool
+    """Something of it was verified."""
+    hit: bool | None
+    is_refused: bool
+    """What it delivered broke a rule."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision on one step of a slot."""
 
@@ -124,5 +144,7 @@ class Verdict:
     hypotheses: tuple[Hypothesis, ...] = ()
     """Answers of a beam search that has finished, best first."""
     num_own_drafted: int = 0
-    """Of a tree of two sources, drafts that the target alone has made, among num_drafted."""
+    """Of a tree of several sources, drafts that the target alone has made, among num_drafted."""
     num_own_accepted: int = 0
+    drafts: Sequence[DraftOutcome] = ()
+    """Of several drafts, each by itself, in the order of their tickets."""

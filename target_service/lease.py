@@ -28,24 +28,14 @@ ETA_WEIGHT = 0.25
 
 
 @dataclass(eq=False, slots=True)
-class Lease:
-    """A slot that steps by itself until it has `until_len` committed tokens."""
+class Delivered:
+    """What one draft delivers for a slot, under a ticket of its own, and how long it takes."""
 
-    job: VerifyJob
-    slot: Slot
-    speculation: Speculation
-    until_len: int
+    ticket: int
     shares: SlotShares
-    """Of what is delivered."""
-    own_shares: dict[Drafter, SlotShares]
-    """Of what each of the slot's own drafters guesses."""
-    ready_s: float
-    """When it could go on: its Verify or Extend came, or its last verdict left."""
     live: bool
     """Guesses came since they were last waited for in vain."""
     parked: Parked = field(default_factory=Parked)
-    beams: Beams | None = None
-    """What is searched in place of an answer that is drawn."""
     heard: bool = False
     """Something was delivered under the ticket."""
     lacked: dict[int, float] = field(default_factory=dict)
@@ -58,15 +48,61 @@ class Lease:
     """How long after some guesses the next usually come, while the slot waits for them."""
     arrived_s: float = 0.0
     """When the last ones came."""
-    hit: bool = False
-    """Something lay ready then."""
-    held_from_s: float | None = None
-    """When the next step was first held back for guesses."""
-    num_wasted: int = 0
+    is_ready: bool = False
+    """Something lay ready when the slot could go on."""
     refused: str | None = None
     """What was wrong with a delivery since the last verdict."""
     wanting: Wanting | None = None
-    """The draft that reads rows of features; the last that asked."""
+    """The draft, where it reads rows of features: the last that asked."""
+
+    @property
+    def hit(self) -> bool | None:
+        """Return whether something lay ready when the slot could go on; None where nothing has come yet."""
+        return self.is_ready if self.heard else None
+
+    def arrived(self, root_len: int, arrived_s: float) -> None:
+        """Note that guesses came, of use or not: they tell how long they take. root_len: what they hang under."""
+        self.live = self.heard = True
+        lacked_s = self.lacked.pop(root_len, None)
+        if lacked_s is not None:
+            self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - lacked_s))
+            self.lacked_len = root_len
+        elif root_len == self.lacked_len:
+            self.gap_s = _mean(self.gap_s, max(0.0, arrived_s - self.arrived_s))
+        self.arrived_s = arrived_s
+
+    def goes_on(self, length: int, is_ready: bool, now: float) -> None:
+        """Note that the slot can take its next step, with that many tokens. is_ready: whether something is here."""
+        self.refused, self.is_ready = None, is_ready
+        if not is_ready:
+            self.lacked[length] = now
+            if len(self.lacked) > MOST_LACKED:
+                del self.lacked[next(iter(self.lacked))]
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A slot that steps by itself until it has `until_len` committed tokens."""
+
+    job: VerifyJob
+    slot: Slot
+    speculation: Speculation
+    until_len: int
+    drafts: Sequence[Delivered]
+    """Of each draft that may deliver, in the order in which draws are tested; at least one."""
+    own_shares: dict[Drafter, SlotShares]
+    """Of what each of the slot's own drafters guesses."""
+    ready_s: float
+    """When it could go on: its Verify or Extend came, or its last verdict left."""
+    beams: Beams | None = None
+    """What is searched in place of an answer that is drawn. The first draft alone delivers for it."""
+    held_from_s: float | None = None
+    """When the next step was first held back for guesses."""
+    num_wasted: int = 0
+
+    @property
+    def first(self) -> Delivered:
+        return self.drafts[0]
 
     @property
     def length(self) -> int:
@@ -92,25 +128,19 @@ class Lease:
             return self.beams.num_fed(self.slot)
         return len(self.slot.committed) - len(self.slot.cached)
 
+    def of_ticket(self, ticket: int) -> Delivered:
+        """Return what is delivered under one of the lease's tickets."""
+        return next(each for each in self.drafts if each.ticket == ticket)
+
+    def shares_of(self, whose: Delivered | Drafter) -> SlotShares:
+        return whose.shares if isinstance(whose, Delivered) else self.own_shares[whose]
+
     def goes_on(self, now: float) -> None:
         """Note that the slot can take its next step."""
-        self.ready_s, self.held_from_s, self.refused = now, None, None
-        self.hit = bool(self.parked.chain(1) if self.beams is None else self.beams.num_here)
-        if not self.hit:
-            self.lacked[self.length] = now
-            if len(self.lacked) > MOST_LACKED:
-                del self.lacked[next(iter(self.lacked))]
-
-    def arrived(self, root_len: int, arrived_s: float) -> None:
-        """Note that guesses came, of use or not: they tell how long they take. root_len: what they hang under."""
-        self.live = self.heard = True
-        lacked_s = self.lacked.pop(root_len, None)
-        if lacked_s is not None:
-            self.eta_s = _mean(self.eta_s, max(0.0, arrived_s - lacked_s))
-            self.lacked_len = root_len
-        elif root_len == self.lacked_len:
-            self.gap_s = _mean(self.gap_s, max(0.0, arrived_s - self.arrived_s))
-        self.arrived_s = arrived_s
+        self.ready_s, self.held_from_s = now, None
+        for each in self.drafts:
+            is_ready = bool(each.parked.chain(1) if self.beams is None else self.beams.num_here)
+            each.goes_on(self.length, is_ready, now)
 
 
 def _mean(before: float | None, new: float) -> float:
@@ -153,13 +183,13 @@ class Scaffold:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Whose the nodes of a tree are, of what was delivered and a chain of the target's own. Some are both's."""
+class Source:
+    """One of those that draft into one tree."""
 
+    whose: Delivered | Drafter
+    """What a draft delivered, or the target's own drafter."""
     ranks: Mapping[int, int]
-    """Of the delivered ones, the place among their siblings there."""
-    own: tuple[int, ...]
-    """The chain's."""
+    """Of the nodes that it says, perhaps as others do, the place among their siblings there."""
 
 
 @dataclass(frozen=True)
@@ -183,18 +213,18 @@ class Ready:
     drawn: Mapping[int, Sequence[Drawn]] = field(default_factory=dict)
     """Of a tree, what was drawn after each of its nodes, in the order in which it is tested; nothing where that does
     not matter."""
-    sources: Sources | None = None
-    """Of drafts of two sources, whose they are."""
+    sources: Sequence[Source] = ()
+    """Of drafts of several sources, whose they are, in the order in which they are tested."""
 
     @property
     def parents(self) -> Sequence[int]:
         """Return of each draft the index of the one that it follows; -1 for the last committed token."""
         return range(-1, len(self.draft_ids) - 1) if self.tree is None else self.tree.parents
 
-    @property
-    def num_own(self) -> int:
-        """Return how many drafts of two sources the target alone has made."""
-        return 0 if self.sources is None else len(self.draft_ids) - len(self.sources.ranks)
+    def num_of(self, nodes: Sequence[int]) -> list[int]:
+        """Return how many of these drafts each source has said first."""
+        first = [next(i for i, source in enumerate(self.sources) if node in source.ranks) for node in nodes]
+        return [first.count(i) for i in range(len(self.sources))]
 
     @property
     def scaffold_ids(self) -> Sequence[int]:
@@ -229,17 +259,13 @@ Candidate = tuple[float, Draft, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A chain of the target's own, in one tree with what was delivered."""
+class Part:
+    """What one of several sources says for a step."""
 
-    drafter: Drafter
-    """Of both together."""
-    chain: Sequence[Candidate]
-    num_delivered: int
-    """Nodes of the other part."""
-    order: Sequence[tuple[float, bool]] = ()
-    """Where both were drawn, the candidates are these draws: of each its chance, and whether it is the chain's, which
-    may be shorter. `nodes` is the other part then."""
+    whose: Delivered | Drafter
+    nodes: Sequence[Candidate]
+    most: int = 0
+    """How long a chain might be which ends where its draws are such that nothing more is known; 0 of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,21 +280,18 @@ class Candidates:
     """Who made them; MODEL where they were delivered, None where the grammar leaves no choice."""
     scaffold: Scaffold | None = None
     """What might be fed beside all of them."""
-    beside: Beside | None = None
-    """The part of the target's own drafter, of one that goes beside what is delivered."""
+    parts: Sequence[Part] = ()
+    """What each source says. `nodes` are those of one, and of several all, laid over each other, where guesses are
+    walked."""
+    order: Sequence[tuple[float, int]] = ()
+    """Where they were drawn, the candidates are these draws, if any: of each its chance, and whose of `parts` it is,
+    which may be shorter."""
+    num_here: Sequence[int] | None = None
+    """How many nodes of each draft might be verified; None where nothing that is delivered would be."""
 
     @property
     def gains(self) -> list[float]:
-        if self.beside is not None and self.beside.order:
-            return [chance for chance, _ in self.beside.order]
-        return [chance for chance, _, _ in self.nodes]
-
-    @property
-    def num_delivered(self) -> int | None:
-        """Return how many of them were delivered; None where nothing that is delivered would be verified."""
-        if self.beside is not None:
-            return self.beside.num_delivered
-        return len(self.nodes) if self.drafter is Drafter.MODEL else None
+        return [chance for chance, *_ in (self.order or self.nodes)]
 
     @property
     def num_scaffolds(self) -> int:

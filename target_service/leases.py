@@ -18,7 +18,8 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
-from target_service.lease import Lease
+from target_service.lease import Delivered, Lease
+from target_service.parked import Inserted
 
 log = get_logger(__name__)
 
@@ -85,16 +86,18 @@ class Leases:
         """Let the slot step by itself. beams: what is searched in it."""
         speculation, own_drafters = self._opened[slot.key]
         kind = _kind_of(slot.params)
-        shares = SlotShares(self._shares.setdefault(kind, RankShares()))
-        own_shares = {
-            each.own: SlotShares(self._shares.setdefault((*kind, each), RankShares()))
-            for each in own_drafters
-            if each.own is not None
-        }
-        lease = Lease(job, slot, speculation, job.until_len, shares, own_shares, job.arrived_s, live=job.is_drafted)
-        lease.beams = beams
+
+        def shares(whose: int | Drafter) -> SlotShares:
+            return SlotShares(self._shares.setdefault((*kind, whose), RankShares()))
+
+        drafts = [
+            Delivered(ticket, shares(place), live=is_drafted) for place, (ticket, is_drafted) in enumerate(job.tickets)
+        ]
+        own_shares = {each.own: shares(each) for each in own_drafters if each.own is not None}
+        lease = Lease(job, slot, speculation, job.until_len, drafts, own_shares, job.arrived_s, beams)
         lease.goes_on(job.arrived_s)
-        self._leases[slot.key] = self._by_ticket[job.ticket] = lease
+        self._leases[slot.key] = lease
+        self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)
         return lease
 
     def extend(self, job: ExtendJob, now: float) -> None:
@@ -134,11 +137,14 @@ class Leases:
         if lease is None:
             self._metrics.note_parked("expired", len(nodes.ids))
             return
-        most_bytes = self._max_bytes // max(1, len(self._leases))
-        if lease.beams is not None:
+        draft = lease.of_ticket(nodes.ticket)
+        most_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
+        if lease.beams is None:
+            inserted = draft.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
+        elif draft is lease.first:
             inserted = lease.beams.insert(nodes)
         else:
-            inserted = lease.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
+            inserted = Inserted(num_dropped=len(nodes.ids))
         lease.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
@@ -150,14 +156,15 @@ class Leases:
                 *(len(self._leases), self._max_bytes, nodes.num_bytes // max(1, len(nodes.ids))),
             )
         if nodes.ids:
-            lease.arrived(nodes.root_len, arrived_s)
+            draft.arrived(nodes.root_len, arrived_s)
 
     def refuse(self, ticket: int, why: str) -> None:
         """Note that a delivery broke a rule: nobody waits for the rest."""
         lease = self._by_ticket.get(ticket)
         self._metrics.proposals_refused.inc()
         if lease is not None:
-            lease.refused, lease.live = why, False
+            draft = lease.of_ticket(ticket)
+            draft.refused, draft.live = why, False
             slot_id = lease.slot.key[1]
             log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
 
@@ -171,9 +178,10 @@ class Leases:
         """End the slot's lease, if it has one: its answer is complete."""
         lease = self._leases.pop(key, None)
         if lease is not None:
-            self._metrics.note_parked("pruned", lease.parked.num_nodes)
-            if self._by_ticket.get(lease.job.ticket) is lease:
-                del self._by_ticket[lease.job.ticket]
+            self._metrics.note_parked("pruned", sum(draft.parked.num_nodes for draft in lease.drafts))
+            for draft in lease.drafts:
+                if self._by_ticket.get(draft.ticket) is lease:
+                    del self._by_ticket[draft.ticket]
         return lease
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from target_service.lease import Candidates, Lease
+from target_service.lease import Candidates, Delivered, Lease
 
 MOST_HOLD_S = 1.0
 """Seconds that a request which names how much is verified waits for it at most. Doubling it makes the first step of a
@@ -122,35 +122,42 @@ class RowRule:
         seconds, plain_s = self.cost.seconds(num_rows), self.cost.seconds(num_plain_rows)
         return seconds is None or plain_s is None or gain / seconds >= LEAST_GAIN * plain_gain / plain_s
 
-    def hold_until(self, lacking: Sequence[tuple[Lease, float]], now: float) -> float | None:
-        """Return until when the step waits for the next guesses of these slots; None to go at once, as ever while what
+    def hold_until(self, lacking: Sequence[Lacking], now: float) -> float | None:
+        """Return until when the step waits for the next guesses of these drafts; None to go at once, as ever while what
         comes does not pay.
-
-        lacking: each with the chance that its next guess would be kept.
         """
         if not self._pays:
             return None
         coming = list[_Coming]()
-        for lease, chance in lacking:
-            is_first = lease.length in lease.lacked
-            since_s, takes_s = (lease.ready_s, lease.eta_s) if is_first else (lease.arrived_s, lease.gap_s)
+        for lease, draft, chance in lacking:
+            is_first = lease.length in draft.lacked
+            since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
             if takes_s is not None and now < since_s + _PATIENCE * takes_s:
-                gain = chance + self._more(lease, chance) if is_first else chance
+                gain = chance + self._more(draft, lease.room, chance) if is_first else chance
                 coming.append(_Coming(since_s + _PATIENCE * takes_s, takes_s, gain))
         if not coming or self._rate <= 0.0:
             return None
         first = min(coming)
         return first.until_s if sum(each.gain for each in coming) / self._rate > first.takes_s else None
 
-    def _more(self, lease: Lease, chance: float) -> float:
+    def _more(self, draft: Delivered, room: int, chance: float) -> float:
         """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
-        cost, more = (lease.gap_s or 0.0) * self._rate, 0.0
-        for _ in range(0 if lease.gap_s is None else lease.room - 1):
-            chance *= lease.shares.share(0)
+        cost, more = (draft.gap_s or 0.0) * self._rate, 0.0
+        for _ in range(0 if draft.gap_s is None else room - 1):
+            chance *= draft.shares.share(0)
             if chance <= cost:
                 break
             more += chance - cost
         return more
+
+
+class Lacking(NamedTuple):
+    """A draft of which more guesses are on their way."""
+
+    lease: Lease
+    draft: Delivered
+    chance: float
+    """That the next one would be kept."""
 
 
 class _Coming(NamedTuple):

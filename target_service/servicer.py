@@ -19,6 +19,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
 from target_service.feature_stream import FeatureStream
@@ -113,6 +114,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
 def _verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Raises InvalidRequest."""
+    tickets = [(each.ticket, each.is_drafted) for each in (message, *message.others)]
+    if len({ticket for ticket, _ in tickets}) < len(tickets) or len(tickets) > MAX_DRAFTS:
+        raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
@@ -124,6 +128,7 @@ def _verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respo
         arrived_s=time.monotonic(),
         respond=respond,
         levels=levels_from_proto(message.levels, vocab_size),
+        others=tickets[1:],
     )
 
 
@@ -158,6 +163,16 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         num_foretold=result.num_foretold,
         num_own_drafted=result.num_own_drafted,
         num_own_accepted=result.num_own_accepted,
+        drafts=[
+            tpb.DraftOutcome(
+                num_drafted=each.num_drafted,
+                num_accepted=each.num_accepted,
+                is_verified=each.is_verified,
+                hit=each.hit,
+                is_refused=each.is_refused,
+            )
+            for each in result.drafts
+        ],
         levels=map(level_to_proto, result.levels),
         hypotheses=[
             tpb.Hypothesis(ids=each.ids, score=each.score, stop_token_id=each.stop_id) for each in result.hypotheses

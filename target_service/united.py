@@ -1,64 +1,50 @@
-"""Two sources in one tree: what a draft delivered, and a chain of the target's own beside it. Pure.
+"""Several sources in one tree: what drafts delivered, and a chain of the target's own beside it. Pure.
 
 SpecInfer (Miao et al., ASPLOS 2024). Where drafts are walked as far as they match, the sources' trees are laid over
 each other, and a step's share of the whole is chosen. Under `rejection` each draw is tested against the law of its own
-source, what was delivered first. A draw that is left out for its own value, or for that of one that is tested after
-it, would change the law: so each source's share is chosen before anybody looks at what the chain holds, as though it
-were as long as it may be, and what both drew is one node and two draws.
+source, in the order of the sources, the target's own last. A draw that is left out for its own value, or for that of
+one that is tested after it, would change the law: so each source's share is chosen before anybody looks at what was
+drawn. How many draws of a draft are here goes by clocks and by the tokens before them; a chain of a table of the
+target's own ends where nothing more is known to follow, which its draws decide, and is taken to be as long as it may
+be, alone, too. What two sources drew is one node and two draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from operator import mul
 
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
-from outrider.engine.speculation.ranks import SlotShares
-from target_service.lease import Candidate, Sources
+from target_service.lease import Candidate, Draft, Part, Source
 
 
-@dataclass(frozen=True, slots=True)
-class Chances:
-    """How often what each source says comes."""
-
-    delivered: float
-    """The first of what was delivered after a node."""
-    own: float
-    """What the chain says, where that does not."""
-
-    def of_chain(self, *, beside: bool) -> float:
-        """Return the chance of what the chain says after a node: alone, or beside what was delivered there."""
-        return self.own * (1.0 - self.delivered) if beside else self.own
-
-
-def laid_over(
-    delivered: Sequence[Candidate], chain: Sequence[Candidate], chances: Chances, most: int
-) -> list[Candidate]:
-    """Return the tree of both, best first, of at most so many guesses. What both say is one guess, as likely as the
-    likelier of the two has it, and what was delivered behind it is the likelier by as much.
+def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int) -> list[Candidate]:
+    """Return the tree of all, best first, of at most so many guesses. shares: of each part, how often the first of what
+    it says after a node comes. What is said where others speak before is worth what these leave it; what several say is
+    one guess, as likely as the likeliest of them has it, and what hangs below is the likelier by as much.
     """
-    places = {(parent, draft.token_id): node for node, (_, draft, parent) in enumerate(delivered)}
-    parents = {parent for _, _, parent in delivered}
-    raised, added = dict[int, float](), list[Candidate]()
-    at, chance, times = ROOT, 1.0, 1.0
-    for _, draft, _ in chain:
-        chance *= chances.of_chain(beside=at in parents)
-        node = places.get((at, draft.token_id))
-        if node is None:
-            added.append((chance, draft, at))
-            at = len(delivered) + len(added) - 1
-            continue
-        here = times * delivered[node][0]
-        chance = max(chance, here)
-        times *= chance / here
-        raised[node], at = times, node
-    factors, nodes = list[float](), list[Candidate]()
-    for node, (before, draft, parent) in enumerate(delivered):
-        factors.append(raised.get(node, 1.0 if parent == ROOT else factors[parent]))
-        nodes.append((before * factors[node], draft, parent))
-    return _best_first([*nodes, *added])[:most]
+    drafts, parents, steps = list[Draft](), list[int](), list[float]()
+    places = dict[tuple[int, int], int]()
+    left = dict[int, float]()
+    for part, share in zip(parts, shares, strict=True):
+        own = list[int]()
+        for chance, draft, parent in part.nodes:
+            above, before = (ROOT, 1.0) if parent == ROOT else (own[parent], part.nodes[parent][0])
+            step = chance / before * left.get(above, 1.0)
+            node = places.setdefault((above, draft.token_id), len(drafts))
+            if node == len(drafts):
+                drafts.append(draft)
+                parents.append(above)
+                steps.append(step)
+            steps[node] = max(steps[node], step)
+            own.append(node)
+        for above in {parents[node] for node in own}:
+            left[above] = left.get(above, 1.0) * (1.0 - share)
+    chances = list[float]()
+    for parent, step in zip(parents, steps, strict=True):
+        chances.append(step if parent == ROOT else chances[parent] * step)
+    return _best_first(list(zip(chances, drafts, parents, strict=True)))[:most]
 
 
 def _best_first(nodes: Sequence[Candidate]) -> list[Candidate]:
@@ -68,61 +54,57 @@ def _best_first(nodes: Sequence[Candidate]) -> list[Candidate]:
     return [(nodes[node][0], nodes[node][1], places[nodes[node][2]]) for node in order]
 
 
-def in_turn(delivered: Sequence[Candidate], num_own: int, chances: Chances, most: int) -> list[tuple[float, bool]]:
-    """Return, best first, the chance of each of at most so many draws, and whether it is the chain's. num_own: how long
-    that may be, whatever it holds.
-    """
-    own = accumulate(repeat(chances.own, num_own - 1), mul, initial=chances.of_chain(beside=True))
-    both = [*((chance, False) for chance, _, _ in delivered), *((chance, True) for chance in own)]
-    return sorted(both, key=lambda each: -each[0])[:most]
+def in_turn(parts: Sequence[Part], shares: Sequence[float], most: int) -> list[tuple[float, int]]:
+    """Return, best first, the chance of each of at most so many draws, and whose of the parts it is."""
+    found, left = list[tuple[float, int]](), 1.0
+    for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
+        chances = [chance for chance, _, _ in part.nodes]
+        if part.most:
+            chances = list(accumulate(repeat(share, part.most), mul))
+        found += [(left * chance, index) for chance in chances]
+        left *= 1.0 - share
+    return sorted(found, key=lambda each: -each[0])[:most]
 
 
-def joined(delivered: Sequence[Candidate], chain: Sequence[Candidate]) -> DraftTree:
-    """Return the tree of both, those that were delivered first."""
-    ids, parents = [draft.token_id for _, draft, _ in delivered], [parent for _, _, parent in delivered]
-    places, at = {key: node for node, key in enumerate(zip(parents, ids, strict=True))}, ROOT
-    for _, draft, _ in chain:
-        node = places.setdefault((at, draft.token_id), len(ids))
-        if node == len(ids):
-            ids.append(draft.token_id)
-            parents.append(at)
-        at = node
+def joined(parts: Sequence[Part]) -> DraftTree:
+    """Return the tree of all, those of the first part first."""
+    ids, parents, places = list[int](), list[int](), dict[tuple[int, int], int]()
+    for part in parts:
+        own = list[int]()
+        for _, draft, parent in part.nodes:
+            above = ROOT if parent == ROOT else own[parent]
+            node = places.setdefault((above, draft.token_id), len(ids))
+            if node == len(ids):
+                ids.append(draft.token_id)
+                parents.append(above)
+            own.append(node)
     return DraftTree.checked(ids, parents)
 
 
-def along(tree: DraftTree, chain: Sequence[Candidate]) -> tuple[int, ...]:
-    """Return the nodes of a tree that a chain says, as far as they are there."""
-    nodes, at = list[int](), ROOT
-    for _, draft, _ in chain:
-        node = tree.child(at, draft.token_id)
-        if node is None:
-            break
-        nodes.append(node)
-        at = node
-    return tuple(nodes)
+def said_in(tree: DraftTree, part: Part) -> dict[int, Draft]:
+    """Return what a part says by the nodes of a tree, as far as it is there."""
+    places, found = dict[int, int]({ROOT: ROOT}), dict[int, Draft]()
+    for index, (_, draft, parent) in enumerate(part.nodes):
+        node = tree.child(places[parent], draft.token_id) if parent in places else None
+        if node is not None:
+            places[index] = node
+            found[node] = draft
+    return found
 
 
-def note_outcome(
-    tree: DraftTree,
-    sources: Sources,
-    path: Sequence[int],
-    delivered: SlotShares,
-    own: SlotShares,
-    *,
-    determined: bool,
-) -> None:
-    """Record what came of each source, as far as it was looked at: the chain's is where nothing came that stands before
-    it, the likeliest that was delivered or, under `rejection`, all of it, which is tested first. Where guesses are
-    walked, what a draft delivered is noted elsewhere, and what both say counts as the draft's.
+def outcomes(
+    tree: DraftTree, sources: Sequence[Source], path: Sequence[int], *, determined: bool
+) -> Iterator[tuple[Source, int | None]]:
+    """Yield what came of each source after each node of the path, the place of what came among what it says there, or
+    None, as far as it was looked at: what stands before it did not come, which is all that earlier sources drew under
+    `rejection`, and the likeliest of theirs where guesses are walked.
     """
     for depth, node in enumerate((ROOT, *path)):
-        came = path[depth] if depth < len(path) else None
-        before = [child for child in tree.children(node) if child in sources.ranks]
-        if determined:
-            before = [child for child in before if not sources.ranks[child]]
-        elif before:
-            delivered.note(sources.ranks[came] if came in before and came is not None else None)
-        is_followed = depth < len(sources.own) and sources.own[:depth] == tuple(path[:depth])
-        if not is_followed or came in before or (determined and sources.own[depth] in before):
-            continue
-        own.note(0 if came == sources.own[depth] else None)
+        came, before = path[depth] if depth < len(path) else None, set[int]()
+        for source in sources:
+            said = {child for child in tree.children(node) if child in source.ranks}
+            likeliest = {child for child in said if not determined or not source.ranks[child]}
+            is_heard = not (determined and likeliest and likeliest <= before)
+            if said and came not in before and is_heard:
+                yield source, None if came is None else source.ranks.get(came)
+            before |= likeliest

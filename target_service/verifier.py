@@ -33,11 +33,11 @@ from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
-from target_service.jobs import ExtendJob, Finish, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
+from target_service.jobs import DraftOutcome, ExtendJob, Finish, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.rows import RowRule, waits_until
+from target_service.rows import Lacking, RowRule, waits_until
 
 
 class Verifier:
@@ -247,18 +247,17 @@ class Verifier:
         self._held_until = None
         if not found:
             return []
-        chances = [(each.lease, self._drafts.lacking(each)) for each in found]
-        lacking = [(lease, chance) for lease, chance in chances if chance is not None]
+        lacking = [Lacking(each.lease, *draft) for each in found for draft in self._drafts.lacking(each)]
         self._held_until = self._rule.hold_until(lacking, now)
-        waiting = {lease.slot.key for lease, _ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
+        waiting = {lease.slot.key for lease, *_ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
         held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
         for lease in held:
             lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
             lease.slot.asked_s = now  # it does not rest
         if self._held_until is not None:
             return []
-        for lease, _ in lacking:
-            lease.live = lease.slot.key in waiting or lease.held_from_s is None
+        for lease, draft, _ in lacking:
+            draft.live = lease.slot.key in waiting or lease.held_from_s is None
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
         return [each for each in found if each.lease.slot.key not in waiting]
@@ -333,7 +332,7 @@ class Verifier:
         slot, length, is_done = lease.slot, beams.length, beams.search.is_done
         num_given_up = 0 if is_done else beams.go_on(slot, fed, levels, self._runner)
         slot.asked_s = time.monotonic()
-        hit, fallback = lease.hit if lease.heard else None, None if fed.num_drafts else self._drafts.fallback(lease)
+        hit, fallback = lease.first.hit, None if fed.num_drafts else self._drafts.fallback(lease)
         num_wasted = self._drafts.decided(lease, fed, len(levels), num_given_up, slot.asked_s)
         last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
         verdict = Verdict(
@@ -385,7 +384,7 @@ class Verifier:
         num_over = max(0, len(accepted_ids) - len(commit.token_ids))  # of drafts that stay and come after the end
         self._features.stays(slot.key, self._rows[slot.key], kept[: len(kept) - num_over])
         foretold = self._own_drafts.append(slot.key, commit.token_ids)
-        hit = lease.hit if lease.heard else None
+        hit, outcomes = lease.first.hit, _draft_outcomes(lease, r, path)
         num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, foretold, slot.asked_s)
         verdict = Verdict(
             committed_len=committed_len,
@@ -404,8 +403,9 @@ class Verifier:
             hit=hit,
             num_wasted=num_wasted,
             num_foretold=sum(foretold),
-            num_own_drafted=r.num_own,
-            num_own_accepted=0 if r.sources is None else sum(node not in r.sources.ranks for node in path),
+            num_own_drafted=_num_own(r, range(len(r.draft_ids))),
+            num_own_accepted=_num_own(r, path),
+            drafts=outcomes,
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)
@@ -482,6 +482,24 @@ def _apart(ready: Sequence[Ready], logits: Tensor) -> tuple[Tensor, dict[SlotKey
         return logits, {}
     parts = logits.split([num for r in ready for num in (len(r.draft_ids) + 1, len(r.scaffold_ids))])
     return torch.cat(parts[::2]), {r.slot.key: part for r, part in zip(ready, parts[1::2], strict=True)}
+
+
+def _num_own(r: Ready, nodes: Sequence[int]) -> int:
+    """Return how many of these drafts of several sources the target alone has made."""
+    counts = zip(r.sources, r.num_of(nodes), strict=True) if len(r.sources) > 1 else ()
+    return sum(num for source, num in counts if isinstance(source.whose, Drafter))
+
+
+def _draft_outcomes(lease: Lease, r: Ready, path: Sequence[int]) -> list[DraftOutcome]:
+    """Return what came of each draft, where there are several."""
+    if len(lease.drafts) < 2:
+        return []
+    counts = zip(r.num_of(range(len(r.draft_ids))), r.num_of(path), strict=True)
+    came = {id(source.whose): each for source, each in zip(r.sources, counts, strict=True)}
+    return [
+        DraftOutcome(*came.get(id(draft), (0, 0)), id(draft) in came, draft.hit, draft.refused is not None)
+        for draft in lease.drafts
+    ]
 
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:

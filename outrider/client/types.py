@@ -78,6 +78,8 @@ class Drafter(StrEnum):
     NGRAM_AND_MODEL = "ngram&model"
     """NGRAM and a draft worker, both in one tree."""
     LOOKUP_AND_MODEL = "lookup&model"
+    MODEL_AND_MODEL = "model&model"
+    """A draft worker of each pool of drafts, all in one tree."""
 
     @classmethod
     def _missing_(cls, value: object) -> Drafter | None:

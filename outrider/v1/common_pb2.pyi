@@ -38,6 +38,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_PASS: _ClassVar[Drafter]
     DRAFTER_NGRAM_AND_MODEL: _ClassVar[Drafter]
     DRAFTER_LOOKUP_AND_MODEL: _ClassVar[Drafter]
+    DRAFTER_MODEL_AND_MODEL: _ClassVar[Drafter]
 
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -108,6 +109,7 @@ DRAFTER_LOOKAHEAD_MODEL: Drafter
 DRAFTER_PASS: Drafter
 DRAFTER_NGRAM_AND_MODEL: Drafter
 DRAFTER_LOOKUP_AND_MODEL: Drafter
+DRAFTER_MODEL_AND_MODEL: Drafter
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind
@@ -416,7 +418,7 @@ class OpenSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential")
+    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential", "place")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +426,7 @@ class Speculation(_message.Message):
     DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
     MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
     max_draft_tokens: int
     tree: TreeShape
@@ -431,7 +434,8 @@ class Speculation(_message.Message):
     draft_topk: int
     min_confidence: float
     sequential: bool
-    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., min_confidence: _Optional[float] = ..., sequential: _Optional[bool] = ...) -> None: ...
+    place: int
+    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., min_confidence: _Optional[float] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)

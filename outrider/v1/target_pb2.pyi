@@ -66,7 +66,7 @@ class TargetRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted", "levels")
+    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted", "levels", "others")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Verify(_message.Message):
     UNTIL_LEN_FIELD_NUMBER: _ClassVar[int]
     IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -81,7 +82,16 @@ class Verify(_message.Message):
     until_len: int
     is_drafted: bool
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
-    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[DraftTicket]
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[DraftTicket, _Mapping]]] = ...) -> None: ...
+
+class DraftTicket(_message.Message):
+    __slots__ = ("ticket", "is_drafted")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    is_drafted: bool
+    def __init__(self, ticket: _Optional[int] = ..., is_drafted: _Optional[bool] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("slot", "ticket", "until_len")
@@ -112,7 +122,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "levels", "hypotheses")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "levels", "hypotheses")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +148,7 @@ class Verdict(_message.Message):
     NUM_FORETOLD_FIELD_NUMBER: _ClassVar[int]
     NUM_OWN_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_OWN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
@@ -165,9 +176,24 @@ class Verdict(_message.Message):
     num_foretold: int
     num_own_drafted: int
     num_own_accepted: int
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftOutcome]
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+
+class DraftOutcome(_message.Message):
+    __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused")
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    IS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    IS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    num_drafted: int
+    num_accepted: int
+    is_verified: bool
+    hit: bool
+    is_refused: bool
+    def __init__(self, num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., is_verified: _Optional[bool] = ..., hit: _Optional[bool] = ..., is_refused: _Optional[bool] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("ids", "score", "stop_token_id")

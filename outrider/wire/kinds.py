@@ -37,7 +37,8 @@ class EarlyStopping(Enum):
 class Drafter(Enum):
     """Names who proposes draft tokens. All but MODEL work in the target worker.
 
-    A_MODEL is A where that has something to propose, and else MODEL; A_AND_MODEL is both, in one tree.
+    A_MODEL is A where that has something to propose, and else MODEL; A_AND_MODEL is both, in one tree. MODEL_AND_MODEL
+    is a draft worker of each pool, all in one tree.
     """
 
     MODEL = pb.DRAFTER_MODEL
@@ -55,6 +56,7 @@ class Drafter(Enum):
     PREDICTION_MODEL = pb.DRAFTER_PREDICTION_MODEL
     NGRAM_AND_MODEL = pb.DRAFTER_NGRAM_AND_MODEL
     LOOKUP_AND_MODEL = pb.DRAFTER_LOOKUP_AND_MODEL
+    MODEL_AND_MODEL = pb.DRAFTER_MODEL_AND_MODEL
 
     @property
     def label(self) -> str:
@@ -63,12 +65,13 @@ class Drafter(Enum):
 
     @property
     def own(self) -> Drafter | None:
-        """The drafter's part in the target worker; None for MODEL."""
-        return None if self is Drafter.MODEL else Drafter[self.name.removesuffix("_MODEL").removesuffix("_AND")]
+        """The drafter's part in the target worker; None where it has none."""
+        part = Drafter[self.name.removesuffix("_MODEL").removesuffix("_AND")]
+        return None if part is Drafter.MODEL else part
 
     @property
     def unites(self) -> bool:
-        """Whether what both parts propose goes into one tree."""
+        """Whether what all parts propose goes into one tree."""
         return self.name.endswith("_AND_MODEL")
 
     @property

@@ -12,6 +12,8 @@ from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_TOPK = 128
 """Entries of a cut law where nobody says how many. Doubling it doubles the bytes of each; a little more is kept."""
+MAX_DRAFTS = 8
+"""Draft workers that one answer may have. Doubling it lets a step verify twice as many trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Speculation:
     """Nothing follows a token whose path is less likely than this under the draft. Not under rejection."""
     sequential: bool = False
     """Draft and target take turns."""
+    place: int = 0
+    """Of a draft, among those of the answer."""
 
     @property
     def is_fixed(self) -> bool:
@@ -46,6 +50,7 @@ class Speculation:
             draft_topk=self.draft_topk,
             min_confidence=self.min_confidence,
             sequential=self.sequential,
+            place=self.place,
         )
 
     @classmethod
@@ -58,6 +63,7 @@ class Speculation:
         if not 0.0 <= message.min_confidence < 1.0:  # NaN is neither
             raise InvalidRequest(f"min_confidence is {message.min_confidence:g}, must be at least 0 and below 1")
         tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
+        Range(0, MAX_DRAFTS - 1).check("place", message.place)
         if tree is not None:
             Range(0, message.max_draft_tokens).check("nodes of tree", tree.most_nodes)
         return cls(
@@ -68,4 +74,5 @@ class Speculation:
             message.draft_topk or DEFAULT_TOPK,
             message.min_confidence,
             message.sequential,
+            message.place,
         )

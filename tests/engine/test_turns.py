@@ -415,7 +415,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     target = Fixed(runner)
     for _ in range(3):
         assert target.step_after(MOST_HOLD_S)
-        target.slot_lease.live = True  # something is on its way
+        target.slot_lease.first.live = True  # something is on its way
     assert not target.step_after(0.0)
     target.verifier.handle(WantRows(Reading(), b"a head", ticket=0, start=0))
     assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"
@@ -439,7 +439,7 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     monkeypatch.setattr(runner, "forward", meanwhile)
     assert target.step_after(MOST_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
-    assert target.slot_lease.hit and target.step_after(0.0)
+    assert target.slot_lease.first.hit and target.step_after(0.0)
     assert (target.verdicts[-1].num_drafted, target.verdicts[-1].hit) == (2, True)
 
 

@@ -12,8 +12,8 @@ from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
-from target_service.lease import Candidates, Lease, Scaffold
-from target_service.rows import PROBE_STEPS, RowRule
+from target_service.lease import Candidates, Delivered, Lease, Scaffold
+from target_service.rows import PROBE_STEPS, Lacking, RowRule
 
 FREE_UNTIL = 12
 
@@ -74,9 +74,13 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     shares = SlotShares(RankShares())
     spec = Speculation(**{"max_draft_tokens": 32, **speculation})
     slot: Any = SimpleNamespace(committed=[7], max_len=99)
-    made = Lease(None, slot, spec, 9, shares, {}, now, live=True)  # type: ignore[arg-type]
-    made.lacked[1], made.eta_s, made.gap_s = now, eta_s, gap_s
-    return made
+    draft = Delivered(1, shares, live=True)
+    draft.lacked[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
+    return Lease(None, slot, spec, 9, [draft], {}, now)  # type: ignore[arg-type]
+
+
+def lacking(lease: Any, chance: float) -> Lacking:
+    return Lacking(lease, lease.first, chance)
 
 
 def candidates(gains: list[float], must: int = 0) -> Candidates:
@@ -105,11 +109,11 @@ class TestChoice:
     def test_what_promises_too_little_is_passed_over_and_nobody_waits_for_more_of_it(self) -> None:
         made, near = rule(), lease(now=0.0, eta_s=0.005)
         assert made.choose([candidates([0.05, 0.03])], 1, 256) == [0]
-        assert made.hold_until([(near, 0.6)], 0.001) is None
+        assert made.hold_until([lacking(near, 0.6)], 0.001) is None
         assert made.choose([candidates([])], 1, 256) == [0]
-        assert made.hold_until([(near, 0.6)], 0.001) is None, "nothing new is known"
+        assert made.hold_until([lacking(near, 0.6)], 0.001) is None, "nothing new is known"
         assert made.choose([candidates([0.6, 0.3])], 1, 256) == [2]
-        assert made.hold_until([(near, 0.6)], 0.001) is not None
+        assert made.hold_until([lacking(near, 0.6)], 0.001) is not None
 
 
 def with_scaffold(gains: list[float], num_rows: int, share: float, **speculation: Any) -> Candidates:
@@ -162,20 +166,20 @@ class TestScaffolds:
 class TestHold:
     def test_a_step_waits_for_a_guess_that_is_worth_more_than_the_wait_and_no_longer(self) -> None:
         near = lease(now=0.0, eta_s=0.005)
-        assert rule().hold_until([(near, 0.6)], 0.001) == pytest.approx(0.01)
-        assert rule().hold_until([(near, 0.6)], 0.02) is None  # it does not come
-        assert rule().hold_until([(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
-        assert rule(tokens_per_s=2500).hold_until([(near, 0.6)], 0.001) is None  # others would wait, too
-        assert rule().hold_until([(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+        assert rule().hold_until([lacking(near, 0.6)], 0.001) == pytest.approx(0.01)
+        assert rule().hold_until([lacking(near, 0.6)], 0.02) is None  # it does not come
+        assert rule().hold_until([lacking(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
+        assert rule(tokens_per_s=2500).hold_until([lacking(near, 0.6)], 0.001) is None  # others would wait, too
+        assert rule().hold_until([lacking(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
 
     def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
         lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))
-        assert rule(100).hold_until([(lone, 0.6)], 0.001) is None
-        assert rule(100).hold_until([(slow, 0.6)], 0.001) is None
-        assert rule(100).hold_until([(quick, 0.6)], 0.001) == pytest.approx(0.014)
+        assert rule(100).hold_until([lacking(lone, 0.6)], 0.001) is None
+        assert rule(100).hold_until([lacking(slow, 0.6)], 0.001) is None
+        assert rule(100).hold_until([lacking(quick, 0.6)], 0.001) == pytest.approx(0.014)
 
     @pytest.mark.timeout(10)
     def test_guesses_that_come_together_are_counted_to_the_end(self) -> None:
         together = lease(now=0.0, eta_s=0.007, gap_s=0.0)
-        together.shares.first = 1.0
-        assert rule(100).hold_until([(together, 1.0)], 0.001) == pytest.approx(0.014)
+        together.first.shares.first = 1.0
+        assert rule(100).hold_until([lacking(together, 1.0)], 0.001) == pytest.approx(0.014)

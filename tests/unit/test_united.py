@@ -1,4 +1,4 @@
-"""Two sources in one tree: what is chosen of each, and that what is kept of both has the target's law.
+"""Several sources in one tree: what is chosen of each, and that what is kept of all has the target's law.
 
 The law by enumeration of every draw that the real functions make, as in `test_tree_law.py`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.wire.kinds import AcceptanceRule, Drafter
@@ -22,12 +22,13 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.chains import as_chain
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
-from target_service.lease import Candidate, Candidates, Lease
+from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
-from target_service.united import Chances, laid_over
+from target_service.united import laid_over
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 
@@ -36,7 +37,8 @@ PROMPT = [7, 8, 9]
 VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
 METRICS = WorkerMetrics("target")
-USUAL = Chances(0.6, 0.5)
+USUAL = (0.6, 0.5)
+"""How often what a draft says first comes, and what the chain says."""
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
@@ -53,8 +55,11 @@ class Chain:
         if self._drafts:
             yield UNION
 
+    def ends_by_draws(self, kind: Drafter) -> bool:
+        return True
+
     def candidates(self, slot: Any, kind: Drafter, state: Any, shares: Any, most: int) -> list[Candidate]:
-        return [(0.5, draft, index - 1) for index, draft in enumerate(self._drafts[:most])]
+        return as_chain(self._drafts[:most], shares.share(0))
 
 
 def guesses(*ids: int) -> list[ParkedNode]:
@@ -62,22 +67,25 @@ def guesses(*ids: int) -> list[ParkedNode]:
 
 
 def made(
-    params: SamplingParams, own: Sequence[ParkedNode], chances: Chances = USUAL, **speculation: Any
+    params: SamplingParams, own: Sequence[ParkedNode], chances: Sequence[float] = USUAL, **speculation: Any
 ) -> tuple[Drafts, Lease]:
+    """chances: of what each draft says, and last of the chain."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
     slot.key = (1, 1)
-    job: Any = SimpleNamespace(is_drafted=True)
+    *of_drafts, of_own = (SlotShares(RankShares()) for _ in chances)
+    drafts = [Delivered(ticket, shares, live=True) for ticket, shares in enumerate(of_drafts)]
+    for shares, chance in zip((*of_drafts, of_own), chances, strict=True):
+        shares.first = chance
+    job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
     spec = Speculation(**{"max_draft_tokens": 16, **speculation})
-    lease = Lease(job, slot, spec, 99, SlotShares(RankShares()), {}, 0.0, live=True)
-    lease.own_shares = {Drafter.NGRAM: SlotShares(RankShares())}
-    lease.shares.first, lease.own_shares[Drafter.NGRAM].first = chances.delivered, chances.own
+    lease = Lease(job, slot, spec, 99, drafts, {Drafter.NGRAM: of_own}, 0.0)
     lease.goes_on(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
     return Drafts(chain, keeper, METRICS, VOCAB, takes_trees=True), lease
 
 
-def deliver(lease: Lease, paths: Sequence[Sequence[int]], root_len: int = len(PROMPT)) -> None:
+def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
     """Guesses, of which the first path is the likeliest."""
     ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): TREE_ROOT}
     for path in paths:
@@ -88,8 +96,14 @@ def deliver(lease: Lease, paths: Sequence[Sequence[int]], root_len: int = len(PR
                 ranks.append(parents.count(parent))
                 ids.append(path[depth - 1])
                 parents.append(parent)
-    nodes = Nodes(1, root_len, ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
-    lease.parked.insert(nodes, lease.slot.committed, 1 << 20)
+    nodes = Nodes(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
+    lease.drafts[draft].parked.insert(nodes, lease.slot.committed, 1 << 20)
+
+
+def overlaid(*parts: tuple[Sequence[Candidate], float], most: int = 9) -> list[tuple[float, int, int]]:
+    shares = [chance for _, chance in parts]
+    found = laid_over([Part(Drafter.NGRAM, nodes) for nodes, _ in parts], shares, most)
+    return [(round(chance, 9), node.token_id, parent) for chance, node, parent in found]
 
 
 def shown(tree: DraftTree) -> set[Prefix]:
@@ -109,40 +123,44 @@ class TestGuesses:
         assert shown(tree_of(found)) == {(1,), (1, 3), (1, 3, 4), (6,), (1, 2), (1, 2, 5)}
         assert found.gains == sorted(found.gains, reverse=True)
         ready = drafts.ready(found, len(found.nodes))
-        assert ready.sources is not None and ready.tree is not None and ready.drafter is UNION
-        assert [ready.tree.prefix(node) for node in ready.sources.own] == [(1,), (1, 2), (1, 2, 5)]
-        assert {ready.tree.prefix(node) for node in ready.sources.ranks} == {(1,), (1, 3), (1, 3, 4), (6,)}
-        assert ready.num_own == 2
+        assert ready.tree is not None and ready.drafter is UNION
+        delivered, own = ({ready.tree.prefix(node) for node in source.ranks} for source in ready.sources)
+        assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
+        assert ready.num_of(range(len(ready.draft_ids))) == [4, 2]
 
     def test_the_own_chain_is_worth_what_the_draft_leaves_it(self) -> None:
-        delivered: list[Candidate] = [
-            (0.6, ParkedNode(1), ROOT),
-            (0.36, ParkedNode(2), 0),
-            (0.2, ParkedNode(3, 1), ROOT),
-        ]
-        chain: list[Candidate] = [(0.5, node, index - 1) for index, node in enumerate(guesses(3, 4))]
-        found = laid_over(delivered, chain, Chances(0.6, 0.75), 9)
-        assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
+        delivered = [(0.6, ParkedNode(1), ROOT), (0.36, ParkedNode(2), 0), (0.2, ParkedNode(3, 1), ROOT)]
+        chain = as_chain(guesses(3, 4), 0.75)
+        assert overlaid((delivered, 0.6), (chain, 0.75)) == [
             (0.6, 1, ROOT),
             (0.36, 2, 0),
             (0.3, 3, ROOT),  # its own 0.2 was raised
             (0.225, 4, 2),
         ]
-        assert [node.token_id for _, node, _ in laid_over(delivered, chain, Chances(0.6, 0.75), 3)] == [1, 2, 3]
+        assert overlaid((delivered, 0.6), (chain, 0.75), most=3) == [(0.6, 1, ROOT), (0.36, 2, 0), (0.3, 3, ROOT)]
 
     def test_what_hangs_under_a_guess_that_both_make_rises_with_it(self) -> None:
-        delivered: list[Candidate] = [
-            (0.2, ParkedNode(1), ROOT),
-            (0.1, ParkedNode(3, 1), ROOT),
-            (0.05, ParkedNode(4), 1),
-        ]
-        chain: list[Candidate] = [(0.5, ParkedNode(3), ROOT)]
-        found = laid_over(delivered, chain, Chances(0.2, 0.75), 9)
-        assert [(round(chance, 9), node.token_id, parent) for chance, node, parent in found] == [
+        delivered = [(0.2, ParkedNode(1), ROOT), (0.1, ParkedNode(3, 1), ROOT), (0.05, ParkedNode(4), 1)]
+        assert overlaid((delivered, 0.2), (as_chain(guesses(3), 0.75), 0.75)) == [
             (0.6, 3, ROOT),
             (0.3, 4, 0),
             (0.2, 1, ROOT),
         ]
+
+    def test_each_further_source_has_what_those_before_it_leave(self) -> None:
+        chains = [(as_chain(guesses(*ids), chance), chance) for ids, chance in (((1, 2), 0.5), ((3,), 0.5), ((4,), 0.8))]
+        assert overlaid(*chains) == [(0.5, 1, ROOT), (0.25, 2, 0), (0.25, 3, ROOT), (0.2, 4, ROOT)]
+
+    def test_trees_of_two_drafts_are_one(self) -> None:
+        drafts, lease = made(GREEDY, [], (0.6, 0.4, 0.5))
+        deliver(lease, [[1, 3], [6]])
+        deliver(lease, [[1, 4], [5]], draft=1)
+        found = drafts.candidates(lease)
+        ready = drafts.ready(found, len(found.nodes))
+        assert ready.tree is not None and ready.drafter is Drafter.MODEL_AND_MODEL
+        assert shown(ready.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
+        assert [each.whose for each in ready.sources] == list(lease.drafts)
+        assert ready.num_of(range(5)) == [3, 2], "what both say is the first one's"
 
     def test_a_named_number_is_each_sources(self) -> None:
         drafts, lease = made(GREEDY, guesses(1, 2, 5, 6), num_draft_tokens=2)
@@ -159,26 +177,29 @@ class TestGuesses:
     def test_a_source_that_is_late_is_absent_and_waited_for_as_long_as_it_would_be_alone(self) -> None:
         drafts, lease = made(GREEDY, guesses(1, 2), num_draft_tokens=2)
         found = drafts.candidates(lease)
-        assert drafts.lacking(found) == 1.0
+        assert drafts.lacking(found) == [(lease.first, 1.0)]
         ready = drafts.ready(found, found.must)
-        assert (ready.draft_ids, ready.drafter, ready.sources) == ([1, 2], Drafter.NGRAM, None)
+        assert (ready.draft_ids, ready.drafter) == ([1, 2], Drafter.NGRAM)
         deliver(lease, [[3, 4]])
-        assert drafts.lacking(drafts.candidates(lease)) is None
+        assert drafts.lacking(drafts.candidates(lease)) == []
         drafts, lease = made(GREEDY, [])
         deliver(lease, [[3, 4]])
         assert drafts.ready(drafts.candidates(lease), 2).drafter is Drafter.MODEL
 
     def test_under_auto_a_late_source_is_worth_what_the_other_leaves_it(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2), Chances(0.6, 0.75))
-        assert drafts.lacking(drafts.candidates(lease)) == pytest.approx(0.6 * 0.25)
-        drafts, lease = made(GREEDY, [], Chances(0.6, 0.75))
-        assert drafts.lacking(drafts.candidates(lease)) == 0.6
+        drafts, lease = made(GREEDY, guesses(1, 2), (0.6, 0.75))
+        assert drafts.lacking(drafts.candidates(lease)) == [(lease.first, pytest.approx(0.6 * 0.25))]
+        drafts, lease = made(GREEDY, [], (0.6, 0.75))
+        assert drafts.lacking(drafts.candidates(lease)) == [(lease.first, 0.6)]
+        drafts, lease = made(GREEDY, [], (0.6, 0.5, 0.75))
+        deliver(lease, [[3]], draft=1)
+        first, second = drafts.lacking(drafts.candidates(lease))
+        assert first == (lease.first, pytest.approx(0.6 * 0.5)) and second == (lease.drafts[1], pytest.approx(0.5**2))
 
     def test_what_comes_late_is_never_verified_for_another_state(self) -> None:
         drafts, lease = made(GREEDY, guesses(1, 2))
         deliver(lease, [[3, 4, 5], [6, 4]])
         ready = drafts.ready(drafts.candidates(lease), 6)
-        assert ready.sources is not None
         lease.slot.committed += [3, 0]
         drafts.committed(lease, ready, Decided(1, 0, (), (ready.draft_ids.index(3),)), [3, 0], [], 0.0)
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
@@ -240,17 +261,14 @@ class TestExactLaw:
         pass
 
     def step(
-        self, target: Law, laws: tuple[Law, Law], count: int, ends: Ends, chances: Chances, chooser: Chooser
+        self, target: Law, laws: Sequence[Law], count: int, ends: Ends, chances: Sequence[float], chooser: Chooser
     ) -> Prefix:
         """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
         numbers = Numbers(chooser)
         own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
         drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
-        at = lease.parked.root
-        for draft in self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never):
-            at.children[draft.token_id] = draft
-            at = draft
+        self.park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
         found = drafts.candidates(lease)
         ready = drafts.ready(found, count)
         assert ready.tree is not None and ready.drafter is UNION
@@ -266,7 +284,13 @@ class TestExactLaw:
             prefix = (*prefix, found[-1].token_id)
         return found
 
-    def error_of(self, target: Law, laws: tuple[Law, Law], count: int, ends: Ends, chances: Chances) -> float:
+    def park(self, draft: Delivered, chain: Sequence[ParkedNode]) -> None:
+        at = draft.parked.root
+        for each in chain:
+            at.children[each.token_id] = each
+            at = each
+
+    def error_of(self, target: Law, laws: Sequence[Law], count: int, ends: Ends, chances: Sequence[float]) -> float:
         return self.error(lambda chooser: self.step(target, laws, count, ends, chances, chooser), target)
 
     def error(self, step: Callable[[Chooser], Prefix], target: Law) -> float:
@@ -281,9 +305,9 @@ class TestExactLaw:
         return float(np.abs(total - joint(target, VOCAB)).max())
 
     @pytest.mark.parametrize("ends", [never, at_its_second], ids=["long", "ended by a value"])
-    @pytest.mark.parametrize("chances", [Chances(0.5, 0.8), Chances(0.3, 0.95)], ids=["draft first", "own first"])
+    @pytest.mark.parametrize("chances", [(0.5, 0.8), (0.3, 0.95)], ids=["draft first", "own first"])
     def test_whatever_is_chosen_of_each(self, chances: Chances, ends: Ends) -> None:
-        num_first = 2 if chances.delivered > 0.4 else 4
+        num_first = 2 if chances[0] > 0.4 else 4
         for count in range(num_first, 6):
             assert self.error_of(TARGET, (DRAFT, OWN), count, ends, chances) < TOLERANCE, count
 
@@ -297,8 +321,8 @@ class TestExactLaw:
         ],
         ids=["always the same", "never the same", "one law", "the target's own"],
     )
-    def test_whatever_both_say(self, laws: tuple[Law, Law]) -> None:
-        chances = Chances(0.5, 0.8)
+    def test_whatever_both_say(self, laws: Sequence[Law]) -> None:
+        chances = (0.5, 0.8)
         for target in (TARGET, random_law(VOCAB, 4, [0, 1])):
             for count in (2, 5):
                 assert self.error_of(target, laws, count, never, chances) < TOLERANCE, count
@@ -311,10 +335,7 @@ class TestExactLaw:
             copied = self.drawn(TARGET, [numbers["own", place] for place in range(2)], never)
             own = guesses(*(draft.token_id for draft in copied))
             drafts, lease = made(DRAWN, own)
-            at = lease.parked.root
-            for draft in self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never):
-                at.children[draft.token_id] = draft
-                at = draft
+            self.park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafts.candidates(lease)
             ready = drafts.ready(found, len(found.gains))
             assert ready.tree is not None
@@ -322,9 +343,53 @@ class TestExactLaw:
 
         assert self.error(step, TARGET) < TOLERANCE
 
+    @pytest.mark.parametrize(
+        "laws",
+        [(DRAFT, OWN), (DRAFT, DRAFT), (random_law(VOCAB, 2, [1]), OWN), (random_law(VOCAB, 2, [0]), TARGET)],
+        ids=["two laws", "one law", "always the same", "the target's own"],
+    )
+    @pytest.mark.parametrize("chances", [(0.5, 0.8, 0.5), (0.3, 0.95, 0.5)], ids=["first first", "second first"])
+    def test_whatever_two_drafts_deliver(self, laws: Sequence[Law], chances: Sequence[float]) -> None:
+        """Of which the second has one draw more, and of all that is here so many are verified."""
+
+        def step(count: int, chooser: Chooser) -> Prefix:
+            numbers = Numbers(chooser)
+            drafts, lease = made(DRAWN, [], chances)
+            for place, (draft, law) in enumerate(zip(lease.drafts, laws, strict=True)):
+                drawn = self.drawn(law, [numbers[f"draft {place}", depth] for depth in range(1 + place)], never)
+                self.park(draft, drawn)
+            found = drafts.candidates(lease)
+            ready = drafts.ready(found, count)
+            if ready.tree is None:
+                assert ready.draft_laws is not None
+                tree = DraftTree.checked(ready.draft_ids, ready.parents)
+                pairs = enumerate(zip(ready.parents, ready.draft_laws, strict=True))
+                drawn_after = {parent: [Drawn(law, (node,))] for node, (parent, law) in pairs}
+                return decided(TARGET, tree, drawn_after, numbers)
+            return decided(TARGET, ready.tree, ready.drawn, numbers)
+
+        for count in range(1, 4):
+            assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
+
+    def test_three_sources(self) -> None:
+        def step(chooser: Chooser) -> Prefix:
+            numbers = Numbers(chooser)
+            laws = (DRAFT, OWN, random_law(VOCAB, 5))
+            chains = [self.drawn(law, [numbers[str(place), 0]], never) for place, law in enumerate(laws)]
+            drafts, lease = made(DRAWN, chains[2], (0.5, 0.4, 0.3), num_draft_tokens=1)
+            for draft, chain in zip(lease.drafts, chains, strict=False):
+                self.park(draft, chain)
+            found = drafts.candidates(lease)
+            ready = drafts.ready(found, found.must)
+            assert found.must == 3
+            tree = ready.tree or DraftTree.checked(ready.draft_ids, ready.parents)
+            return decided(TARGET, tree, ready.drawn, numbers)
+
+        assert self.error(step, TARGET) < TOLERANCE
+
     def test_two_sources_keep_more_than_either(self) -> None:
-        def mean(count: int, laws: tuple[Law, Law]) -> float:
-            chances = Chances(0.5, 0.8)
+        def mean(count: int, laws: Sequence[Law]) -> float:
+            chances = (0.5, 0.8)
             runs = every_run(lambda chooser: self.step(TARGET, laws, count, never, chances, chooser))
             return sum(weight * min(2, len(output)) for weight, output in runs)
 
@@ -336,7 +401,7 @@ class TestExactLaw:
 
 def test_a_law_that_did_not_come_is_refused() -> None:
     drafts, lease = made(DRAWN, [ParkedNode(1, 0, NodeKind.LAW, 0, RowLaw(VOCAB, np.zeros(VOCAB)))])  # type: ignore[arg-type]
-    lease.parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
+    lease.first.parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
     ready = drafts.ready(drafts.candidates(lease), 2)
     assert not ready.draft_ids and ready.fallback is not None
 

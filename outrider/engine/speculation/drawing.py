@@ -73,7 +73,7 @@ def _uniforms(said: Sequence[Said]) -> list[list[float]]:
             [s.tree.segment_after(s.node).start for s, _ in drawn],
             [s.node.position + 1 for s, _ in drawn],
             [drawn[0][0].tree.plan.purpose],
-            [rank for _, rank in drawn],
+            [s.tree.plan.first_candidate + rank for s, rank in drawn],
         )[0].tolist()
     )
     return [[next(numbers) for _ in range(count)] for count in counts]

@@ -33,6 +33,9 @@ as far ahead of a target that stands still."""
 MAX_FED = 96
 """Nodes of a slot that lie in the cache at once. Doubling it doubles what a tree may take there."""
 
+CANDIDATES = 1 << 16
+"""More than the draws that one draft makes after a node."""
+
 Place = tuple[int, ...]
 """Ranks of the nodes that lead from where a segment begins to a node of it, its own the last."""
 
@@ -324,6 +327,8 @@ class Plan:
         self.topk = topk
         self.most_fed = most_fed
         self.most_depth = most_depth
+        self.first_candidate = CANDIDATES * speculation.place
+        """Of the numbers that are its own among those of several drafts for a position."""
         self._speculation = speculation
         self._determined = params.determined
         self._chain = not takes_trees or (speculation.sequential and speculation.tree is None)
