@@ -17,7 +17,6 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from target_service.beams import Beams, Fed
 from target_service.chains import as_chain
-from target_service.decide import all_kept
 from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
 from target_service.lease import Candidate, Candidates, Delivered, Draft, Lease, Part, Ready, Source
@@ -277,7 +276,9 @@ class Drafts:
             self._metrics.note_parked("pruned", num_given_up)
             self._metrics.note_parked("late", num_late)
             late += num_late
-        self._metrics.note_parked("verified", len(set().union(*(s.ranks for s in r.sources if s.whose in lease.drafts))))
+        self._metrics.note_parked(
+            "verified", len(set().union(*(s.ranks for s in r.sources if s.whose in lease.drafts)))
+        )
         lease.num_wasted += late
         num_wasted, lease.num_wasted = lease.num_wasted, 0
         lease.goes_on(now)

@@ -223,7 +223,7 @@ class Ready:
 
     def num_of(self, nodes: Sequence[int]) -> list[int]:
         """Return how many of these drafts each source has said first."""
-        first = [next(i for i, source in enumerate(self.sources) if node in source.ranks) for node in nodes]
+        first = [next((i for i, each in enumerate(self.sources) if node in each.ranks), None) for node in nodes]
         return [first.count(i) for i in range(len(self.sources))]
 
     @property

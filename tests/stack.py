@@ -123,6 +123,11 @@ class Process:
         self.popen.stdout.close()
 
 
+def info_of(draft: Process) -> pb.WorkerInfo:
+    with grpc.insecure_channel(draft.address) as channel:
+        return draft_pb2_grpc.DraftServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+
+
 @dataclass
 class Stack:
     """A running system. `draft` is None for plain decoding."""
@@ -150,8 +155,7 @@ class Stack:
 
     def draft_info(self) -> pb.WorkerInfo:
         assert self.draft is not None
-        with grpc.insecure_channel(self.draft.address) as channel:
-            return draft_pb2_grpc.DraftServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+        return info_of(self.draft)
 
     def metrics(self) -> dict[str, float]:
         """Samples of the gateway's /metrics by 'name{labels}'."""

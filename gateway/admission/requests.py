@@ -76,7 +76,13 @@ MAX_ECHO_CHARS = 200
 """Of what a caller sent, in an error that quotes it."""
 MESSAGE_CHARS = 100
 """What a message costs besides its text: a template is run over it."""
-_TEXT_WANTED = "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+_WANTED = {
+    **dict.fromkeys(
+        OF_A_TEXT, "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+    ),
+    Drafter.MODEL_AND_MODEL: "; it takes two pools of drafts, and a target that runs token trees",
+}
+"""What is to be done for a drafter."""
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 
@@ -329,7 +335,7 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
         f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: "
-        f"{offered or 'none'}" + (_TEXT_WANTED if drafter.own in OF_A_TEXT else ""),
+        f"{offered or 'none'}{_WANTED.get(drafter.own or drafter, '')}",
         param="speculation.drafter",
     )
 

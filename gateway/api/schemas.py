@@ -204,6 +204,7 @@ class SpeculationBody(_Strict):
             "prediction+model",
             "ngram&model",
             "lookup&model",
+            "model&model",
         ]
         | None,
         BeforeValidator(lambda value: drafter_label(value) if isinstance(value, str) else value),

@@ -36,13 +36,14 @@ MOVES = ("full", "draining")
 
 
 class Decoder:
-    """Runs one answer to its end. It owns the answer's two slots and frees them, however the answer ends."""
+    """Runs one answer to its end. It owns the answer's slots and frees them, however the answer ends."""
 
     def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
         """deadline_s: monotonic time at which the request's life ends."""
         self.model = model
         self.session = session
-        self.draft = Drafting(model, session)
+        pools = model.pools_for(session.request)
+        self.drafts = [Drafting(model, session, place, pool) for place, pool in enumerate(pools)]
         self.target = Verification(model, session, deadline_s)
         self._drafter = model.drafter_for(session.request)
         self._speculation: Speculation | None = None
@@ -75,7 +76,8 @@ class Decoder:
                     raise Unavailable("the targets keep losing the request; try again later", retry_after_s=1.0)
                 await self.target.pay_for_retry()
         finally:
-            self.draft.close()
+            for draft in self.drafts:
+                draft.close()
             self.target.close()
 
     async def _try_round(self) -> RoundOutput | None:
@@ -102,17 +104,19 @@ class Decoder:
             self._own = self._own_drafter(target)
             await self.target.open(target, self._speculation, self._own)
         if self._asks_draft:
-            is_left = self.draft.place(self.target.member)
-            if is_left or self.draft.begins_anew(self.target.ticket, target):
+            left = [draft.place(self.target.member) for draft in self.drafts]
+            told = zip(self.drafts, self.target.tickets, strict=False)
+            if any(left) or any(draft.begins_anew(ticket, target) for draft, ticket in told):
                 self.target.end_lease()
         if not self.target.leases:
             self._began_s = time.monotonic()
-            self.target.begin_lease(target, is_drafted=self._asks_draft and self.draft.connection is not None)
+            drafted = [self._asks_draft and draft.connection is not None for draft in self.drafts]
+            self.target.begin_lease(target, drafted=drafted)
             self._advance(target)
 
         # 2 VERDICT: of the step that follows the committed tokens, which may have been made long ago
         started_s, committed_len = self._began_s, self.session.committed_len
-        self._record = record = RoundRecord(self.target.ticket, committed_len, started_s, self.target.member.name)
+        self._record = record = RoundRecord(self.target.tickets[0], committed_len, started_s, self.target.member.name)
         verdict = await self.target.next_verdict(target)
         if verdict is None:
             return None
@@ -121,7 +125,8 @@ class Decoder:
         # 3 COMMIT, and let both go on: all of it one way
         timings = _timings(verdict, self._began_s - started_s)
         output = self.session.apply(verdict, timings)
-        self.draft.note(verdict)
+        for draft in self.drafts:
+            draft.note(verdict)
         if not self.session.finished:
             self._advance(target)
             self.target.extend(target)
@@ -136,13 +141,15 @@ class Decoder:
         return self._speculation is not None and (self._own is None or self._drafter.asks_model)
 
     def _speculate(self, target: Connection) -> Speculation | None:
-        draft = self.draft.choose(self.target.member)
-        workers = (target.info,) if draft is None else (target.info, draft)
+        drafts = [draft.choose(self.target.member) for draft in self.drafts]
+        workers = [target.info, *(draft for draft in drafts if draft is not None)]
         return speculation_of(self.session.request, self.model.config, workers, self.session.num_held)
 
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
-        kind = self._drafter if self._drafter.unites else self._drafter.own
+        kind = self._drafter.own
+        if kind is not None and self._drafter.unites:
+            kind = self._drafter
         kind = None if self._speculation is None else kind
         if kind is None or kind.value in target.info.drafters:
             return kind
@@ -155,11 +162,16 @@ class Decoder:
 
     def _advance(self, target: Connection) -> None:
         if self._asks_draft:
-            self.draft.advance(self.target.ticket, target, self.target.member)
+            for draft, ticket in zip(self.drafts, self.target.tickets, strict=True):
+                draft.advance(ticket, target, self.target.member)
 
     def _note(self, verdict: tpb.Verdict, output: RoundOutput, record: RoundRecord) -> None:
-        """Count the round, under the models' names or under those of the target's and of what it drafted itself by."""
-        draft, own, metrics = self.draft.member, None if self._own is None else self._own.own, self.model.metrics
+        """Count the round, under the models' names or under those of the target's and of what it drafted itself by: of
+        several drafts under the first one's of which something was verified.
+        """
+        own, metrics = None if self._own is None else self._own.own, self.model.metrics
+        outcomes = list(zip(self.drafts, verdict.drafts, strict=False))
+        verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
         if verdict.drafter == Drafter.PREDICTION.value:
             own = Drafter.PREDICTION
         if verdict.num_drafted and verdict.drafter == pb.DRAFTER_UNSPECIFIED:
@@ -167,12 +179,16 @@ class Decoder:
         elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
             pair, record.draft = self.model.own_metrics(own), own.label
         else:
-            pair, record.draft = self.draft.metrics, None if draft is None else draft.name
+            names = "&".join(draft.member.name for draft in verified if draft.member is not None)
+            pair, record.draft = verified[0].metrics, names or None
         note_lookup(metrics, verdict)
-        self.draft.metrics.wasted_tokens.inc(verdict.num_wasted)
-        note_round(pair, verdict, output, self._why_plain(verdict, output))
+        self.drafts[0].metrics.wasted_tokens.inc(verdict.num_wasted)
+        beside = [(each.metrics, came) for each, came in outcomes if each is not verified[0] and came.num_drafted]
         if verdict.num_own_drafted and own is not None:
-            note_drafts(self.model.own_metrics(own), verdict.num_own_drafted, verdict.num_own_accepted)
+            came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
+            beside.append((self.model.own_metrics(own), came))
+        note_drafts(pair, verdict, beside)
+        note_round(pair, verdict, output, self._why_plain(verdict, output))
         self.model.num_rounds += verdict.HasField("hit")
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:
@@ -185,22 +201,22 @@ class Decoder:
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
-        draft = self.draft.member
-        return why_plain(verdict, self._own if draft is None else draft.kind)
+        kinds = [draft.member.kind for draft in self.drafts if draft.member is not None]
+        return why_plain(verdict, kinds[0] if kinds else self._own)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""
-        slots = {"target": self.target.slot, "draft": self.draft.slot}
+        slots = [("target", self.target.slot), *(("draft", draft.slot) for draft in self.drafts)]
         if len(output.tokens) < len(verdict.token_ids):
             reason = pb.TRUNCATE_REASON_STOP
         elif not verdict.levels and verdict.num_accepted < verdict.num_drafted:  # a search drops its own
             reason = pb.TRUNCATE_REASON_REJECTED
         elif verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
             reason = pb.TRUNCATE_REASON_WASTED
-            del slots["target"]
+            del slots[0]
         else:
             return
-        for worker, slot in slots.items():
+        for worker, slot in slots:
             if slot.truncate(self.session.committed_len, reason):
                 note_truncate(self.model.metrics, worker, reason)
 

@@ -1,10 +1,12 @@
 """The draft's side of an answer. Nothing here waits: all that is sent is one way, and errors are read as they are here.
 
 `DraftAssignment` says which draft a request has, and when it is given another; `Drafting` opens its slot and tells it
-what was committed.
+what was committed. An answer for which several pools draft has one of each.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
 from gateway.rounds.session import Session
@@ -37,10 +39,12 @@ _DELIVERED = (pb.DRAFTER_MODEL, *(each.value for each in Drafter if each.unites)
 class DraftAssignment:
     """Of one request. It keeps its draft, whose cache knows it, while that does its part."""
 
-    def __init__(self, model: ServedModel, drafter: Drafter = Drafter.MODEL) -> None:
+    def __init__(self, model: ServedModel, drafter: Drafter = Drafter.MODEL, pool: str | None = None) -> None:
+        """pool: its drafts are of this one; None = of any."""
         self.member: DraftMember | None = None
         self._model = model
         self._drafter = drafter
+        self._pool = pool
         self._target = ""
         """To which it delivers."""
         self._failed = False
@@ -62,8 +66,8 @@ class DraftAssignment:
         if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
             return False
         if self._failed or draft.draining or draft.silent:
-            return self._model.choose_draft(target, draft.name, self._drafter) is None
-        return not self._model.has_better_draft(draft, target, self._avoid, self._drafter)
+            return self._model.choose_draft(target, draft.name, self._drafter, self._pool) is None
+        return not self._model.has_better_draft(draft, target, self._avoid, self._drafter, self._pool)
 
     def take(self, target: TargetMember) -> bool:
         """Give it a draft if it has none. Returns False when none is to be had."""
@@ -81,8 +85,8 @@ class DraftAssignment:
 
     def choose(self, target: TargetMember) -> DraftMember | None:
         """Return the draft that it would be given now."""
-        beside = self._model.choose_draft(target, self._avoid, self._drafter)
-        return beside or self._model.choose_draft(target, None, self._drafter)
+        beside = self._model.choose_draft(target, self._avoid, self._drafter, self._pool)
+        return beside or self._model.choose_draft(target, None, self._drafter, self._pool)
 
     def leave(self) -> None:
         if self.member is not None:
@@ -126,15 +130,17 @@ class DraftAssignment:
 
 
 class Drafting:
-    """Of one request."""
+    """Of one request, and one of its drafts."""
 
-    def __init__(self, model: ServedModel, session: Session) -> None:
+    def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
+        """place: among the drafts of the request."""
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
         self.metrics = model.pair_metrics(None)
         """Of the target's model and that of the draft it has, or had last."""
         self._model = model
         self._session = session
-        self._assignment = DraftAssignment(model, model.drafter_for(session.request))
+        self._place = place
+        self._assignment = DraftAssignment(model, model.drafter_for(session.request), pool)
         self._replies: Replies[dpb.DraftReply] | None = None
         """To its OpenSlot: the answer, and later errors of the slot."""
         self._is_ahead = False
@@ -219,27 +225,28 @@ class Drafting:
 
     def note(self, verdict: tpb.Verdict) -> None:
         """Learn from a verdict how the draft does."""
-        self._note_use(verdict)
+        outcome = verdict.drafts[self._place] if self._place < len(verdict.drafts) else _outcome_of(verdict)
+        self._note_use(verdict, outcome)
         if self._replies is None:
             return
-        self._is_ahead = verdict.hit
-        if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
+        self._is_ahead = outcome.hit
+        if outcome.is_refused:
             self._assignment.refused()
-        elif verdict.drafter in _DELIVERED:
+        elif outcome.is_verified:
             self._assignment.did_well()
-        self._num_missing = 0 if verdict.HasField("hit") else self._num_missing + 1
+        self._num_missing = 0 if outcome.HasField("hit") else self._num_missing + 1
         if self._num_missing == MISSING_VERDICTS:
             self._assignment.undelivered()
 
-    def _note_use(self, verdict: tpb.Verdict) -> None:
+    def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
         """Count for how long nothing of the draft was used, here and in all its answers: new ones begin there."""
         draft = self.member
         if draft is None:
             return
-        if verdict.drafter in _DELIVERED:
+        if outcome.is_verified:
             self._num_unused = draft.num_unused = 0
-        elif verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted:
-            draft.num_unused += verdict.hit or self._pauses
+        elif verdict.drafts or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
+            draft.num_unused += outcome.hit or self._pauses
             self._num_unused += 1
 
     def close(self) -> None:
@@ -259,7 +266,7 @@ class Drafting:
         message = session.open_message()
         if not draft.info.decoder_start_ids:  # a table of a text alone
             message.ClearField("source_ids")
-        message.speculation.CopyFrom(speculation.to_proto())
+        message.speculation.CopyFrom(replace(speculation, place=self._place).to_proto())
         # A draft with a shorter context drafts as far as it reaches.
         room = draft.info.context_limit - session.num_prompt
         message.params.max_tokens = min(message.params.max_tokens, room)
@@ -291,3 +298,12 @@ class Drafting:
         self.slot.open_again()
         self._is_unfit |= error.code == pb.WORKER_ERROR_CODE_INVALID
         self._assignment.answered_with(error.code)
+
+
+def _outcome_of(verdict: tpb.Verdict) -> tpb.DraftOutcome:
+    """Return what a verdict says of its only draft."""
+    return tpb.DraftOutcome(
+        is_verified=verdict.drafter in _DELIVERED,
+        hit=verdict.hit if verdict.HasField("hit") else None,
+        is_refused=verdict.fallback == tpb.FALLBACK_REASON_REFUSED,
+    )

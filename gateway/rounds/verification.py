@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gateway.rounds.draft_limits import num_ahead
 from gateway.rounds.session import Session
@@ -55,8 +55,8 @@ class Verification:
         self.slot = WorkerSlot(session.slot_id, tpb.TargetRequest)
         self.why_again = ""
         """Why the last round has to be done again: a label of outrider_retries_total."""
-        self.ticket = 0
-        """Of the lease that began last."""
+        self.tickets: Sequence[int] = (0,)
+        """Of the lease that began last, by draft."""
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
@@ -121,19 +121,21 @@ class Verification:
         """Whether the target goes on by itself and its verdicts come."""
         return self._verdicts is not None
 
-    def begin_lease(self, target: Connection, *, is_drafted: bool) -> None:
-        """Let the target go on from the committed tokens, under a new ticket. What it made beyond them is void.
+    def begin_lease(self, target: Connection, *, drafted: Sequence[bool]) -> None:
+        """Let the target go on from the committed tokens, under new tickets. What it made beyond them is void.
 
-        is_drafted: a draft is about to be told.
+        drafted: of each draft that there may be, one at least, whether it is about to be told.
         """
         self.end_lease()
-        self.ticket = secrets.randbits(64)  # nobody can guess it
+        self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
+        (ticket, is_drafted), *others = zip(self.tickets, drafted, strict=True)
         self._until_len = self._session.committed_len + self._num_ahead
         verify = tpb.Verify(
             slot=self._session.slot_id,
-            ticket=self.ticket,
+            ticket=ticket,
             until_len=self._until_len,
             is_drafted=is_drafted,
+            others=[tpb.DraftTicket(ticket=each, is_drafted=is_told) for each, is_told in others],
             **self._session.resumed(self.slot.agreed_len),
         )
         self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
@@ -175,7 +177,7 @@ class Verification:
         if 2 * (until_len - self._until_len) < self._num_ahead:
             return
         self._until_len = until_len
-        extend = tpb.Extend(slot=self._session.slot_id, ticket=self.ticket, until_len=until_len)
+        extend = tpb.Extend(slot=self._session.slot_id, ticket=self.tickets[0], until_len=until_len)
         target.send(tpb.TargetRequest(extend=extend))
 
     def end_lease(self) -> int:

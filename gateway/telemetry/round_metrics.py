@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -34,15 +36,24 @@ def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
         metrics.proposals_refused.inc()
 
 
-def note_drafts(metrics: PairMetrics, num_drafted: int, num_accepted: int) -> None:
-    """Count what one source drafted for a round, and what was kept of it."""
-    metrics.window.add(num_drafted, num_accepted)
-    metrics.draft_tokens.inc(num_drafted)
-    metrics.accepted_tokens.inc(num_accepted)
+def note_drafts(
+    metrics: PairMetrics, verdict: tpb.Verdict, beside: Sequence[tuple[PairMetrics, tpb.DraftOutcome]]
+) -> None:
+    """Count what each source drafted for a round, and what was kept of it. beside: what others did than this one."""
+    if not verdict.num_drafted:
+        return
+    rest = tpb.DraftOutcome(
+        num_drafted=verdict.num_drafted - sum(came.num_drafted for _, came in beside),
+        num_accepted=verdict.num_accepted - sum(came.num_accepted for _, came in beside),
+    )
+    for each, came in ((metrics, rest), *beside):
+        each.window.add(came.num_drafted, came.num_accepted)
+        each.draft_tokens.inc(came.num_drafted)
+        each.accepted_tokens.inc(came.num_accepted)
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:
-    """Count one round. reason: one of PLAIN_REASONS, for a round without drafts.
+    """Count one round, but for its drafts. reason: one of PLAIN_REASONS, for a round without drafts.
 
     A tree has several drafts at a position, of which at most one is kept: they count as one there.
     """
@@ -52,8 +63,6 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
     if not verdict.num_drafted:
         metrics.plain_steps.labels(reason=reason).inc()
         return
-    num_drafted, num_accepted = verdict.num_drafted, verdict.num_accepted
-    note_drafts(metrics, num_drafted - verdict.num_own_drafted, num_accepted - verdict.num_own_accepted)
     metrics.rounds.inc()
     metrics.accepted_length.observe(verdict.num_accepted + 1)
     for position in range(verdict.depth):

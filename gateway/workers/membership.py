@@ -47,17 +47,22 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Read `--target a,b --draft c,d`. Raises ConfigError for lists that do not fit together."""
-    targets, drafts = _addresses("target", config.target), _addresses("draft", config.draft)
+    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools. Raises ConfigError for lists that do not fit
+    together.
+    """
+    targets, drafts = _addresses("target", config.target), [_addresses("draft", each) for each in _pools(config.draft)]
+    if len({each for pool in drafts for each in pool}) < sum(map(len, drafts)):
+        raise ConfigError(f"draft is {config.draft!r}, which names a worker twice", param="draft")
     deliver = _addresses("target_for_draft", config.target_for_draft) or targets
     if len(deliver) != len(targets):
         raise ConfigError(
             f"target_for_draft has {len(deliver)} addresses and target has {len(targets)}; give one for each, in order",
             param="target_for_draft",
         )
+    names = [DRAFTS, *(f"{DRAFTS}-{number}" for number in range(2, len(drafts) + 1))]
+    members = [(pool, address) for pool, addresses in zip(names, drafts, strict=False) for address in addresses]
     pools = [PoolSpec(TARGETS, "target", config.model_name)]
-    if drafts:
-        pools.append(PoolSpec(DRAFTS, "draft", serves=(TARGETS,)))
+    pools += [PoolSpec(name, "draft", serves=(TARGETS,)) for name, _ in zip(names, drafts, strict=False)]
     return Membership(
         tuple(pools),
         (
@@ -65,7 +70,7 @@ def from_config(config: GatewayConfig) -> Membership:
                 MemberSpec(f"target-{index}", TARGETS, "target", address, deliver[index])
                 for index, address in enumerate(targets)
             ),
-            *(MemberSpec(f"draft-{index}", DRAFTS, "draft", address) for index, address in enumerate(drafts)),
+            *(MemberSpec(f"draft-{index}", pool, "draft", address) for index, (pool, address) in enumerate(members)),
         ),
     )
 
@@ -95,6 +100,10 @@ def from_proto(message: rpb.Membership) -> Membership:
             if member.role in _ROLES
         ),
     )
+
+
+def _pools(text: str | None) -> list[str]:
+    return [] if text is None else text.split(";")
 
 
 def _addresses(name: str, text: str | None) -> list[str]:

@@ -229,7 +229,7 @@ class Pools:
                 for member in self.members.values()
                 if isinstance(member, DraftMember) and name in self._serves.get(member.spec.pool, ())
             }
-            model.has_draft_pool = any(name in served for served in self._serves.values())
+            model.draft_pools = tuple(pool for pool, served in self._serves.items() if name in served)
 
     def _link(self, spec: MemberSpec, model: ServedModel | None) -> WorkerLink:
         count = self.metrics.wire_bytes.labels(link=f"gateway_{spec.role}", encoding="control").inc

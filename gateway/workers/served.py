@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue
@@ -26,6 +27,7 @@ from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.speculation import MAX_DRAFTS
 
 log = get_logger(__name__)
 
@@ -141,8 +143,8 @@ class ServedModel:
         self.targets: dict[str, TargetMember] = {}
         self.drafts: dict[str, DraftMember] = {}
         """Of all draft pools that serve this one."""
-        self.has_draft_pool = False
-        """Whether there is such a pool, though it may have no member now."""
+        self.draft_pools: tuple[str, ...] = ()
+        """Their names, of those without a member now, too."""
         self.places = AdmissionQueue(self.config)
         self.warn_once = functools.cache(log.warning)
         self.referenced = asyncio.Event()
@@ -184,9 +186,11 @@ class ServedModel:
         infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
         own = {kind for info in infos for kind in info.drafters}
         drafted = {draft.kind.value for draft in self.drafts.values()}
-        has_model = Drafter.MODEL.value in drafted or (self.has_draft_pool and not drafted)
+        has_model = Drafter.MODEL.value in drafted or (bool(self.draft_pools) and not drafted)
 
         def offered(each: Drafter) -> bool:
+            if each is Drafter.MODEL_AND_MODEL:
+                return len(self.draft_pools) > 1 and any(info.trees for info in infos)
             if each.own is None:
                 return has_model
             if each.asks_model:
@@ -232,6 +236,12 @@ class ServedModel:
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL
         return options.drafter or default
+
+    def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
+        """Return the draft pools of each of which the request is to have a draft; None: of any of them."""
+        if self.drafter_for(request) is Drafter.MODEL_AND_MODEL and self.draft_pools:
+            return self.draft_pools[:MAX_DRAFTS]
+        return (None,)
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:
         """Return the series of rounds that the target drafts for itself."""
@@ -335,15 +345,19 @@ class ServedModel:
         return any(member is not target and member.usable and not member.load.full for member in self.targets.values())
 
     def choose_draft(
-        self, target: TargetMember, avoid: str | None = None, drafter: Drafter = Drafter.MODEL
+        self,
+        target: TargetMember,
+        avoid: str | None = None,
+        drafter: Drafter = Drafter.MODEL,
+        pool: str | None = None,
     ) -> DraftMember | None:
-        """Return one that drafts as asked, else one with a model, else any; never `avoid`. None when no draft is usable
-        for requests at this target.
+        """Return one that drafts as asked, else one with a model, else any, of a pool if one is named; never `avoid`.
+        None when no draft is usable for requests at this target.
         """
         usable = [
             draft
             for draft in self.drafts.values()
-            if draft.name != avoid and draft.serves(target) and self._fits(draft)
+            if draft.name != avoid and pool in (None, draft.spec.pool) and draft.serves(target) and self._fits(draft)
         ]
         for rank in sorted({_rank(draft, drafter) for draft in usable}):
             name = choose_draft([draft.load for draft in usable if _rank(draft, drafter) == rank])
@@ -351,12 +365,14 @@ class ServedModel:
                 return self.drafts[name]
         return None
 
-    def has_better_draft(self, draft: DraftMember, target: TargetMember, avoid: str | None, drafter: Drafter) -> bool:
+    def has_better_draft(
+        self, draft: DraftMember, target: TargetMember, avoid: str | None, drafter: Drafter, pool: str | None
+    ) -> bool:
         """Whether another is usable that drafts more nearly as asked."""
         if len(self.drafts) < 2:
             return False
         rank = _rank(draft, drafter)
-        other = self.choose_draft(target, avoid, drafter) if rank else None
+        other = self.choose_draft(target, avoid, drafter, pool) if rank else None
         return other is not None and _rank(other, drafter) < rank
 
     def _fits(self, draft: DraftMember) -> bool:

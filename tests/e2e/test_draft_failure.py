@@ -21,7 +21,7 @@ from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.samples import total
-from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, running
+from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, running
 
 MAX_WAIT_S = MOST_HOLD_S
 """The longest that a target waits for drafts that a request names."""
@@ -195,6 +195,51 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
         speculation=Speculation(enabled=False, acceptance=AcceptanceRule.COUPLED),
         **{**COUPLED, "max_tokens": 240},
     )
+    assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
+    await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))
+
+
+async def test_of_two_drafts_of_one_tree_either_is_killed_and_comes_back_and_no_token_changes(paced: Stack) -> None:
+    """A model, and a head that reads the target's hidden states, of a pool of its own."""
+    folder = str(Path(DEMO_TARGET).parent / "eagle3")
+    assert paced.draft is not None
+    head = Process("draft_service", ["--model", folder, "--target-model", DEMO_TARGET])
+    with gateway_beside(paced, "--draft", f"{paced.draft.address};{head.address}") as gateway:
+        stack = Stack(paced.target, paced.draft, gateway)
+        models = [info_of(draft).model_id for draft in (paced.draft, head)]
+
+        def counted() -> list[float]:
+            return [total(stack.metrics(), "spec_draft_tokens_total", draft=model) for model in models]
+
+        def both_draft_since(before: list[float]) -> Callable[[list[Round]], bool]:
+            return lambda rounds: all(now > then for now, then in zip(counted(), before, strict=True))
+
+        wish = Speculation(drafter=Drafter.MODEL_AND_MODEL, acceptance=AcceptanceRule.COUPLED)
+        async with AsyncClient(stack.grpc) as client:
+            streams = [
+                greedy(client, 900, Drafter.MODEL_AND_MODEL),
+                client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 900}),
+            ]
+            seen = [Seen() for _ in streams]
+
+            async def read_all(enough: Callable[[list[Round]], bool]) -> None:
+                await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
+
+            await read_all(both_draft_since([0.0, 0.0]))
+            for victim in (paced.draft, head):
+                await asyncio.to_thread(victim.kill)
+                await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
+                again = await asyncio.to_thread(victim.again)
+                paced.draft, head = (again, head) if victim is paced.draft else (paced.draft, again)
+                await read_all(both_draft_since(counted()))
+            for stream in streams:
+                await stream.aclose()
+            alone = await client.generate(
+                PROMPT,
+                speculation=Speculation(enabled=False, acceptance=AcceptanceRule.COUPLED),
+                **{**COUPLED, "max_tokens": len(seen[1].ids)},
+            )
+    head.stop()
     assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))
 

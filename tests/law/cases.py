@@ -112,6 +112,8 @@ UNDER_OTHERS = {
     "prediction": ("schema",),
     "ngram&model": ("nothing",),
     "lookup&model": ("repeated drafts",),
+    "two drafts": ("everything",),
+    "two drafts of one model": ("nothing",),
     "draft of bigrams": ("everything",),
     "unreliable draft": ("nothing",),
     "eagle3": ("nothing",),
@@ -164,6 +166,10 @@ ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
 ADAPTS = ("K adapts", "K adapts, ngram&model")
 """Groups whose steps verify now more and now fewer drafts."""
+TWO_DRAFTS = ("two drafts", "two drafts tree", "coupled, two drafts")
+"""Groups for which two models draft into one tree."""
+ONE_MODEL_TWICE = "two drafts of one model"
+"""They say the same wherever they do not draw with numbers of their own."""
 TRANSLATED = ("translated", "translated tree", "coupled, translated")
 """Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -215,6 +221,7 @@ def _cases() -> list[Case]:
     coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
     unions = {name: replace(full, drafter=Drafter(name)) for name in UNDER_UNIONS}
+    both = replace(full, drafter=Drafter.MODEL_AND_MODEL)
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
@@ -275,6 +282,10 @@ def _cases() -> list[Case]:
             for name, wish in unions.items()
         ),
         *_group("tree, ngram&model", replace(tree, drafter=Drafter.NGRAM_AND_MODEL), ["everything"]),
+        *_group(TWO_DRAFTS[0], both, [*some, "temperature 0", "top_k", "schema", "regex"]),
+        *_group(TWO_DRAFTS[1], replace(tree, drafter=both.drafter), some),
+        *_group(TWO_DRAFTS[2], replace(coupled, drafter=both.drafter), ["everything", "choice"]),
+        *_group(ONE_MODEL_TWICE, both, ["nothing", "everything"]),
         *_group(ADAPTS[1], replace(unions["ngram&model"], num_draft_tokens="auto"), ["nothing"]),
         *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
         *_group(TRANSLATED[1], tree, some),
@@ -296,15 +307,25 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     `auto` is alone, so that its own load makes it change between whole and cut laws; `lenient`, so that its plain steps
     can be counted.
     """
-    alone = ("auto", "lenient", *ADAPTS, "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
+    alone = (
+        "auto",
+        "lenient",
+        *ADAPTS,
+        "by token",
+        ONE_MODEL_TWICE,
+        *DRAFT_SERVICES,
+        "unreliable draft",
+        *FEATURE_FAULTS,
+    )
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
-    apart = (*alone, *ENCODER_DECODER, *TRANSLATED)
+    together = (ENCODER_DECODER, TRANSLATED, TWO_DRAFTS)
+    apart = (*alone, *(group for groups in together for group in groups))
     mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]
     return [
         *(mixed[i::_NUM_MIXED] for i in range(_NUM_MIXED)),
         *([case for case in cases if case.group == group] for group in alone),
         *of_head.values(),
-        *([case for case in cases if case.group in groups] for groups in (ENCODER_DECODER, TRANSLATED)),
+        *([case for case in cases if case.group in groups] for groups in together),
     ]
 
 

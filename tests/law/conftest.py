@@ -16,7 +16,9 @@ from tests.law.cases import (
     FEATURE_FAULTS,
     NUM_ANSWERS,
     NUM_EVERYDAY,
+    ONE_MODEL_TWICE,
     TRANSLATED,
+    TWO_DRAFTS,
     Case,
     batches,
     head_of,
@@ -91,6 +93,9 @@ class Samples:
             return self._services.gateway(pair=self._services.models.across)
         if batch[0].group in TRANSLATED:
             return self._services.gateway(draft_options=("--model", self._services.models.other))
+        if batch[0].group in (*TWO_DRAFTS, ONE_MODEL_TWICE):
+            models = self._services.models
+            return self._services.gateway(beside=models.second if batch[0].group in TWO_DRAFTS else models.draft)
         if batch[0].group in DRAFT_SERVICES:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         if batch[0].group in FEATURE_FAULTS:

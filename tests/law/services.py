@@ -51,6 +51,8 @@ class Models:
     """Target and draft with encoders, as unrelated."""
     other: str
     """A draft that has words of its own, and half of the target's."""
+    second: str
+    """A draft of another law."""
 
     def pair(self, group: str) -> tuple[str, str]:
         """Target and draft of a group's cases."""
@@ -102,7 +104,7 @@ def make_models(folder: Path) -> Models:
     across = make_across("target_across", 4), make_across("draft_across", 3)
     other = make("other", 5, len(OTHER_WORDS))
     _other_tokenizer().save(f"{other}/tokenizer.json")
-    return Models(target, draft, str(text), str(heads), across, other)
+    return Models(target, draft, str(text), str(heads), across, other, make("second", 6))
 
 
 def _other_tokenizer() -> Tokenizer:
@@ -132,8 +134,9 @@ class Services:
         target_options: tuple[str, ...] = PATIENT,
         draft_options: tuple[str, ...] = (),
         pair: tuple[str, str] | None = None,
+        beside: str | None = None,
     ) -> Process:
-        """pair: models, in place of those that most cases have."""
+        """pair: models, in place of those that most cases have. beside: the model of another pool of drafts."""
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
         budget = (f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
@@ -143,7 +146,10 @@ class Services:
         target = self._start(target_module, *own, *common, str(cores[-1]), *target_options)
         of_draft = ("--model", draft_model, "--metrics-port", "0", *common, str(cores[0]), *budget)
         draft = self._start(draft_module, *of_draft, *draft_options)
-        workers = ("--target", target.address, "--draft", draft.address)
+        drafts = [draft]
+        if beside is not None:
+            drafts.append(self._start(draft_module, "--model", beside, "--port", "0", *of_draft[2:], *draft_options))
+        workers = ("--target", target.address, "--draft", ";".join(each.address for each in drafts))
         gateway = self._start(gateway_module, *workers, "--port", "0", "--grpc-port", "0", *options)
         self.draft_of[id(gateway)] = draft
         return gateway

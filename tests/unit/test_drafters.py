@@ -56,7 +56,7 @@ def test_a_text_that_cannot_be_used_is_named(
 def test_names_say_who_drafts() -> None:
     own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
     combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
-    united = ["ngram&model", "lookup&model"]
+    united = ["ngram&model", "lookup&model", "model&model"]
     assert list(DRAFTERS) == ["model", *own, *combined, *united]
     assert [each.label for each in Drafter if each.unites] == united
     assert [(each.own, each.asks_model) for each in Drafter] == [
@@ -69,4 +69,5 @@ def test_names_say_who_drafts() -> None:
         (Drafter.PREDICTION, True),
         (Drafter.NGRAM, True),
         (Drafter.LOOKUP, True),
+        (None, True),
     ]

@@ -117,7 +117,7 @@ async def test_a_request_that_no_target_can_answer_fails_instead_of_trying_for_e
             target = await side.place()
             tried.append(side.member.name)
             await side.open(target, None, None)
-            side.begin_lease(target, is_drafted=False)
+            side.begin_lease(target, drafted=[False])
             faults[tried[-1]].fails(pb.WORKER_ERROR_CODE_INTERNAL)
             assert await side.next_verdict(target) is None
             assert side.why_again == "fault"

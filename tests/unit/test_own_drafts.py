@@ -153,7 +153,7 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     assert Drafter.MODEL in model.facts().drafters  # it may be back
     model.drafts.clear()
     assert model.facts().drafters == NGRAM
-    model.has_draft_pool = True  # whose workers are all gone for now
+    model.draft_pools = ("drafts",)  # whose workers are all gone for now
     assert Drafter.NGRAM_MODEL in model.facts().drafters
     assert Drafter.NGRAM_AND_MODEL not in model.facts().drafters  # a target that makes no such trees
     target.info.drafters.append(pb.DRAFTER_NGRAM_AND_MODEL)

@@ -148,7 +148,9 @@ class TestGuesses:
         ]
 
     def test_each_further_source_has_what_those_before_it_leave(self) -> None:
-        chains = [(as_chain(guesses(*ids), chance), chance) for ids, chance in (((1, 2), 0.5), ((3,), 0.5), ((4,), 0.8))]
+        chains = [
+            (as_chain(guesses(*ids), chance), chance) for ids, chance in (((1, 2), 0.5), ((3,), 0.5), ((4,), 0.8))
+        ]
         assert overlaid(*chains) == [(0.5, 1, ROOT), (0.25, 2, 0), (0.25, 3, ROOT), (0.2, 4, ROOT)]
 
     def test_trees_of_two_drafts_are_one(self) -> None:
@@ -306,7 +308,7 @@ class TestExactLaw:
 
     @pytest.mark.parametrize("ends", [never, at_its_second], ids=["long", "ended by a value"])
     @pytest.mark.parametrize("chances", [(0.5, 0.8), (0.3, 0.95)], ids=["draft first", "own first"])
-    def test_whatever_is_chosen_of_each(self, chances: Chances, ends: Ends) -> None:
+    def test_whatever_is_chosen_of_each(self, chances: Sequence[float], ends: Ends) -> None:
         num_first = 2 if chances[0] > 0.4 else 4
         for count in range(num_first, 6):
             assert self.error_of(TARGET, (DRAFT, OWN), count, ends, chances) < TOLERANCE, count

@@ -200,7 +200,8 @@ class GatewayConfig(_ProcessConfig):
     target: str | None = None
     """host:port of the target worker; several of one model with commas between."""
     draft: str | None = None
-    """host:port of the draft worker, or several with commas between; absent = plain decoding."""
+    """host:port of the draft worker, or several of one pool with commas between, and pools with semicolons; absent =
+    plain decoding."""
     target_for_draft: str | None = None
     """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
     registry: str | None = None
@@ -233,10 +234,11 @@ class GatewayConfig(_ProcessConfig):
         "lookahead+model",
         "ngram&model",
         "lookup&model",
+        "model&model",
     ] = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker's tokens are taken where the target has nothing to say; with &model both
-    are verified, in one tree."""
+    are verified, in one tree, and with model&model those of a draft worker of each pool."""
     acceptance: Literal["rejection", "coupled"] = "rejection"
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution

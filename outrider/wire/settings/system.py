@@ -161,6 +161,9 @@ class SystemConfig:
     def _check_drafter(self, drafter: Drafter) -> None:
         """What nobody here would draft by."""
         own = drafter.own
+        if drafter is Drafter.MODEL_AND_MODEL and len(self.drafts) < 2:
+            number = len(self.drafts)
+            raise ConfigError(f"gateway.drafter is {drafter.label} and there are {number} pools of drafts; name two")
         if own is None:
             return
         if drafter.asks_model and not self.drafts:
