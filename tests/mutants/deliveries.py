@@ -44,10 +44,17 @@ DELIVERIES = (
     ),
     Mutant(
         DRAWING,
-        "            [rank for _, rank in drawn],",
-        "            [0 for _, rank in drawn],",
+        "            [s.tree.plan.first_candidate + rank for s, rank in drawn],",
+        "            [s.tree.plan.first_candidate for s, rank in drawn],",
         "siblings are drawn with one number, and the second of them by what is left of the first one's",
         ("tests/unit/test_tree_law.py",),
+    ),
+    Mutant(
+        DRAWING,
+        "            [s.tree.plan.first_candidate + rank for s, rank in drawn],",
+        "            [rank for s, rank in drawn],",
+        "two drafts of one answer draw with the same numbers",
+        GROWTH,
     ),
     Mutant(
         DRAWING,
@@ -108,7 +115,7 @@ DELIVERIES = (
     Mutant(
         LEASE,
         "        lacked_s = self.lacked.pop(root_len, None)",
-        "        lacked_s = self.lacked.pop(root_len, None) if root_len == len(self.slot.committed) else None",
+        "        lacked_s = self.lacked.pop(root_len, None) if root_len == max(self.lacked, default=0) else None",
         "a target that is faster than its draft never learns how long it would have to wait",
         TIMES,
     ),
@@ -121,50 +128,64 @@ DELIVERIES = (
     ),
     Mutant(
         DRAFTS,
-        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
-        "        return Candidates(lease, nodes,",
-        "        nodes = as_chain(lease.parked.chain(min(room, num_fixed or room)), lease.shares.share(0))\n"
-        "        nodes = nodes if len(nodes) >= min(room, num_fixed) else []\n"
-        "        return Candidates(lease, nodes,",
+        "        return as_chain(draft.parked.chain(min(room, num_fixed or room)), share(0))\n",
+        "        found = as_chain(draft.parked.chain(min(room, num_fixed or room)), share(0))\n"
+        "        return found if len(found) >= min(room, num_fixed) else []\n",
         "a proposal is verified only when all of it is here, and the time that its first token takes decides",
         TIMED,
     ),
     Mutant(
         DRAFTS,
-        "                drawn.setdefault(tree.parents[node], []).append(Drawn(draft.law, (node,)))",
-        "                place = draft.token_id % 2\n"
-        "                drawn.setdefault(tree.parents[node], []).insert(place, Drawn(draft.law, (node,)))",
-        "what was drawn decides in which order the draws of two sources are tested",
+        "                drawn.setdefault(parent, []).append(Drawn(law, tuple(children)))",
+        "                place = tree.ids[children[0]] % 2\n"
+        "                drawn.setdefault(parent, []).insert(place, Drawn(law, tuple(children)))",
+        "what was drawn decides in which order the draws of several sources are tested",
         UNIONS,
     ),
     Mutant(
         DRAFTS,
-        "            if draft.kind is NodeKind.LAW:\n                assert",
-        "            if draft.kind is NodeKind.LAW and node not in range(len(nodes)):\n                assert",
+        "                drawn.setdefault(parent, []).append(Drawn(law, tuple(children)))",
+        "                if not {node for each in drawn.get(parent, ()) for node in each.nodes} & {*children}:\n"
+        "                    drawn.setdefault(parent, []).append(Drawn(law, tuple(children)))",
         "a token that two sources drew is tested once",
         UNIONS,
     ),
     Mutant(
         DRAFTS,
-        "        order = in_turn(delivered.nodes, depth, chances, most)",
-        "        order = in_turn(delivered.nodes, len(chain), chances, most)",
-        "how long the chain is that one source drew decides what is verified of the other's",
+        "            own = Part(kind.own, nodes, most if self._own.ends_by_draws(kind) else 0)",
+        "            own = Part(kind.own, nodes, len(nodes) if self._own.ends_by_draws(kind) else 0)",
+        "how long the chain is that one source drew decides what is verified, of it and of others",
         UNIONS,
     ),
     Mutant(
         DRAFTS,
-        "        given_up, late = lease.parked.advance(ids, committed_len, lease.shares.note if determined else None)",
-        "        given_up, late = lease.parked.advance(\n"
-        "            ids if r.sources is None else ids[:-1], committed_len, lease.shares.note if determined else None\n"
-        "        )",
-        "beside the chain a draft's nodes are verified that were made for an older state",
+        "            num_given_up, num_late = draft.parked.advance(ids, committed_len,",
+        "            num_given_up, num_late = draft.parked.advance(\n"
+        "                ids if len(r.sources) < 2 else ids[:-1], committed_len,",
+        "beside another source a draft's nodes are verified that were made for an older state",
+        UNIONS,
+    ),
+    Mutant(
+        DRAFTS,
+        '            self._metrics.note_parked("refused", refused.draft.parked.clear())\n',
+        '            self._metrics.note_parked("refused", lease.first.parked.clear())\n',
+        "for what one draft delivers wrong another is given up",
         UNIONS,
     ),
     Mutant(
         UNITED,
-        "            parents.append(at)\n        at = node\n    return DraftTree",
-        "            parents.append(at)\n        at = node if node >= len(delivered) else at\n    return DraftTree",
+        "                parents.append(above)\n            own.append(node)\n    return DraftTree",
+        "                parents.append(above)\n                own.append(node)\n            else:\n"
+        "                own.append(above)\n    return DraftTree",
         "what a source says behind a token that both say is verified in its place",
+        UNIONS,
+    ),
+    Mutant(
+        "target_service/lease.py",
+        "        first = [next((i for i, each in enumerate(self.sources) if node in each.ranks), None) for node in nodes]\n"
+        "        return [first.count(i) for i in range(len(self.sources))]",
+        "        return [sum(node in each.ranks for node in nodes) for each in self.sources]",
+        "a token that two sources say is counted twice",
         UNIONS,
     ),
 )

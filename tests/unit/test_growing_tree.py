@@ -453,6 +453,13 @@ def test_under_rejection_growth_knows_no_values(
     assert places(worlds[0], seeds[0]) == places(worlds[1], seeds[1])
 
 
+def test_drafts_of_one_answer_draw_with_numbers_of_their_own() -> None:
+    """Else two of one model would say the same, and the second's draw would be tested as though it might be another."""
+    drafts = [Draft(speculation=Speculation(3, 16, place=place), **REJECTION).grow(most=1) for place in range(4)]
+    drawn = {tuple(node.token_id for node in draft.all_nodes() if node.kind is NodeKind.LAW) for draft in drafts}
+    assert len(drawn) == len(drafts)
+
+
 def _ranks(node: Node) -> list[int]:
     return [] if node.parent is None else [*_ranks(node.parent), node.rank]
 

@@ -401,6 +401,26 @@ class TestExactLaw:
             assert both > alone + BROKEN
 
 
+@pytest.mark.parametrize("fixed", [0, 2])
+def test_how_many_of_its_draws_are_verified_does_not_go_by_how_many_it_made(fixed: int) -> None:
+    """A table's chain ends where nothing follows what it drew."""
+    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
+    chains = [[ParkedNode(1, 0, NodeKind.LAW, 0, law)] * num for num in (1, 2)]
+    found = [drafts.candidates(lease) for drafts, lease in (made(DRAWN, it, num_draft_tokens=fixed) for it in chains)]
+    assert found[0].gains == found[1].gains and found[0].must == found[1].must
+    assert [len(made(DRAWN, it)[0].ready(each, 9).draft_ids) for it, each in zip(chains, found, strict=True)] == [1, 2]
+
+
+def test_a_draft_whose_law_did_not_come_is_refused_alone() -> None:
+    drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.4))
+    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
+    lease.first.parked.root.children[1] = ParkedNode(1, 0, NodeKind.LAW, 0, law)
+    lease.drafts[1].parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
+    assert drafts.ready(drafts.candidates(lease), 2).fallback is not None
+    assert lease.first.refused is None and lease.drafts[1].refused is not None
+    assert drafts.ready(drafts.candidates(lease), 2).draft_ids == [1], "the other goes on"
+
+
 def test_a_law_that_did_not_come_is_refused() -> None:
     drafts, lease = made(DRAWN, [ParkedNode(1, 0, NodeKind.LAW, 0, RowLaw(VOCAB, np.zeros(VOCAB)))])  # type: ignore[arg-type]
     lease.first.parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
