@@ -35,8 +35,8 @@ KINDS = (
     *("sampled", "slow reader", "leaves"),
 )
 """A stream's kind is drawn from these."""
-DRAFTERS = (None, Drafter.NGRAM_AND_MODEL, Drafter.LOOKUP_AND_MODEL)
-"""Who drafts for a stream over gRPC: the default, or two sources in one tree, of which a fault may take one."""
+DRAFTERS = (None, Drafter.NGRAM_AND_MODEL, Drafter.MODEL_AND_MODEL)
+"""Who drafts for a stream over gRPC: the default, or several sources in one tree, of which a fault may take one."""
 REQUEST_TIMEOUT_S = 240.0
 """After which the gateways end a request with a clear error."""
 STREAM_TIMEOUT_S = REQUEST_TIMEOUT_S + 30.0

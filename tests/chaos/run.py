@@ -32,9 +32,8 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
     )
     async with running_system(
         options.targets,
-        options.drafts,
         options.gateways,
-        draft_args(options.draft, folder),
+        [draft_args(kind, folder) for kind in kinds_of(options)],
         options.kv_cache_tokens,
         REQUEST_TIMEOUT_S,
         folder,
@@ -72,6 +71,11 @@ async def run(options: argparse.Namespace, report: Report, folder: Path) -> list
     return violations
 
 
+def kinds_of(options: argparse.Namespace) -> list[str]:
+    """Return what each draft is."""
+    return [options.draft[index % len(options.draft)] for index in range(options.drafts)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -82,19 +86,25 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=possible(1, 2), help="these alone", metavar="FAULT")
     parser.add_argument("--targets", type=int, default=2)
     parser.add_argument("--drafts", type=int, default=2)
-    parser.add_argument("--draft", choices=("model", *HEADS), default="model", help="what the drafts are")
+    parser.add_argument(
+        "--draft",
+        nargs="+",
+        choices=("model", *HEADS),
+        default=["model", "eagle3"],
+        help="what the drafts are, in turn",
+    )
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--kv-cache-tokens", type=int, default=16384, help="of each worker; fewer preempt more")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     parser.add_argument("--logs", type=Path, help="folder for the parts' logs; a temporary one otherwise")
     options = parser.parse_args()
-    models = "demo pair" if options.draft == "model" else f"demo target with {options.draft} heads"
+    kinds = ", ".join(kinds_of(options))
     report = Report("chaos", "Streams while parts die, hang, lie and are cut off")
     report.text(
-        f"{options.targets} targets, {options.drafts} drafts and {options.gateways} gateways as processes of one "
-        f"machine, the {models} with --batch-invariant and a KV cache of {options.kv_cache_tokens} tokens a worker; "
-        f"{options.streams[0]} to {options.streams[-1]} streams at once, a fault about every {options.every:g} s, "
-        f"seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
+        f"{options.targets} demo targets, {options.drafts} drafts ({kinds}), each a pool, and {options.gateways} "
+        "gateways as processes of one machine, with --batch-invariant and a KV cache of "
+        f"{options.kv_cache_tokens} tokens a worker; {options.streams[0]} to {options.streams[-1]} streams at once, a "
+        f"fault about every {options.every:g} s, seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
         f"or lying draft lasts {SHORTEST_S:g} to {LONGEST_S:g} s. Right answers: those of the same system, plain, "
         "before the first fault."
     )

@@ -81,14 +81,13 @@ class System:
 @contextlib.asynccontextmanager
 async def running_system(
     num_targets: int,
-    num_drafts: int,
     num_gateways: int,
-    draft: Sequence[str],
+    drafts: Sequence[Sequence[str]],
     kv_cache_tokens: int,
     request_timeout_s: float,
     folder: Path,
 ) -> AsyncIterator[System]:
-    """draft: arguments that say what the drafts are."""
+    """drafts: of each, arguments that say what it is. Each is a pool of its own."""
     pools = Pools([], [], [])
     cores = sorted(os.sched_getaffinity(0))
     cache = ("--kv-cache-tokens", str(kv_cache_tokens))
@@ -102,9 +101,9 @@ async def running_system(
             for _ in range(num_targets):
                 core = ("--cpu-cores", str(cores[-1]))
                 start(pools.targets, "target_service", "--model", DEMO_TARGET, *WORKER_ARGS, *cache, *core)
-            for _ in range(num_drafts):
+            for kind in drafts:
                 core = ("--cpu-cores", str(cores[0]))
-                start(pools.drafts, "draft_service", *draft, *WORKER_ARGS, *cache, *core)
+                start(pools.drafts, "draft_service", *kind, *WORKER_ARGS, *cache, *core)
             links: dict[tuple[str, str], TcpRelay] = {}
 
             async def link(one: str, other: str, member: Process) -> str:
@@ -121,8 +120,8 @@ async def running_system(
                 args = ["--target", ",".join(targets), "--port", "0", "--grpc-port", "0"]
                 args += ["--request-timeout-s", f"{request_timeout_s:g}"]
                 if pools.drafts:
-                    drafts = [await link(me, f"draft {i}", draft) for i, draft in enumerate(pools.drafts)]
-                    args += ["--draft", ",".join(drafts), "--target-for-draft", ",".join(to_targets)]
+                    addresses = [await link(me, f"draft {i}", draft) for i, draft in enumerate(pools.drafts)]
+                    args += ["--draft", ";".join(addresses), "--target-for-draft", ",".join(to_targets)]
                 start(pools.gateways, "gateway", *args)
             for gateway in pools.gateways:
                 await asyncio.to_thread(lambda member: member.ready, gateway)

@@ -182,9 +182,8 @@ DELIVERIES = (
     ),
     Mutant(
         "target_service/lease.py",
-        "        first = [next((i for i, each in enumerate(self.sources) if node in each.ranks), None) for node in nodes]\n"
         "        return [first.count(i) for i in range(len(self.sources))]",
-        "        return [sum(node in each.ranks for node in nodes) for each in self.sources]",
+        "        return [sum(node in each.ranks for node in nodes) for each in self.sources] if first else []",
         "a token that two sources say is counted twice",
         UNIONS,
     ),

@@ -36,15 +36,17 @@ def connection_of(epoch: int = 7) -> Any:
 
 
 def served_model(
-    targets: dict[str, Any], drafts: dict[str, Any], *, gateway: GatewayConfig | None = None
+    targets: dict[str, Any], drafts: dict[str, Any], *, gateway: GatewayConfig | None = None, draft_pools: int = 1
 ) -> ServedModel:
-    """Links by the names of their workers."""
+    """Links by the names of their workers. draft_pools: over which the drafts are spread in turn."""
     config = gateway or GatewayConfig(target="127.0.0.1:9")
     model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
     model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level()))
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
-    for name, link in drafts.items():
-        model.drafts[name] = DraftMember(MemberSpec(name, "draft", "draft", name), cast(Any, link))
+    model.draft_pools = tuple(f"draft {number}" for number in range(draft_pools)) if drafts else ()
+    for number, (name, link) in enumerate(drafts.items()):
+        pool = model.draft_pools[number % draft_pools]
+        model.drafts[name] = DraftMember(MemberSpec(name, pool, "draft", name), cast(Any, link))
     model.note_change()
     return model

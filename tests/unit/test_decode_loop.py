@@ -17,10 +17,10 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
-from outrider.wire.kinds import PROTOCOL
+from outrider.wire.kinds import PROTOCOL, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
-from tests.unit.scripted_pool import link_of, served_model
+from tests.unit.scripted_pool import INFO, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget, error
 
 PROMPT = (5, 6, 7)
@@ -40,13 +40,14 @@ class Answer:
         stop: tuple[str, ...] = (),
         limit_s: float = 60.0,
         params: SamplingParams | None = None,
+        draft_pools: int = 1,
         **settings: Any,
     ) -> None:
         self.targets = targets or {"a": ScriptedTarget()}
         self.drafts = {"draft-0": ScriptedDraft()} if drafts is None else drafts
         config = GatewayConfig(target="127.0.0.1:9", **settings)
         links = [{name: link_of(each) for name, each in part.items()} for part in (self.targets, self.drafts)]
-        self.model: ServedModel = served_model(*links, gateway=config)
+        self.model: ServedModel = served_model(*links, gateway=config, draft_pools=draft_pools)
         wish = wish or SpeculationOptions(num_draft_tokens=K)
         request = GenerationRequest("r", "m", PROMPT, params or SamplingParams(max_tokens=50), stop, speculation=wish)
         self.session = Session(request, self.model.reference.tokenizer, 1)
@@ -143,6 +144,69 @@ async def test_several_drafts_of_a_position_count_as_one_there() -> None:
         for name, counts in (("drafted", [1, 1, 0]), ("accepted", [1, 0, 0])):
             found = [answer.metric(f"spec_{name}_per_position_total", position=str(at)) for at in range(3)]
             assert found == counts, name
+
+
+async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_each_has_its_share() -> None:
+    wish = SpeculationOptions(num_draft_tokens=K, drafter=Drafter.MODEL_AND_MODEL)
+    infos = [pb.WorkerInfo.FromString(INFO.SerializeToString()) for _ in range(2)]
+    for number, info in enumerate(infos):
+        info.model_id = f"draft {number}"
+    drafts = {f"draft-{number}": ScriptedDraft(info) for number, info in enumerate(infos)}
+    answer = Answer(drafts=drafts, wish=wish, draft_pools=2)
+    for name, info in zip(drafts, infos, strict=True):
+        answer.model.drafts[name].link.info = info
+    async with answer.begun() as first:
+        lease = answer.target.lease
+        assert not answer.target.all_of("open")[0].drafter and lease.is_drafted
+        (other,) = lease.others
+        assert other.is_drafted and other.ticket not in (0, lease.ticket)
+        opened = [draft.all_of("open")[0].speculation for draft in drafts.values()]
+        assert [each.place for each in opened] == [0, 1]
+        assert [draft.all_of("advance")[0].ticket for draft in drafts.values()] == [lease.ticket, other.ticket]
+
+        outcomes = [
+            tpb.DraftOutcome(num_drafted=3, num_accepted=1, is_verified=True, hit=True),
+            tpb.DraftOutcome(num_drafted=2, is_verified=True, hit=False),
+        ]
+        rest = {"num_drafted": 5, "depth": 3, "num_accepted": 1, "hit": True, "drafts": outcomes}
+        answer.target.says(3, [1, 8], "ar", drafter=pb.DRAFTER_MODEL_AND_MODEL, **rest)
+        await first
+        counts = [answer.metric("spec_draft_tokens_total", draft=info.model_id) for info in infos]
+        assert counts == [3, 2] and answer.metric("spec_accepted_tokens_total") == 1
+        assert [draft.all_of("advance")[1].is_missed for draft in drafts.values()] == [False, True]
+        assert all(len(draft.all_of("truncate")) == 1 for draft in drafts.values())
+
+        outcomes[1] = tpb.DraftOutcome(is_refused=True)
+        for committed_len in (5, 6, 7):
+            answer.target.says(committed_len, [2], "p", fallback=tpb.FALLBACK_REASON_REFUSED, drafts=outcomes)
+            await answer.next()
+        next_one = answer.next()
+        await settled()
+        assert [answer.model.drafts[name].health.is_down for name in drafts] == [False, True]
+        last = answer.target.lease
+        assert (last.is_drafted, last.others[0].is_drafted) == (True, False) and last.ticket != lease.ticket
+        next_one.cancel()
+    assert all(draft.names[-1] == "close" for draft in drafts.values())
+
+
+async def test_a_draft_that_is_away_leaves_the_other_and_joins_it_when_it_is_back() -> None:
+    wish = SpeculationOptions(num_draft_tokens=K, drafter=Drafter.MODEL_AND_MODEL)
+    drafts = {"draft-0": ScriptedDraft(), "draft-1": ScriptedDraft()}
+    answer = Answer(drafts=drafts, wish=wish, draft_pools=2)
+    link = answer.model.drafts["draft-0"].link
+    back, link.connection = link.connection, None
+    async with answer.begun() as first:
+        lease = answer.target.lease
+        assert (lease.is_drafted, lease.others[0].is_drafted) == (False, True) and not drafts["draft-0"].sent
+        link.connection = back
+        answer.target.says(3, [1], "p")
+        await first
+        next_one = answer.next()
+        await settled()
+        assert len(answer.target.all_of("verify")) == 1, "it joins under the ticket that waits for it"
+        answer.target.says(4, [1], "p")
+        await next_one
+        assert drafts["draft-0"].all_of("advance")[0].ticket == lease.ticket
 
 
 async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:

@@ -36,6 +36,13 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ("draft-0", "c:3", ""),
     ]
     assert len(from_config(GatewayConfig(target="a:1")).pools) == 1
+    found = from_config(GatewayConfig(target="a:1", draft="c:3,d:4;e:5"))
+    assert [(m.name, m.pool, m.address) for m in found.members if m.role == "draft"] == [
+        ("draft-0", "draft", "c:3"),
+        ("draft-1", "draft", "d:4"),
+        ("draft-2", "draft-2", "e:5"),
+    ]
+    assert [(pool.name, pool.serves) for pool in found.pools[1:]] == [("draft", ("target",)), ("draft-2", ("target",))]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +50,8 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
     [
         ({"target": "a:1,"}, "target is 'a:1,', which has an empty address"),
         ({"target": "a:1,a:1"}, "target is 'a:1,a:1', which names a worker twice"),
+        ({"target": "a:1", "draft": "c:1;d:1,c:1"}, "draft is 'c:1;d:1,c:1', which names a worker twice"),
+        ({"target": "a:1", "draft": "c:1;"}, "draft is '', which has an empty address"),
         ({"target": "a:1,b:1", "target_for_draft": "x:1"}, "target_for_draft has 1 addresses and target has 2"),
     ],
 )

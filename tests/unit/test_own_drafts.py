@@ -152,12 +152,17 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     model.drafts["draft-0"].link.connection = None  # type: ignore[assignment]
     assert Drafter.MODEL in model.facts().drafters  # it may be back
     model.drafts.clear()
+    model.draft_pools = ()
     assert model.facts().drafters == NGRAM
     model.draft_pools = ("drafts",)  # whose workers are all gone for now
     assert Drafter.NGRAM_MODEL in model.facts().drafters
     assert Drafter.NGRAM_AND_MODEL not in model.facts().drafters  # a target that makes no such trees
     target.info.drafters.append(pb.DRAFTER_NGRAM_AND_MODEL)
     assert Drafter.NGRAM_AND_MODEL in model.facts().drafters
+    target.info.trees = True
+    assert Drafter.MODEL_AND_MODEL not in model.facts().drafters, "there is one pool of drafts"
+    model.draft_pools = ("drafts", "others")
+    assert Drafter.MODEL_AND_MODEL in model.facts().drafters
 
 
 def test_every_side_knows_the_same_names() -> None:
