@@ -114,7 +114,7 @@ bench-scaffolds: $(STAMP)
 
 # Two sources in one tree beside each alone and one after the other: tokens a pass and speed; about twenty minutes.
 bench-unions: $(STAMP)
-	$(BIN)/python -m benchmarks.arms unions $(ARGS)
+	$(BIN)/python -m benchmarks.unions $(ARGS)
 
 # Beam search with drafts and without: passes, speed, and transformers' own answers beside them; about ten minutes.
 bench-beams: $(STAMP)

@@ -1,9 +1,8 @@
-"""Compare ways to speculate on the demo pair: acceptance rules, drafters without a model, scaffolds, unions, or trees.
+"""Compare ways to speculate on the demo pair: acceptance rules, drafters without a model, scaffolds, or trees.
 
     make bench-rules                                  # or: python -m benchmarks.arms rules --help
     make bench-drafters
     make bench-scaffolds
-    make bench-unions
     make bench-trees
 
 Each prompt is answered by every arm in turn before the next one, in another order each time, so that a drift of the
@@ -217,35 +216,6 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """Compare two sources in one tree with each alone and with one after the other: where it pays, and always.
-
-    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in a step, than one of them does.
-    """
-    wrong, owns = [], (Drafter.NGRAM, Drafter.LOOKUP)
-    names = (Drafter.MODEL, *owns, *(Drafter(f"{own.value}{sign}model") for sign in "+&" for own in owns))
-    arms = {PLAIN: Speculation(enabled=False)} | {name.value: Speculation(drafter=name) for name in names}
-    arms |= {in_each(name): Speculation(drafter=name, num_draft_tokens=CHAIN_K) for name in names}
-    for temperature in options.temperatures:
-        cells = bench.cells(read_prompts(HELD_OUT)[: options.prompts], arms, temperature)
-        bench.add(f"T = {temperature:g}", cells, cells[PLAIN])
-        compared = []
-        for own in owns:
-            both = cells[in_each(Drafter(f"{own.value}&model"))]
-            for part in (cells[in_each(Drafter.MODEL)], cells[in_each(own)]):
-                ratio = both.over(part, per_pass)
-                compared.append([both.name, part.name, str(ratio), str(both.over(part, speed))])
-                if not temperature and ratio.middle <= 1.0:
-                    wrong.append(f"{both.name}: {ratio} of the tokens a pass of {part.name}, more than 1 wanted")
-        columns = ("both", "one", "tokens a pass", "speed")
-        bench.report.table(f"Both over one, T = {temperature:g}", columns, compared)
-    return wrong
-
-
-def in_each(drafter: Drafter) -> str:
-    return f"{drafter.value}, K = {CHAIN_K}"
-
-
 def demo_width() -> int:
     return TargetFiles(str(DEMO_TARGET)).width
 
@@ -295,7 +265,6 @@ SUITES = {
     "rules": (rules, "What the acceptance rules keep"),
     "drafters": (drafters, "Drafters without a model"),
     "scaffolds": (scaffolds, "Lookahead decoding and PaSS"),
-    "unions": (unions, "Two sources in one tree"),
     "trees": (trees, "Trees of drafts against chains"),
 }
 
@@ -308,7 +277,7 @@ def main() -> int:
     size, answers = {"size": "94M", "dtype": "float32"}, {"temperatures": [0.0, 1.0], "prompts": 24, "max_tokens": 64}
     if suite == "rules":  # counts, for which the small target does
         made = parser(__doc__, temperatures=[0.6, 1.0], prompts=24, max_tokens=128, repetitions=3, k=[1, 4, 8])
-    elif suite in ("drafters", "unions"):
+    elif suite == "drafters":
         made = parser(__doc__, **size, **answers, repetitions=2)
     elif suite == "scaffolds":
         made = parser(__doc__, **size, **{**answers, "prompts": 12, "max_tokens": 96}, repetitions=1, shape="5,4,5")

@@ -33,8 +33,9 @@ from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import Split, split
 from benchmarks.passes import Ratio, Sample, in_turn_at, run_pass
 from benchmarks.widen_head import widen_head
-from outrider.client import Drafter, Speculation
+from outrider.client import AsyncClient, Drafter, Speculation
 from outrider.wire.params import DraftTokens
+from outrider.wire.processes import Child
 
 PLAIN, MODEL, EAGLE3, MEDUSA, MEDUSA_INSIDE = "plain", "model", "EAGLE-3", "Medusa", "Medusa in the target"
 NGRAM, NGRAM_EAGLE3 = "ngram", "ngram+EAGLE-3"
@@ -100,17 +101,20 @@ async def pairs(folders: Folders, *gateway: str) -> AsyncIterator[dict[str, Spli
             found[name] = await stack.enter_async_context(split(this_checkout(), folders.target, draft, more=parts))
         for name, arm in ARMS.items():
             if name != PLAIN:
-                await until_drafted(name, found[arm.pair], arm.speculation)
+                pair = found[arm.pair]
+                await until_drafted(name, pair.near.client, arm.speculation, pair.draft)
         yield found
 
 
-async def until_drafted(name: str, pair: Split, speculation: Speculation) -> None:
-    """Return once something is drafted, which warms the pair. End this process where nothing is: its log says why."""
+async def until_drafted(name: str, client: AsyncClient, speculation: Speculation, draft: Child) -> None:
+    """Return once something is drafted, which warms the pair. End this process where nothing is: the draft's log says
+    why.
+    """
     give_up = time.monotonic() + PAIR_S
     fixed = replace(speculation, num_draft_tokens=2)
     while time.monotonic() < give_up:
         sample = await run_pass(
-            pair.near.client,
+            client,
             dev_prompts(2),
             concurrency=1,
             temperature=0.0,
@@ -120,7 +124,7 @@ async def until_drafted(name: str, pair: Split, speculation: Speculation) -> Non
         if any(item.num_drafted for item in sample.rounds):
             return
         await asyncio.sleep(0.5)
-    sys.exit(f"{name} drafts nothing; the draft's log:\n" + "\n".join(pair.draft.last_lines(30)))
+    sys.exit(f"{name} drafts nothing; the draft's log:\n" + "\n".join(draft.last_lines(30)))
 
 
 async def answered(

@@ -313,9 +313,12 @@ class Supervisor:
         """Return the gateway's settings of where the workers are: without a registry, those that run."""
         if self._registry is not None:
             return {"registry": self._registry}
-        running = [one for one in self._workers if one.name in self._children]
-        addresses = {role: [one.address for one in running if one.role == role] for role in ("target", "draft")}
-        lists = {role: ",".join(found) or None for role, found in addresses.items()}
+        running = {one.name: one.address for one in self._workers if one.name in self._children}
+        pools: dict[str, list[str]] = {"target": [], "draft": []}
+        for pool in self._config.pools:
+            names = map(pool.member, range(pool.count))
+            pools[pool.role].append(",".join(running[name] for name in names if name in running))
+        lists = {role: ";".join(filter(None, found)) or None for role, found in pools.items()}
         return {**lists, "model_name": self._config.targets[0].model_name}
 
     def _gateway_config(self, index: int, **workers: str | None) -> GatewayConfig:

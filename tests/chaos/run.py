@@ -104,9 +104,9 @@ def main() -> int:
         f"{options.targets} demo targets, {options.drafts} drafts ({kinds}), each a pool, and {options.gateways} "
         "gateways as processes of one machine, with --batch-invariant and a KV cache of "
         f"{options.kv_cache_tokens} tokens a worker; {options.streams[0]} to {options.streams[-1]} streams at once, a "
-        f"fault about every {options.every:g} s, seed {options.seed}. A killed process is started again up to 5 s later; a hang, a cut, a full disk, a slow "
-        f"or lying draft lasts {SHORTEST_S:g} to {LONGEST_S:g} s. Right answers: those of the same system, plain, "
-        "before the first fault."
+        f"fault about every {options.every:g} s, seed {options.seed}. A killed process is started again up to 5 s "
+        f"later; a hang, a cut, a full disk, a slow or lying draft lasts {SHORTEST_S:g} to {LONGEST_S:g} s. "
+        "Right answers: those of the same system, plain, before the first fault."
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.logs or Path(temporary)

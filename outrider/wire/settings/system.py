@@ -177,8 +177,8 @@ class SystemConfig:
 
     def _check_plain(self) -> None:
         """Without Ray: what nobody would do."""
-        if len(self.targets) > 1 or len(self.drafts) > 1:
-            raise ConfigError("without Ray there is one pool of targets and one of drafts; leave --no-ray out")
+        if len(self.targets) > 1:
+            raise ConfigError("without Ray there is one pool of targets; leave --no-ray out")
         for pool in self.pools:
             for name, given in (
                 ("labels", bool(pool.labels)),
