@@ -165,8 +165,8 @@ def main() -> int:
     report = Report("unions", "Several sources in one tree")
     report.text(
         f"The demo pair and its EAGLE-3 head, the target WIDENED to {options.size}, float32; {options.prompts} "
-        f"prompts, one answer at a time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In brackets the "
-        "interval of 95 % from a bootstrap over prompts."
+        f"prompts, one answer at a time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In "
+        "brackets the interval of 95 % from a bootstrap over prompts."
     )
     with tempfile.TemporaryDirectory() as place:
         head = Path(place) / "eagle3"

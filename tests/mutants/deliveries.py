@@ -57,6 +57,20 @@ DELIVERIES = (
         GROWTH,
     ),
     Mutant(
+        "gateway/rounds/drafting.py",
+        "replace(speculation, place=self._place).to_proto()",
+        "speculation.to_proto()",
+        "two drafts of one answer are not told that they are two, and draw with the same numbers",
+        ("tests/unit/test_decode_loop.py",),
+    ),
+    Mutant(
+        "gateway/rounds/decode_loop.py",
+        "                draft.advance(ticket, target, self.target.member)",
+        "                draft.advance(self.target.tickets[0], target, self.target.member)",
+        "what the second draft delivers is taken for the first one's",
+        ("tests/unit/test_decode_loop.py",),
+    ),
+    Mutant(
         DRAWING,
         "        weights[place] = 0.0\n",
         "",

@@ -266,11 +266,11 @@ def share_cores(
     numbers = {role: sum(workers[name][0] == role for name in sharing) for role in ("target", "draft")}
     of_target, of_draft = shares(len(free), numbers["target"], numbers["draft"])
     shared: dict[str, frozenset[int] | None] = dict.fromkeys(workers, None)
-    begin = 0
-    for name in sorted(sharing, key=lambda name: workers[name][0]):  # drafts have the first cores
-        count = int(max(1.0, of_target if workers[name][0] == "target" else of_draft))
-        shared[name] = frozenset(free[(begin + step) % len(free)] for step in range(count))
-        begin += count
+    begin = 0.0
+    for name in sorted(sharing, key=lambda name: workers[name][0]):  # drafts have the first cores, and share them first
+        share = of_target if workers[name][0] == "target" else of_draft
+        shared[name] = frozenset(free[(int(begin) + step) % len(free)] for step in range(int(max(1.0, share))))
+        begin += share
     return {**shared, **given}
 
 
