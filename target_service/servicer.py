@@ -68,7 +68,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._service.engine.submit(ExtendJob(owner, message.slot, message.ticket, message.until_len))
         else:
             try:
-                job = _verify_job(owner, item.verify, self._vocab_size, respond)
+                job = verify_job(owner, item.verify, self._vocab_size, respond)
             except InvalidRequest as error:
                 respond(JobError(Fault.INVALID, error.message))
                 return
@@ -112,7 +112,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return True
 
 
-def _verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
+def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Raises InvalidRequest."""
     tickets = [(each.ticket, each.is_drafted) for each in (message, *message.others)]
     if len({ticket for ticket, _ in tickets}) < len(tickets) or len(tickets) > MAX_DRAFTS:

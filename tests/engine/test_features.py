@@ -182,6 +182,21 @@ def test_the_last_that_asks_gets_the_rows(target: Served) -> None:
     assert target.link.ends() == before and other.ends() == target.fed_len()
 
 
+def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(target: Served) -> None:
+    first, second = Link(), Link()
+    target.open(0, prompt(0))
+    target.want(9, link=second)  # before the lease
+    job = VerifyJob(1, 0, NUM_PROMPT, (), 8, 10**6, True, 0.0, lambda result: target.heard(0, result))
+    target.verifier.handle(replace(job, others=[(9, True)]))
+    target.want(8, link=first)
+    target.steps(4)
+    assert first.ends(8) == second.ends(9) == target.fed_len() > 0
+    target.verifier.handle(LinkGone(first))
+    before = first.ends(8)
+    target.steps(2)
+    assert first.ends(8) == before and second.ends(9) == target.fed_len() > before
+
+
 def test_a_link_that_is_gone_gets_nothing_more(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)

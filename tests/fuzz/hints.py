@@ -137,6 +137,8 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         ids = [11] * draw(st.integers(0, 2))
         ask = tpb.Verify(slot=slot, ticket=draw(st.integers(1, 4)), base_len=3, committed_ids=ids)
         ask.until_len, ask.is_drafted = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4])), draw(st.booleans())
+        tickets = st.builds(tpb.DraftTicket, ticket=st.integers(1, 9), is_drafted=st.booleans())
+        ask.others.extend(draw(st.lists(tickets, max_size=9)))
         item.verify.CopyFrom(ask)
     return item
 

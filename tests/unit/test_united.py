@@ -17,6 +17,8 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
@@ -28,6 +30,7 @@ from target_service.drafts import Drafts
 from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
+from target_service.servicer import verify_job
 from target_service.united import laid_over
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
@@ -435,3 +438,10 @@ def test_a_target_without_token_trees_offers_no_unions() -> None:
     assert UNION not in alone.offered
     refusal = alone.refuses(UNION)
     assert refusal is not None and "for ngram&model take a model and an attention_path" in refusal.message
+
+
+@pytest.mark.parametrize("tickets", [[5], [6, 6], [*range(10, 18)]], ids=["the first again", "twice", "too many"])
+def test_a_lease_has_a_ticket_of_its_own_for_each_of_few_drafts(tickets: list[int]) -> None:
+    message = tpb.Verify(ticket=5, others=[tpb.DraftTicket(ticket=each) for each in tickets])
+    with pytest.raises(InvalidRequest, match="must have 1 to 8, each once"):
+        verify_job(1, message, VOCAB, lambda result: None)
