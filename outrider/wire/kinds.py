@@ -6,8 +6,9 @@ from enum import Enum
 
 from outrider.v1 import common_pb2 as pb
 
-PROTOCOL = 3
-"""Number of the protocol that this code speaks: of features. 2 had leases and trees; 1, which had no number, rounds."""
+PROTOCOL = 4
+"""Number of the protocol that this code speaks: of several drafts of an answer. 3 had features; 2 leases and trees; 1,
+which had no number, rounds."""
 
 
 class TokenKind(Enum):
