@@ -144,12 +144,15 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
 
 
 def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
-    """Three slots of four committed tokens after a step, each with a lease of its own number."""
+    """Three slots of four committed tokens after a step, each with a lease of its own number. The first takes drafts
+    whatever they cost on this machine.
+    """
     items = list[tpb.TargetRequest]()
     for slot in range(1, 4):
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, protocol=PROTOCOL)
         opened.params.CopyFrom(draw(_PARAMS))
-        opened.speculation.CopyFrom(draw(_SPECULATION))
+        fixed = pb.Speculation(max_draft_tokens=3, num_draft_tokens=3)
+        opened.speculation.CopyFrom(fixed if slot == 1 else draw(_SPECULATION))
         items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
         ask = tpb.Verify(slot=slot, ticket=slot, base_len=3, until_len=4)
         items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))
