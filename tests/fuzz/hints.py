@@ -151,8 +151,8 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
     for slot in range(1, 4):
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, protocol=PROTOCOL)
         opened.params.CopyFrom(draw(_PARAMS))
-        fixed = pb.Speculation(max_draft_tokens=3, num_draft_tokens=3)
-        opened.speculation.CopyFrom(fixed if slot == 1 else draw(_SPECULATION))
+        wish = draw(_SPECULATION)
+        opened.speculation.CopyFrom(pb.Speculation(max_draft_tokens=3, num_draft_tokens=3) if slot == 1 else wish)
         items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
         ask = tpb.Verify(slot=slot, ticket=slot, base_len=3, until_len=4)
         items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))
