@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import statistics
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +42,16 @@ from benchmarks.common import (
     read_prompts,
     widened,
 )
-from benchmarks.passes import Ratio, Sample, in_turn
+from benchmarks.passes import Ratio, Sample, in_turn_at
 from benchmarks.running import running
 from benchmarks.widen_head import widen_embeddings
-from outrider.client import AcceptanceRule, Drafter, Speculation
+from outrider.cli.supervisor import Endpoints
+from outrider.client import AcceptanceRule, AsyncClient, Drafter, Speculation
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.tree_shape import TreeShape
+from tests.stack import read_metrics
 
 PLAIN, EXACT, LENIENT = "plain", "rejection", "lenience 0.5"
 WITHOUT_MODEL = ("ngram", "lookup")
@@ -64,10 +68,20 @@ GAINS_FROM = (1.0, 4)
 LEAST_RATIO = 0.98
 """Least median speed of a drafter without a model, as a share of plain decoding's, where nothing repeats."""
 PROMPT_TOKENS = 512
+DRAFT_PASSES = 'outrider_worker_batch_size_count{worker="draft"}'
 CHAIN_K = 4
 """Draft tokens of those beside lookahead and PaSS, where all are verified in every step."""
 
 Value = Callable[[Sample], float]
+
+
+def in_each(drafter: Drafter) -> str:
+    return f"{drafter.value}, K = {CHAIN_K}"
+
+
+TABLE = "ngram"
+DRAFTED_FOR = {f"{name}, drafted by {TABLE}": name for name in (Drafter.MODEL.value, in_each(Drafter.MODEL))}
+"""Arms whose draft is drafted for by a table, and which they are without it."""
 
 
 def per_pass(sample: Sample) -> float:
@@ -82,6 +96,15 @@ def per_full_round(sample: Sample) -> float:
 
 def speed(sample: Sample) -> float:
     return sample.tokens_per_s
+
+
+def draft_passes_a_token(sample: Sample) -> float:
+    return sample.num_draft_passes / sample.num_tokens
+
+
+def num_draft_passes(pair: Endpoints) -> float:
+    """Return how many forwards a pair's draft has run."""
+    return read_metrics(f"http://{pair.first('draft').metrics}/metrics")[DRAFT_PASSES]
 
 
 @dataclass(frozen=True)
@@ -116,24 +139,39 @@ class Cell:
 
 
 class Bench:
-    """One running pair, and what the suites measure on it."""
+    """Running pairs, and what the suites measure on them."""
 
-    def __init__(self, report: Report, address: str, options: argparse.Namespace) -> None:
-        self.report, self._address, self._options = report, address, options
+    def __init__(
+        self, report: Report, pair: Endpoints, options: argparse.Namespace, drafted_for: Endpoints | None = None
+    ) -> None:
+        """drafted_for: a pair whose draft is drafted for by a table; arms named in DRAFTED_FOR are its."""
+        self.report, self._options = report, options
+        self._pair, self._drafted_for = pair, drafted_for or pair
         self._tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
 
     def cells(self, prompts: Sequence[Prompt], arms: Mapping[str, Speculation], temperature: float) -> dict[str, Cell]:
-        found = asyncio.run(
-            in_turn(
-                self._address,
+        pairs = {name: self._drafted_for if name in DRAFTED_FOR else self._pair for name in arms}
+        found = asyncio.run(self._in_turn(pairs, prompts, arms, temperature))
+        return {name: Cell(name, samples) for name, samples in found.items()}
+
+    async def _in_turn(
+        self,
+        pairs: Mapping[str, Endpoints],
+        prompts: Sequence[Prompt],
+        arms: Mapping[str, Speculation],
+        temperature: float,
+    ) -> dict[str, list[list[Sample]]]:
+        async with contextlib.AsyncExitStack() as clients:
+            of_pair = {id(pair): await clients.enter_async_context(AsyncClient(pair.grpc)) for pair in pairs.values()}
+            return await in_turn_at(
+                {name: of_pair[id(pair)] for name, pair in pairs.items()},
                 [self._tokenizer.encode(prompt.text).ids[-PROMPT_TOKENS:] for prompt in prompts],
                 arms,
                 temperature=temperature,
                 max_tokens=self._options.max_tokens,
                 repetitions=self._options.repetitions,
+                draft_passes={name: partial(num_draft_passes, pair) for name, pair in pairs.items()},
             )
-        )
-        return {name: Cell(name, samples) for name, samples in found.items()}
 
     def add(self, heading: str, cells: Mapping[str, Cell], base: Cell, value: Value = speed) -> dict[str, Ratio]:
         """Add a table and its data. Return the ratios over `base`, by arm."""
@@ -218,14 +256,17 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
 
 
 def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
-    """Compare two sources in one tree with each alone and with one after the other: where it pays, and always.
+    """Compare two sources in one tree with each alone and with one after the other: where it pays, and always. And a
+    draft for which a table drafts with the same draft alone.
 
-    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in a step, than one of them does.
+    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in a step, than one of them does, or
+    where a draft that is drafted for takes as many passes as alone.
     """
     wrong, owns = [], (Drafter.NGRAM, Drafter.LOOKUP)
     names = (Drafter.MODEL, *owns, *(Drafter(f"{own.value}{sign}model") for sign in "+&" for own in owns))
     arms = {PLAIN: Speculation(enabled=False)} | {name.value: Speculation(drafter=name) for name in names}
     arms |= {in_each(name): Speculation(drafter=name, num_draft_tokens=CHAIN_K) for name in names}
+    arms |= {name: arms[alone] for name, alone in DRAFTED_FOR.items()}
     for temperature in options.temperatures:
         cells = bench.cells(read_prompts(HELD_OUT)[: options.prompts], arms, temperature)
         bench.add(f"T = {temperature:g}", cells, cells[PLAIN])
@@ -239,11 +280,18 @@ def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
                     wrong.append(f"{both.name}: {ratio} of the tokens a pass of {part.name}, more than 1 wanted")
         columns = ("both", "one", "tokens a pass", "speed")
         bench.report.table(f"Both over one, T = {temperature:g}", columns, compared)
+        compared = []
+        for name, other in DRAFTED_FOR.items():
+            drafted_for, alone = cells[name], cells[other]
+            fewer = drafted_for.over(alone, draft_passes_a_token)
+            counts = [f"{cell.mean(draft_passes_a_token):.3f}" for cell in (alone, drafted_for)]
+            rest = [str(drafted_for.over(alone, value)) for value in (per_pass, speed)]
+            compared.append([name, *counts, str(fewer), *rest])
+            if fewer.middle >= 1.0:
+                wrong.append(f"{name}: {fewer} of the draft's passes alone, fewer wanted")
+        columns = ("arm", "draft passes a token alone", "drafted for", "ratio", "tokens a pass", "speed")
+        bench.report.table(f"A draft that is drafted for over the same alone, T = {temperature:g}", columns, compared)
     return wrong
-
-
-def in_each(drafter: Drafter) -> str:
-    return f"{drafter.value}, K = {CHAIN_K}"
 
 
 def demo_width() -> int:
@@ -326,13 +374,17 @@ def main() -> int:
         f"time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In brackets the interval of 95 % "
         "from a bootstrap over prompts."
     )
-    with tempfile.TemporaryDirectory() as folder:
-        own = {}
+    with contextlib.ExitStack() as opened:
+        folder, own = opened.enter_context(tempfile.TemporaryDirectory()), {}
         if suite == "scaffolds":
             widen_embeddings(options.embeddings, DEMO_TARGET, target, Path(folder))
             own = {"lookahead": options.shape, "lookahead_embeddings": folder}
-        with running({"model": str(target), **common, **own}, {"model": str(DEMO_DRAFT), **common}) as endpoints:
-            wrong = run(Bench(report, endpoints.grpc, options), options)
+        of_target, of_draft = {"model": str(target), **common, **own}, {"model": str(DEMO_DRAFT), **common}
+        of_draft["metrics_port"] = 0
+        pair, drafted_for = opened.enter_context(running(of_target, of_draft)), None
+        if suite == "unions":
+            drafted_for = opened.enter_context(running(of_target, {**of_draft, "drafted_by": TABLE}))
+        wrong = run(Bench(report, pair, options, drafted_for), options)
     report.verdict(wrong)
     report.write(options.results)
     return 1 if wrong else 0

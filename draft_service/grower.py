@@ -302,6 +302,7 @@ class Grower:
             for tree, why in (*grow(drawn), *grow_beams(searched)):
                 self._give_up(owners[id(tree)], why)
             self._metrics.steps.labels(kind="grow").inc(len(said))
+            self._push_drawn(owners.values())
             said = [more for each in said if (more := _follow(owners[id(each.tree)], each)) is not None]
         num_rows += sum(self._drop_guesses(growing) for growing in owners.values())
         seconds = time.monotonic() - now
@@ -312,6 +313,12 @@ class Grower:
         for growing in owners.values():
             self._pusher.push_due(growing, goes_on=growing.tree is not None and bool(growing.tree.offers(1)))
         return True
+
+    def _push_drawn(self, asked: Iterable[Growing]) -> None:
+        """Let what was drawn leave before anybody looks at what it is: a token's time must not follow from its id."""
+        for growing in asked:
+            if not growing.slot.params.determined:
+                self._pusher.push_due(growing, goes_on=True)
 
     def _drop_guesses(self, growing: Growing) -> int:
         """Take out of the cache what a table guessed and was not drawn. Return how many guesses were fed."""
