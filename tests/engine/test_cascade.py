@@ -112,6 +112,7 @@ class Draft(Base):
         assert kept is not None and growing.tree is not None
         assert kept.cached == [*ids, *(node.token_id for node in growing.tree.fed)]
         assert kept.table.num_tokens == len(kept.cached)
+        assert growing.cascade is None or growing.cascade.follower.num_tokens == len(ids)
 
     @property
     def num_forwards(self) -> float:
@@ -152,24 +153,25 @@ def test_what_is_drawn_leaves_before_anybody_sees_whether_it_was_guessed(runner:
 
 def test_guesses_take_no_memory_that_anybody_needs(runner: ModelRunner) -> None:
     ids = [7, 8, 9] * BLOCK_SIZE  # whole blocks: a guess behind the last token needs another one
-    speculation = replace(CHAIN, num_draft_tokens=2)
 
-    def grown(draft: Draft, *, is_short: bool) -> Sent:
-        draft.grower.handle(replace(open_job(1, ids), speculation=speculation))
-        table = draft.pool.new_table()
-        draft.pool.prefix.enabled = False
-        if is_short:
-            table.reserve((draft.pool.num_free - len(ids) // BLOCK_SIZE) * BLOCK_SIZE)
+    def grown(table: SequenceDrafter | None, *, is_short: bool) -> tuple[Sent, int, float]:
+        draft = Draft(runner, table)
+        draft.grower.handle(replace(open_job(1, ids), speculation=replace(CHAIN, num_draft_tokens=2)))
         draft.grower.handle(AdvanceJob(1, 1, 1, len(ids), ()))
+        assert draft.grower.step(time.monotonic())  # all but the last token
+        others = draft.pool.new_table()
+        if is_short:
+            others.reserve(draft.pool.num_free * BLOCK_SIZE)
         draft.grow()
-        assert (draft.guessed("drawn") + draft.guessed("dropped") == 0) == is_short
-        table.free()
+        num_sent, num_fed = len(draft.nodes), draft.guessed("drawn") + draft.guessed("dropped")
+        others.free()
         draft.grow()
-        return draft.nodes
+        return draft.nodes, num_sent, num_fed
 
-    found = grown(Draft(runner, Ngram()), is_short=True)
-    assert len(found) == 2
-    assert found == grown(Draft(runner, Ngram()), is_short=False)
+    expected, *_ = grown(None, is_short=False)
+    assert len(expected) == 2
+    assert grown(Ngram(), is_short=True) == (expected, 0, 0)  # what is named leaves once it is whole
+    assert grown(Ngram(), is_short=False) == (expected, 2, 1)
 
 
 def test_what_costs_more_than_it_saves_is_not_fed(runner: ModelRunner) -> None:
