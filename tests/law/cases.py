@@ -104,6 +104,7 @@ UNDER_OTHERS = {
     "coupled best tree": ("nothing",),
     "auto": ("nothing",),
     "K adapts": ("nothing",),
+    "K adapts, drafted by lookup": ("nothing",),
     "lengths": ("K = 1, everything",),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
@@ -164,6 +165,8 @@ ENCODER_DECODER = ("encoder-decoder", "coupled, encoder-decoder")
 """Groups whose pair is an encoder-decoder one: PROMPT is the source."""
 ADAPTS = ("K adapts", "K adapts, ngram&model")
 """Groups whose steps verify now more and now fewer drafts."""
+DRAFTED_FOR = "K adapts, drafted by lookup"
+"""A group whose draft is drafted for: what it says after a token comes sooner or later by what that token is."""
 TRANSLATED = ("translated", "translated tree", "coupled, translated")
 """Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -279,6 +282,7 @@ def _cases() -> list[Case]:
         *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
         *_group(TRANSLATED[1], tree, some),
         *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),
+        *_group(DRAFTED_FOR, replace(full, num_draft_tokens="auto"), ["nothing"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -296,7 +300,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
     `auto` is alone, so that its own load makes it change between whole and cut laws; `lenient`, so that its plain steps
     can be counted.
     """
-    alone = ("auto", "lenient", *ADAPTS, "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
+    alone = ("auto", "lenient", *ADAPTS, DRAFTED_FOR, "by token", *DRAFT_SERVICES, "unreliable draft", *FEATURE_FAULTS)
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
     apart = (*alone, *ENCODER_DECODER, *TRANSLATED)
     mixed = [case for case in cases if case.group not in apart and head_of(case.group) is None]
