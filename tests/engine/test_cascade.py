@@ -48,7 +48,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 class Cost(RowCost):
     """What no clock decides."""
 
-    reach = 16
+    reach = 32
 
     def __init__(self, base: float = 1.0) -> None:
         super().__init__()
