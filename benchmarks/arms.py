@@ -259,8 +259,8 @@ def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
     """Compare two sources in one tree with each alone and with one after the other: where it pays, and always. And a
     draft for which a table drafts with the same draft alone.
 
-    Fail where it makes fewer tokens a pass, greedy and with CHAIN_K drafts of each in a step, than one of them does, or
-    where a draft that is drafted for takes as many passes as alone.
+    Fail where, greedy, it makes fewer tokens a pass with CHAIN_K drafts of each in a step than one of them does, or a
+    draft that is drafted for takes as many passes as alone.
     """
     wrong, owns = [], (Drafter.NGRAM, Drafter.LOOKUP)
     names = (Drafter.MODEL, *owns, *(Drafter(f"{own.value}{sign}model") for sign in "+&" for own in owns))
@@ -287,7 +287,7 @@ def unions(bench: Bench, options: argparse.Namespace) -> list[str]:
             counts = [f"{cell.mean(draft_passes_a_token):.3f}" for cell in (alone, drafted_for)]
             rest = [str(drafted_for.over(alone, value)) for value in (per_pass, speed)]
             compared.append([name, *counts, str(fewer), *rest])
-            if fewer.middle >= 1.0:
+            if not temperature and fewer.middle >= 1.0:
                 wrong.append(f"{name}: {fewer} of the draft's passes alone, fewer wanted")
         columns = ("arm", "draft passes a token alone", "drafted for", "ratio", "tokens a pass", "speed")
         bench.report.table(f"A draft that is drafted for over the same alone, T = {temperature:g}", columns, compared)
