@@ -146,5 +146,5 @@ def test_what_reads_more_than_ids_is_not_drafted_for(
     config: dict[str, Any], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     files(tmp_path, config, names)
-    with pytest.raises(ConfigError, match="drafted_by is 'lookup', and .* leave drafted_by out"):
+    with pytest.raises(ConfigError, match=r"drafted_by is 'lookup', and .* leave drafted_by out"):
         load_draft(DraftConfig(model=str(tmp_path), drafted_by="lookup"), 1, lambda error: None)

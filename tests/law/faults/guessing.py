@@ -1,5 +1,6 @@
-"""A draft that is fed all that its table guesses, whether it pays or not. No fault of the law: how much is fed is chosen
-before anything is drawn.
+"""A draft that is fed all that its table guesses, whether it pays or not.
+
+No fault of the law: how much is fed is chosen before anything is drawn.
 """
 
 import sys
