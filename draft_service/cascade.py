@@ -1,5 +1,5 @@
-"""A table's guesses of what a draft that is a model draws next, fed behind the nodes that it is asked for. Where a guess
-is what is then drawn, what follows it is known without another forward (CS Drafting: Chen et al., "Cascade Speculative
+"""A table's guesses of what a draft that is a model draws next, fed behind the nodes that it is asked for. Where one is
+what is then drawn, what follows it is known without another forward (CS Drafting: Chen et al., "Cascade Speculative
 Drafting for Even Faster LLM Inference", arXiv 2312.11462).
 
 What is drawn follows from the model's logits and the numbers of a place alone, so that proposals are those of a draft
