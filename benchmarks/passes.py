@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Sample:
     """Token ids in the order of the prompts."""
     rounds: list[Round]
     elapsed_s: float
+    num_draft_passes: float = 0.0
+    """Where they are counted."""
 
     @property
     def num_tokens(self) -> int:
@@ -117,10 +119,12 @@ async def in_turn_at(
     max_tokens: int,
     repetitions: int,
     predictions: Mapping[str, Sequence[str]] | None = None,
+    draft_passes: Mapping[str, Callable[[], float]] | None = None,
 ) -> dict[str, list[list[Sample]]]:
     """Return samples by arm and prompt, one a repetition.
 
-    clients: by arm. predictions: by arm, of each prompt's answer.
+    clients: by arm. predictions: by arm, of each prompt's answer. draft_passes: by arm, counts the passes of its draft
+    up to now.
 
     Each prompt is answered by every arm before the next one, in another order each time, so that a drift of the machine
     hits all alike; each answer has a cache salt of its own.
@@ -132,6 +136,8 @@ async def in_turn_at(
             first = (repetition + index) % len(names)
             for name in (*names[first:], *names[:first]):
                 predicted = (predictions or {}).get(name)
+                num_passes = (draft_passes or {}).get(name, float)
+                before = num_passes()
                 sample = await run_pass(
                     clients[name],
                     [prompt],
@@ -143,7 +149,7 @@ async def in_turn_at(
                     cache_salt=f"{repetition} {index} {name} {temperature}",
                     prediction="" if predicted is None else predicted[index],
                 )
-                found[name][index].append(sample)
+                found[name][index].append(replace(sample, num_draft_passes=num_passes() - before))
     return found
 
 

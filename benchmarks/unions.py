@@ -2,8 +2,9 @@
 
     make bench-unions                                 # or: python -m benchmarks.unions --help
 
-The sources are the demo draft, an EAGLE-3 head, and n-grams and lookups in the target. Drafts of one target stand
-behind gateways of their own, so that an answer has the drafts of its arm. A target makes rows for every head that is
+The sources are the demo draft, an EAGLE-3 head, and n-grams and lookups in the target; beside them stands the demo
+draft for which n-grams draft, which says the same in fewer passes of its own. Drafts of one target stand behind
+gateways of their own, so that an answer has the drafts of its arm. A target makes rows for every head that is
 registered there, and no arm is to pay for another's: those with the head have a target of their own. Only one works at
 a time. Each prompt is answered by every arm in turn before the next one, in another order each time.
 
@@ -29,11 +30,12 @@ from benchmarks.common import widened as widened_target
 from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import ended_with_block, started, told
-from benchmarks.passes import in_turn_at
+from benchmarks.passes import Sample, in_turn_at
 from benchmarks.widen_head import widen_head
 from outrider.client import AsyncClient, Drafter, Speculation
+from tests.stack import read_metrics
 
-MODEL, HEAD = "model", "EAGLE-3"
+MODEL, HEAD, CASCADE = "model", "EAGLE-3", "model, drafted by ngram"
 PLAIN, BY_TOKEN = "plain", "model, by token"
 NUM_DRAFT_TOKENS = 4
 """K, of each source."""
@@ -57,6 +59,7 @@ class Arm:
 ALONE: Mapping[str, Arm] = {
     MODEL: Arm((MODEL,), Drafter.MODEL),
     HEAD: Arm((HEAD,), Drafter.MODEL),
+    CASCADE: Arm((CASCADE,), Drafter.MODEL),
     "ngram": Arm((MODEL,), Drafter.NGRAM),
     "lookup": Arm((MODEL,), Drafter.LOOKUP),
 }
@@ -70,34 +73,53 @@ UNITED: Mapping[str, Arm] = {
     "model&EAGLE-3": Arm((MODEL, HEAD), Drafter.MODEL_AND_MODEL),
 }
 ARMS: Mapping[str, Arm] = {**ALONE, **IN_TURN, **UNITED}
+DRAFT_PASSES = 'outrider_worker_batch_size_count{worker="draft"}'
+
+
+@dataclass(frozen=True)
+class Front:
+    """A gateway, and where the passes of the drafts behind it are counted."""
+
+    client: AsyncClient
+    metrics: Sequence[str]
+    """Addresses."""
+
+    def num_draft_passes(self) -> float:
+        return sum(read_metrics(f"http://{address}/metrics")[DRAFT_PASSES] for address in self.metrics)
+
+
+def draft_passes_a_token(sample: Sample) -> float:
+    return sample.num_draft_passes / sample.num_tokens
 
 
 @contextlib.asynccontextmanager
-async def clients(target: Path, head: Path) -> AsyncIterator[dict[tuple[str, ...], AsyncClient]]:
-    """Run the workers, and yield a client by the drafts that an answer has there."""
+async def fronts(target: Path, head: Path) -> AsyncIterator[dict[tuple[str, ...], Front]]:
+    """Run the workers, and yield a gateway by the drafts that an answer has there."""
     first, last, common = 0, 1, ("--dtype", "float32", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
 
-        async def worker(module: str, model: Path, core: int, *more: str) -> str:
+        async def worker(module: str, model: Path, core: int, *more: str) -> dict[str, str]:
             args = ["--model", str(model), "--cpu-cores", str(core), *common, *more]
             children.append(started(this_checkout(), module, args, [core]))
-            return str((await asyncio.to_thread(told, children[-1]))["address"])
+            return await asyncio.to_thread(told, children[-1])
 
         drafts = {
             MODEL: await worker("draft_service", DEMO_DRAFT, first),
+            CASCADE: await worker("draft_service", DEMO_DRAFT, first, "--drafted-by", "ngram"),
             HEAD: await worker("draft_service", head, first, "--target-model", str(target)),
         }
         targets = {has_head: await worker("target_service", target, last) for has_head in (False, True)}
-        found = dict[tuple[str, ...], AsyncClient]()
+        found = dict[tuple[str, ...], Front]()
         for names in sorted({arm.drafts for arm in ARMS.values()}):
-            of_arm = ";".join(drafts[name] for name in names)
-            args = ["--target", targets[HEAD in names], "--draft", of_arm, "--port", "0", "--grpc-port", "0"]
+            of_arm = ";".join(drafts[name]["address"] for name in names)
+            args = ["--target", targets[HEAD in names]["address"], "--draft", of_arm, "--port", "0", "--grpc-port", "0"]
             children.append(started(this_checkout(), "gateway", args, [first]))
             ready = await asyncio.to_thread(told, children[-1])
-            found[names] = await stack.enter_async_context(AsyncClient(str(ready["grpc"])))
+            client = await stack.enter_async_context(AsyncClient(str(ready["grpc"])))
+            found[names] = Front(client, [drafts[name]["metrics_address"] for name in names])
         for name, arm in ARMS.items():
-            await until_drafted(name, found[arm.drafts], Speculation(drafter=arm.drafter), children[0])
+            await until_drafted(name, found[arm.drafts].client, Speculation(drafter=arm.drafter), children[0])
         yield found
 
 
@@ -106,7 +128,7 @@ def in_each(name: str) -> str:
 
 
 async def answered(
-    found: Mapping[tuple[str, ...], AsyncClient], options: argparse.Namespace, temperature: float
+    found: Mapping[tuple[str, ...], Front], options: argparse.Namespace, temperature: float
 ) -> dict[str, Cell]:
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     wishes, at = {PLAIN: Speculation(enabled=False)}, {PLAIN: found[MODEL,]}
@@ -118,20 +140,23 @@ async def answered(
         by_token = Speculation(drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFT_TOKENS, lenience=1 - 1e-6)
         wishes[in_each(BY_TOKEN)], at[in_each(BY_TOKEN)] = by_token, found[MODEL,]
     samples = await in_turn_at(
-        at,
+        {name: front.client for name, front in at.items()},
         [tokenizer.encode(each.text).ids[-PROMPT_TOKENS:] for each in read_prompts(HELD_OUT)[: options.prompts]],
         wishes,
         temperature=temperature,
         max_tokens=options.max_tokens,
         repetitions=options.repetitions,
+        draft_passes={name: front.num_draft_passes for name, front in at.items()},
     )
     return {name: Cell(name, each) for name, each in samples.items()}
 
 
 async def measure(report: Report, target: Path, head: Path, options: argparse.Namespace) -> list[str]:
-    """Fail where, greedy and with K drafts of each, a union makes fewer tokens a pass than one of its sources."""
+    """Fail where, greedy, a union with K drafts of each makes fewer tokens a pass than one of its sources, or a draft
+    that is drafted for takes as many passes as alone.
+    """
     wrong = list[str]()
-    async with clients(target, head) as found:
+    async with fronts(target, head) as found:
         for temperature in options.temperatures:
             cells = await answered(found, options, temperature)
             columns = ("arm", "drafted a pass", "kept", "tokens a pass", "tok/s", "speed over plain")
@@ -141,7 +166,7 @@ async def measure(report: Report, target: Path, head: Path, options: argparse.Na
             report.data[heading] = {
                 name: {
                     value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-                    for value in (per_pass, speed)
+                    for value in (per_pass, speed, draft_passes_a_token)
                 }
                 for name, cell in cells.items()
             }
@@ -154,6 +179,16 @@ async def measure(report: Report, target: Path, head: Path, options: argparse.Na
                     if not temperature and ratio.middle <= 1.0:
                         wrong.append(f"{both.name}: {ratio} of the tokens a pass of {part.name}, more than 1 wanted")
             report.table(f"All over one, {heading}", ("all", "one", "tokens a pass", "speed"), compared)
+            compared = []
+            for cascade, alone in ((cells[each(CASCADE)], cells[each(MODEL)]) for each in (str, in_each)):
+                fewer = cascade.over(alone, draft_passes_a_token)
+                counts = [f"{cell.mean(draft_passes_a_token):.3f}" for cell in (alone, cascade)]
+                rest = [str(cascade.over(alone, value)) for value in (per_pass, speed)]
+                compared.append([cascade.name, *counts, str(fewer), *rest])
+                if not temperature and fewer.middle >= 1.0:
+                    wrong.append(f"{cascade.name}: {fewer} of the draft's passes alone, fewer wanted")
+            columns = ("arm", "draft passes a token alone", "drafted for", "ratio", "tokens a pass", "speed")
+            report.table(f"A draft that is drafted for over the same alone, {heading}", columns, compared)
     return wrong
 
 

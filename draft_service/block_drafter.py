@@ -63,7 +63,7 @@ class BlockDrafter(ABC):
         Return whether there was anything to do.
         """
 
-    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
         asked.slot.settle()
 
     def knows(self, asked: Growing) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from draft_service.growing import Growing
+from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
@@ -49,9 +50,18 @@ class Feeder:
         self._flush = flush
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
-    def feed(self, num_new: Mapping[SlotKey, int], row_of: Callable[[SlotKey], Row], now: float) -> Fed | None:
+    def feed(
+        self,
+        num_new: Mapping[SlotKey, int],
+        row_of: Callable[[SlotKey], Row],
+        now: float,
+        num_guesses: Mapping[SlotKey, int] | None = None,
+    ) -> Fed | None:
         """Run a forward. num_new: tokens beside the committed ones of each slot that is asked for. row_of: makes its
         row, once there is memory for it. None: there was nothing to do.
+
+        num_guesses: tokens at the end of rows, not counted in num_new, that go through only where memory is left for
+        them all.
         """
         requests = self._requests(num_new)
         if not requests and not self._turns.num_starved:
@@ -61,7 +71,14 @@ class Feeder:
         if not rows and not turn.pieces:
             return Fed((), Tensor()) if turn.worked else None
         self._flush()
-        logits = self.runner.forward([*(row for _, row in rows), *(piece.row for piece in turn.pieces)])
+        pieces = [piece.row for piece in turn.pieces]
+        try:
+            logits = self.runner.forward([*(row for _, row in rows), *pieces])
+        except OutOfBlocks:
+            if not num_guesses:
+                raise
+            rows = [(key, _without_last(row, num_guesses.get(key, 0))) for key, row in rows]
+            logits = self.runner.forward([*(row for _, row in rows), *pieces])
         if not rows:
             self.runner.forward_s()  # nothing else waits for pieces of prompts
         self._turns.done(turn, sum(row.num_new for _, row in rows), time.monotonic() - now)
@@ -80,6 +97,12 @@ class Feeder:
             elif growing.tree is not None and needs_prefill(slot):
                 requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)
         return requests
+
+
+def _without_last(row: Row, num: int) -> Row:
+    num_new = row.num_new - num
+    parents = None if row.parents is None else row.parents[: len(row.parents) - num]
+    return replace(row, new_ids=row.new_ids[:num_new], num_logits=row.num_logits - num, parents=parents)
 
 
 def cached(growing: Growing) -> Slot:

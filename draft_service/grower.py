@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
+from draft_service.cascade import Cascade
 from draft_service.growing import Growing
 from draft_service.head_slot import TakesRows
 from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.pushing import NUM_URGENT, Pusher, Send
+from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.speculation.drafter import NodeDrafter, Said
 from outrider.engine.speculation.drawing import grow, grow_beams
 from outrider.engine.speculation.growing_beams import GrowingBeams
@@ -63,8 +66,9 @@ class Grower:
         vocab_size: int,
         request_rows: RequestRows | None = None,
         eos_token_ids: Sequence[int] = (),
+        table: SequenceDrafter | None = None,
     ) -> None:
-        """request_rows: for drafters that need rows of the target's."""
+        """request_rows: for drafters that need rows of the target's. table: guesses what a model draws."""
         self._slots: dict[SlotKey, Growing] = {}
         self._drafter = make_drafter(self._slots)
         self._keeper = keeper
@@ -74,7 +78,9 @@ class Grower:
         self._vocab_size = vocab_size
         self._request_rows = request_rows
         self._eos_token_ids = set(eos_token_ids)
+        self._table = table
         self._shares: dict[tuple[bool, bool, int], RankShares] = {}
+        self._table_shares: dict[tuple[bool, bool], RankShares] = {}
         self._cost = RowCost()
 
     # jobs
@@ -92,11 +98,11 @@ class Grower:
             case EngineJob():
                 job.run()
             case CloseJob():
-                self._slots.pop((job.owner, job.slot_id), None)
+                self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
                 for key in [key for key in self._slots if key[0] == job.owner]:
-                    del self._slots[key]
+                    self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
@@ -113,7 +119,21 @@ class Grower:
             width = 0 if job.params.beams is None else job.params.beams.width
             kind = (job.params.greedy, job.params.determined, width)
             shares = SlotShares(self._shares.setdefault(kind, RankShares()))
-            self._slots[slot.key] = Growing(job, slot, shares)
+            cascade = None if is_translated or job.params.beams is not None else self._cascade(job, slot)
+            self._slots[slot.key] = Growing(job, slot, shares, cascade=cascade)
+
+    def _cascade(self, job: OpenJob, slot: BareSlot) -> Cascade | None:
+        if self._table is None:
+            return None
+        num_source, kind = len(job.source_ids), (job.params.greedy, job.params.determined)
+        follower = self._table.open([*job.source_ids, *slot.committed], num_source + slot.num_prompt, job.cache_salt)
+        return Cascade(follower, num_source, SlotShares(self._table_shares.setdefault(kind, RankShares())))
+
+    def _forget(self, key: SlotKey) -> None:
+        """Let a slot go whose answer has ended: a table may remember it."""
+        growing = self._slots.pop(key, None)
+        if growing is not None and growing.cascade is not None:
+            growing.cascade.follower.close()
 
     def _truncate(self, job: TruncateJob) -> None:
         """Guesses under what is committed stay: the slot has been told of that by an Advance, or will be. A stop string
@@ -170,7 +190,7 @@ class Grower:
         settled, keep = tree.go_on(job.levels[known_len - job.base_len :])
         slot.commit_from(len(slot.committed), settled)
         if is_known:
-            self._drafter.re_root(growing, num_fed, keep)
+            self._drafter.keep_fed(growing, num_fed, keep)
         else:
             slot.settle()
             tree.restart()
@@ -215,7 +235,7 @@ class Grower:
         slot = growing.slot
         growing.block = None
         slot.truncate(len(slot.committed) + 1)
-        slot.commit_from(job.base_len, job.committed_ids)
+        _commit(growing, job)
         slot.settle()
         topk = self._cut(growing)
         num_laws = MOST_LAW_BYTES // (LAW_BYTES_AN_ID * (topk or self._width(growing)))
@@ -232,11 +252,11 @@ class Grower:
         """Go on under the tokens committed; keep what is of use."""
         slot, num_fed = growing.slot, len(tree.fed)
         is_known, known_len = self._drafter.knows(growing), len(slot.committed)
-        slot.commit_from(job.base_len, job.committed_ids)
+        _commit(growing, job)
         tree.plan.most_depth = self._most_depth(slot)
         keep = tree.advance(slot.committed[known_len:])
         if is_known:
-            self._drafter.re_root(growing, num_fed, keep)
+            self._drafter.keep_fed(growing, num_fed, keep)
         else:
             slot.settle()
             tree.restart()
@@ -276,18 +296,41 @@ class Grower:
         if said is None:
             return False
         owners = {id(growing.tree): growing for growing, _ in wanted}
-        drawn, searched = [s for s in said if not _searches(s)], [s for s in said if _searches(s)]
-        for tree, why in (*grow(drawn), *grow_beams(searched)):
-            self._give_up(owners[id(tree)], why)
-        seconds = time.monotonic() - now
-        if said:
+        num_rows = len(said)
+        while said:
+            drawn, searched = [s for s in said if not _searches(s)], [s for s in said if _searches(s)]
+            for tree, why in (*grow(drawn), *grow_beams(searched)):
+                self._give_up(owners[id(tree)], why)
             self._metrics.steps.labels(kind="grow").inc(len(said))
-            self._cost.note(len(said), seconds)
+            self._push_drawn(owners.values())
+            said = [more for each in said if (more := _follow(owners[id(each.tree)], each)) is not None]
+        num_rows += sum(self._drop_guesses(growing) for growing in owners.values())
+        seconds = time.monotonic() - now
+        if num_rows:
+            self._cost.note(num_rows, seconds)
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         for growing in owners.values():
             self._pusher.push_due(growing, goes_on=growing.tree is not None and bool(growing.tree.offers(1)))
         return True
+
+    def _push_drawn(self, asked: Iterable[Growing]) -> None:
+        """Let what was drawn leave before anybody looks at what it is: a token's time must not follow from its id."""
+        for growing in asked:
+            if not growing.slot.params.determined:
+                self._pusher.push_due(growing, goes_on=True)
+
+    def _drop_guesses(self, growing: Growing) -> int:
+        """Take out of the cache what a table guessed and was not drawn. Return how many guesses were fed."""
+        cascade = growing.cascade
+        if cascade is None or growing.tree is None or not cascade.num_fed:
+            return 0
+        num_fed, num_drawn = cascade.num_fed, len(cascade.drawn)
+        if num_drawn < num_fed:
+            self._drafter.keep_fed(growing, num_fed, cascade.drawn)
+        self._metrics.guessed_tokens.labels(fate="drawn").inc(num_drawn)
+        self._metrics.guessed_tokens.labels(fate="dropped").inc(num_fed - num_drawn)
+        return num_fed
 
     def fail_step(self, error: Exception) -> None:
         """Give up every slot that grows: what is in its cache cannot be trusted, and the gateway opens it again."""
@@ -302,8 +345,10 @@ class Grower:
         self._keeper.close(CloseJob(*growing.slot.key))
 
     def _choose(self) -> list[tuple[Growing, Sequence[Node]]]:
-        """Return what is asked for next: nodes of several slots, the likeliest first."""
-        offers: list[list[tuple[float, int, Node, Growing]]] = []
+        """Return what is asked for next: nodes of several slots, the likeliest first. A table's guesses behind them are
+        asked for where they are as likely.
+        """
+        offers: list[Iterable[_Offer]] = []
         most = MOST_OFFERS if self._drafter.takes_trees else 1
         for index, growing in enumerate(self._slots.values()):
             tree = growing.tree
@@ -311,13 +356,45 @@ class Grower:
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
-            offers.append([(-chance, index, node, growing) for chance, node in tree.offers(most)])
-        best = list(heapq.merge(*offers, key=lambda offer: offer[:2]))
+            if growing.cascade is not None:
+                growing.cascade.begin()
+            offers += [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]
+        best = list(islice(heapq.merge(*offers, key=lambda offer: offer[:2]), self._cost.reach))
         count = best_count([-chance for chance, *_ in best], 0.0, 0, self._cost)
         chosen: dict[int, tuple[Growing, list[Node]]] = {}
-        for _, index, node, growing in best[: max(count, 1)]:
-            chosen.setdefault(index, (growing, []))[1].append(node)
+        for _, index, node, growing, is_guess in best[: max(count, 1)]:
+            if not is_guess:
+                chosen.setdefault(index, (growing, []))[1].append(node)
+            elif growing.cascade is not None:
+                growing.cascade.ask(node)
         return list(chosen.values())
+
+
+_Offer = tuple[float, int, Node, Growing, bool]
+"""A node with its negated chance, the place of its slot, and whether it is a guess."""
+
+
+def _offers(growing: Growing, index: int, chance: float, node: Node) -> Iterator[_Offer]:
+    """Yield a node that the tree of a slot offers, and what a table guesses behind it."""
+    tree = growing.tree
+    if growing.cascade is None or not isinstance(tree, GrowingTree):
+        yield -chance, index, node, growing, False
+        return
+    for each, ahead, is_guess in growing.cascade.offers(tree, chance, node):
+        yield -each, index, ahead, growing, is_guess
+
+
+def _follow(growing: Growing, said: Said) -> Said | None:
+    """Return what follows that child of a node that has just been made which a table had guessed."""
+    if growing.cascade is None or growing.tree is not said.tree:  # it may have been given up
+        return None
+    return growing.cascade.follow(said)
+
+
+def _commit(growing: Growing, job: AdvanceJob) -> None:
+    growing.slot.commit_from(job.base_len, job.committed_ids)
+    if growing.cascade is not None:
+        growing.cascade.commit_from(job.base_len, job.committed_ids)
 
 
 def _searches(said: Said) -> bool:

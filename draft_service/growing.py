@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draft_service.block import Block, SequentialBlock
+from draft_service.cascade import Cascade
 from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import GrowingTree
@@ -27,3 +28,5 @@ class Growing:
     """Messages that leave at once: the target had nothing to go on with."""
     block: Block | SequentialBlock | None = None
     """What a drafter of blocks knows of the next positions."""
+    cascade: Cascade | None = None
+    """A table's guesses of what is drawn; None where nothing guesses that."""

@@ -36,8 +36,8 @@ class HeadDrafter(ModelDrafter):
             return True
         return len(slot.committed) > slot.first and not slot.lacks_rows and super().is_ready(asked)
 
-    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        super().re_root(asked, num_fed, keep)
+    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        super().keep_fed(asked, num_fed, keep)
         if asked.tree is not None and not asked.tree.root.is_fed:
             asked.slot.settle()  # what was made of carries on the way is made anew of rows
 

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
 from draft_service.translated_slot import make_slot
+from outrider.drafting.drafter import SequenceDrafter
+from outrider.engine.drafters import make_drafters
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
@@ -21,6 +23,7 @@ from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
+from outrider.wire import kinds
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
@@ -33,6 +36,8 @@ class ModelState(Loaded):
     """A model. Where it has no encoder it drafts for targets of other vocabularies, too."""
 
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
+    table: SequenceDrafter | None = None
+    """Guesses what it draws."""
 
     @property
     def translates(self) -> bool:
@@ -117,13 +122,19 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
     """Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
     kind = kind_of(files, config.target_model)
+    if kind is not DraftKind.MODEL and config.drafted_by != "none":
+        raise ConfigError(
+            f"drafted_by is {config.drafted_by!r}, and {config.model} is no model that drafts token by token from ids "
+            "alone: what follows a guess cannot be known beside it; leave drafted_by out",
+            param="drafted_by",
+        )
     match kind:
         case DraftKind.MODEL:
             if config.target_model is not None and is_same(config.model, config.target_model):
                 log.warning(
                     "the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model
                 )
-            return _model_state(load(config, epoch, on_lost))
+            return _model_state(config, load(config, epoch, on_lost))
         case DraftKind.PARD:
             model = load(config, epoch, on_lost)
             return PardState(
@@ -135,13 +146,18 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
             return _load_head(config, epoch, kind)
 
 
-def _model_state(loaded: Loaded) -> ModelState:
+def _model_state(config: DraftConfig, loaded: Loaded) -> ModelState:
     """Give slots of other vocabularies a class of their own."""
     slots, tokenizer, runner = loaded.slots, loaded.tokenizer, loaded.runner
     if not runner.facts.decoder_start_ids:
         limit = runner.facts.context_limit
-        slots = SlotTable(runner.pool, loaded.config.max_slots, limit, partial(make_slot, limit))
-    return ModelState(loaded.config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close)
+        slots = SlotTable(runner.pool, config.max_slots, limit, partial(make_slot, limit))
+    table = None
+    if config.drafted_by != "none":
+        by = kinds.Drafter[config.drafted_by.upper()]
+        table = make_drafters((by,), None, tokenizer.tokenizer_json, runner.facts.vocab_size)[by]
+        log.info("what %s draws is guessed by %s", config.model, config.drafted_by)
+    return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, table=table)
 
 
 def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:

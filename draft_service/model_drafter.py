@@ -32,14 +32,15 @@ class ModelDrafter:
         self._keeper = keeper
 
     def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
-        nodes_of = {growing.slot.key: (growing, nodes) for growing, nodes in wanted}
-        num_new = {key: 1 if _writes(growing) else len(nodes) for key, (growing, nodes) in nodes_of.items()}
-        fed = self._feeder.feed(num_new, lambda key: self._row(*nodes_of[key]), now)
+        nodes_of = {growing.slot.key: (growing, nodes, _behind(growing, nodes)) for growing, nodes in wanted}
+        num_new = {key: 1 if _writes(growing) else len(nodes) for key, (growing, nodes, _) in nodes_of.items()}
+        num_guesses = {key: len(guesses) for key, (_, _, guesses) in nodes_of.items() if guesses}
+        fed = self._feeder.feed(num_new, lambda key: self._row(*nodes_of[key]), now, num_guesses)
         if fed is None:
             return None
         said, host, index = list[Said](), HostLogits(fed.logits) if fed.rows else None, 0
         for key, row in fed.rows:
-            growing, nodes = nodes_of[key]
+            growing, nodes, guesses = nodes_of[key]
             slot, tree = cached(growing), growing.tree
             assert tree is not None and host is not None, "no tree grows here"
             state = self._keeper.sampling_state(slot)
@@ -52,11 +53,17 @@ class ModelDrafter:
                 for place, node in enumerate(nodes):
                     tree.feed(node)
                     said.append(of_logits(tree, node, state, own, index + place))
+                if growing.cascade is not None:
+                    first, num_fed = index + len(nodes), row.num_logits - len(nodes)
+                    ahead = enumerate(guesses[:num_fed], first)
+                    growing.cascade.note_fed([of_logits(tree, guess, state, own, place) for place, guess in ahead])
             index += row.num_logits
         return said
 
-    def _row(self, growing: Growing, nodes: Sequence[Node]) -> Row:
-        """Return a slot's share of the next forward: the committed tokens that are not cached, or nodes of its tree."""
+    def _row(self, growing: Growing, nodes: Sequence[Node], guesses: Sequence[Node]) -> Row:
+        """Return a slot's share of the next forward: the committed tokens that are not cached, or nodes of its tree;
+        and guesses of what is drawn behind them.
+        """
         slot, tree = cached(growing), growing.tree
         assert tree is not None, "no tree grows here"
         if isinstance(slot, TranslatedSlot) and slot.writes:
@@ -66,7 +73,10 @@ class ModelDrafter:
         if not tree.root.is_fed:
             ids = slot.uncached()
             features = slot.features_of(len(ids))
-            return Row(slot.table, ids, num_cached, 1, slot.cached, features=features, source=slot.source)
+            ids = [*ids, *(guess.token_id for guess in guesses)]
+            num_logits = 1 + len(guesses)
+            return Row(slot.table, ids, num_cached, num_logits, slot.cached, features=features, source=slot.source)
+        nodes = [*nodes, *guesses]
         order = [*tree.fed, *nodes]
         place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
         parents = [place[id(node.parent)] for node in order]
@@ -85,7 +95,7 @@ class ModelDrafter:
         """Note that a slot's row went through. index: that of the logits after the first of the nodes."""
         slot.fed(row.new_ids)
 
-    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
         slot, tree = cached(asked), asked.tree
         if tree is not None and _writes(asked):  # it is all written anew, behind what of it was committed
             slot.settle()
@@ -117,6 +127,10 @@ class ModelDrafter:
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
+
+
+def _behind(asked: Growing, nodes: Sequence[Node]) -> Sequence[Node]:
+    return () if asked.cascade is None else asked.cascade.behind(nodes)
 
 
 def _writes(asked: Growing) -> bool:

@@ -136,7 +136,7 @@ class TableDrafter:
                 said.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
         return said or None
 
-    def re_root(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None: ...
+    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None: ...
 
     def knows(self, asked: Growing) -> bool:
         return True

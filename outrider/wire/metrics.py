@@ -260,6 +260,10 @@ class WorkerMetrics:
         """See kv_blocks_in_use."""
         self.steps = counters("steps", "Slots stepped, by kind.", "kind")
         """sum by (kind) (rate(outrider_worker_steps_total[5m])): slots stepped, by kind."""
+        self.guessed_tokens = counters("guessed_tokens", "Guesses of what a draft draws that were fed to it.", "fate")
+        """rate(outrider_worker_guessed_tokens_total{fate="drawn"}[5m]) / ignoring (fate)
+        sum without (fate) (rate(outrider_worker_guessed_tokens_total[5m])): share that was drawn, each of which saved a
+        row of a later forward; the rest was dropped (draft with drafted_by)."""
         buckets = (1, 2, 4, 8, 16, 32, 64, 128)
         sizes = Histogram("outrider_worker_batch_size", "Slots in a forward.", ["worker"], buckets=buckets, registry=r)
         self.batch_size: Histogram = sizes.labels(worker=worker)

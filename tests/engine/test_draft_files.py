@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from draft_service.loading import load_draft
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import DraftConfig
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "num_hidden_layers": 1}
 MODEL = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight")
@@ -137,3 +139,12 @@ def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="has no weights"):
         kind_of(Checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("config", "names"), [({**LLAMA, "pard_token": 90}, MODEL), (LLAMA, EAGLE3)])
+def test_what_reads_more_than_ids_is_not_drafted_for(
+    config: dict[str, Any], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    files(tmp_path, config, names)
+    with pytest.raises(ConfigError, match=r"drafted_by is 'lookup', and .* leave drafted_by out"):
+        load_draft(DraftConfig(model=str(tmp_path), drafted_by="lookup"), 1, lambda error: None)

@@ -20,6 +20,7 @@ from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
 from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
+from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
@@ -109,7 +110,7 @@ class Base:
         self.table = SlotTable(self.pool, NUM_SLOTS, runner.facts.context_limit)
         self.keeper = SlotKeeper(self.table, self.engine, self.metrics, runner.facts.vocab_size, ())
 
-    def make_grower(self, runner: ModelRunner, send: Send) -> Grower:
+    def make_grower(self, runner: ModelRunner, send: Send, table: SequenceDrafter | None = None) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
             lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
@@ -118,6 +119,7 @@ class Base:
             send,
             self.metrics,
             runner.facts.vocab_size,
+            table=table,
         )
 
     def metrics_of(self, kind: str) -> float:
@@ -472,9 +474,9 @@ def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunne
 class Draft(Base):
     """A grower, and gateways that commit two of the drafts and another token when a tree rests."""
 
-    def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
+    def __init__(self, runner: ModelRunner, num_blocks: int, table: SequenceDrafter | None = None) -> None:
         super().__init__(runner, num_blocks)
-        self.grower = self.make_grower(runner, self.sent)
+        self.grower = self.make_grower(runner, self.sent, table)
         self.grown: dict[int, dict[tuple[int, ...], int]] = {}
 
     def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
@@ -507,11 +509,14 @@ class Draft(Base):
         return self.grown
 
 
+@pytest.mark.parametrize("table", [None, Ngram()], ids=["alone", "drafted for"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_short_of_memory_drafts_the_same(runner: ModelRunner, temperature: float) -> None:
+def test_a_draft_short_of_memory_drafts_the_same(
+    runner: ModelRunner, temperature: float, table: SequenceDrafter | None
+) -> None:
     """Also when a tree loses its memory half-way: it is grown again as it was."""
     expected = Draft(runner, LARGE).run(temperature)
-    small = Draft(runner, SMALL)
+    small = Draft(runner, SMALL, table)
     found = small.run(temperature)
     assert small.count("preemptions_total") > 0
     assert small.pool.num_in_use == 0

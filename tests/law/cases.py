@@ -104,6 +104,7 @@ UNDER_OTHERS = {
     "coupled best tree": ("nothing",),
     "auto": ("nothing",),
     "K adapts": ("nothing",),
+    "K adapts, drafted by lookup": ("nothing",),
     "lengths": ("K = 1, everything",),
     "lenient": ("nothing",),
     "lookup": ("repeated drafts",),
@@ -170,6 +171,8 @@ TWO_DRAFTS = ("two drafts", "two drafts tree", "coupled, two drafts")
 """Groups for which two models draft into one tree."""
 ONE_MODEL_TWICE = "two drafts of one model"
 """They say the same wherever they do not draw with numbers of their own."""
+DRAFTED_FOR = "K adapts, drafted by lookup"
+"""A group whose draft is drafted for: what it says after a token comes sooner or later by what that token is."""
 TRANSLATED = ("translated", "translated tree", "coupled, translated")
 """Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
@@ -290,6 +293,7 @@ def _cases() -> list[Case]:
         *_group(TRANSLATED[0], replace(full, num_draft_tokens=2), [*some, "temperature 0", "top_k", "schema", "regex"]),
         *_group(TRANSLATED[1], tree, some),
         *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),
+        *_group(DRAFTED_FOR, replace(full, num_draft_tokens="auto"), ["nothing"]),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -311,6 +315,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
         "auto",
         "lenient",
         *ADAPTS,
+        DRAFTED_FOR,
         "by token",
         ONE_MODEL_TWICE,
         *DRAFT_SERVICES,

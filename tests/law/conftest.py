@@ -12,6 +12,7 @@ from tests.law.cases import (
     ALL_CASES,
     CASES,
     DRAFT_SERVICES,
+    DRAFTED_FOR,
     ENCODER_DECODER,
     FEATURE_FAULTS,
     NUM_ANSWERS,
@@ -85,6 +86,10 @@ class Samples:
             return self._services.gateway(draft_module="tests.law.faults.unreliable", target_options=HASTY)
         if batch[0].group in ADAPTS:
             return self._services.gateway(target_module="tests.law.faults.adaptive")
+        if batch[0].group == DRAFTED_FOR:
+            by = ("--drafted-by", "lookup", "@outrider.drafting.lookup.MIN_N=1")
+            modules = ("tests.law.faults.adaptive", "tests.law.faults.guessing")
+            return self._services.gateway(*modules, draft_options=by)
         if batch[0].group == "by token":
             return self._services.gateway(target_module="tests.law.faults.by_token")
         if batch[0].group == "lenient":  # its first rounds must not find the draft full of another gateway's answers

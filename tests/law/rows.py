@@ -8,7 +8,7 @@ from dataclasses import fields
 from outrider.client import AcceptanceRule, Drafter
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
-from tests.law.cases import DRAFT_SERVICES, ENCODER_DECODER, FEATURE_FAULTS, TRANSLATED, Case, head_of
+from tests.law.cases import DRAFT_SERVICES, DRAFTED_FOR, ENCODER_DECODER, FEATURE_FAULTS, TRANSLATED, Case, head_of
 from tests.law.chi_square import Fit
 from tests.law.table import Row
 
@@ -47,6 +47,8 @@ def drafts_of(case: Case) -> str:
         return "model, encoder-decoder"
     if case.group in TRANSLATED:
         return "model, translated"
+    if case.group == DRAFTED_FOR:
+        return "model, drafted by lookup"
     if case.group in DRAFT_SERVICES:
         return f"{DRAFT_SERVICES[case.group]}, a draft service"
     return "model, unreliable" if case.group == "unreliable draft" else "model"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.law.cases import ALL_CASES, CASE, NUM_ANSWERS, PROMPT, Case, batches
+from tests.law.cases import ALL_CASES, CASE, DRAFTED_FOR, NUM_ANSWERS, PROMPT, Case, batches
 from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples, undrafted
 from tests.law.expected import Law, conditionals, joint
@@ -117,6 +117,14 @@ def test_auto_shipped_whole_and_cut_laws(samples: Samples) -> None:
     for encoding in ("full", "topk"):
         name = f'outrider_worker_delivered_bytes_total{{encoding="{encoding}",worker="draft"}}'
         assert shipped[name] > MIN_BYTES * samples.num_answers
+
+
+def test_a_draft_that_is_drafted_for_drew_what_was_guessed(samples: Samples) -> None:
+    samples.of(CASE[f"{DRAFTED_FOR}: nothing"])
+    counts = samples.delivered[DRAFTED_FOR]
+    for fate in ("drawn", "dropped"):
+        name = f'outrider_worker_guessed_tokens_total{{fate="{fate}",worker="draft"}}'
+        assert counts[name] >= MIN_OF_A_KIND * samples.num_answers
 
 
 def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:

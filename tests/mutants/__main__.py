@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.mutants import Mutant
 from tests.mutants.acceptance import ACCEPTANCE
 from tests.mutants.beams import BEAMS
+from tests.mutants.cascade import CASCADES
 from tests.mutants.deliveries import DELIVERIES
 from tests.mutants.encoder import ENCODER
 from tests.mutants.grammar import GRAMMAR
@@ -45,6 +46,7 @@ MUTANTS = (
     *BEAMS,
     *ENCODER,
     *TRANSLATIONS,
+    *CASCADES,
 )
 TEST_LIMIT_S = 60
 """Seconds a test may take: a fault that makes one hang is caught."""

@@ -57,6 +57,8 @@ def test_command_line_over_environment_over_default() -> None:
         ({"drafter_text": "a"}, "drafter_text is 'a' and drafter 'model', which reads none"),
         ({"drafter": "ngram", "device": "cuda:1"}, "device is 'cuda:1' and drafter 'ngram', which runs on the CPU"),
         ({"drafter": "trigram"}, "drafter is 'trigram'"),
+        ({"drafter": "ngram", "drafted_by": "ngram"}, "drafted_by is 'ngram' and drafter 'ngram', which asks no model"),
+        ({"drafted_by": "bigram"}, "drafted_by is 'bigram'"),
     ],
 )
 def test_a_drafter_and_what_it_needs(settings: dict[str, object], message: str) -> None:

@@ -53,8 +53,10 @@ class NodeDrafter(Protocol[Asked]):
         as reading prompts. None: there was nothing to do.
         """
 
-    def re_root(self, asked: Asked, num_fed: int, keep: Sequence[int]) -> None:
-        """Keep, of the num_fed nodes that it was asked for, what is known of those at the ascending indices `keep`."""
+    def keep_fed(self, asked: Asked, num_fed: int, keep: Sequence[int]) -> None:
+        """Keep, of the last num_fed nodes that it was asked for, what is known of those at the ascending indices
+        `keep`.
+        """
 
     def knows(self, asked: Asked) -> bool:
         """Return whether what it was asked for before is still known."""

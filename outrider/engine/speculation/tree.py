@@ -146,6 +146,22 @@ class GrowingTree:
             heapq.heappush(self._unfed, entry)
         return found
 
+    def wants(self, node: Node) -> bool:
+        """Return whether a node that is not fed, of this tree or a guess of one, is offered as soon as all likelier
+        ones are fed.
+        """
+        if not self._may_follow(node):
+            return False
+        if self._named:
+            return self._rank_path(node) in self.plan.places
+        is_likely = node.chance * self.plan.shares.share(0) >= LEAST_CHANCE
+        return is_likely and len(self.fed) < self.plan.most_fed
+
+    def guess(self, parent: Node, token_id: int) -> Node:
+        """Return a guess of the first child that a node, of this tree or a guess itself, will have."""
+        chance = parent.chance * self.plan.shares.share(0)
+        return Node(token_id, parent.position + 1, parent, chance=chance)
+
     def is_end(self, node: Node) -> bool:
         """Return whether nothing will follow a node while what is committed stays as it is."""
         return node.position >= self._max_position or self.plan.is_doubted(node)

@@ -130,6 +130,9 @@ class DraftConfig(WorkerConfig):
     """Who guesses. All but model need none: ngram counts what followed in the answer itself, lookup copies what
     followed there or in recent answers, unigram and bigram count in drafter_text. What a model alone has (dtype, KV
     cache, attention_path, quantization, ...) means nothing to them."""
+    drafted_by: Literal["none", "ngram", "lookup"] = "none"
+    """Who guesses what a model draws, so that it draws several tokens in one pass where the guesses are right: ngram or
+    lookup, as for drafter. The proposals are the same. Not for draft heads, nor for models that fill blocks."""
     target_model: str | None = None
     """The target's folder or hub id, for a model that is a draft head (EAGLE-3, Medusa): from there come the tokenizer,
     and the embedding and output rows that the head's files leave out. `outrider up` fills it in."""
@@ -146,6 +149,10 @@ class DraftConfig(WorkerConfig):
             raise ValueError(
                 f"drafter_text is {self.drafter_text!r} and drafter {self.drafter!r}, which reads none; leave it out, "
                 "or say unigram or bigram"
+            )
+        if self.drafter != "model" and self.drafted_by != "none":
+            raise ValueError(
+                f"drafted_by is {self.drafted_by!r} and drafter {self.drafter!r}, which asks no model; leave one out"
             )
         if self.drafter != "model" and self.device.startswith("cuda"):
             raise ValueError(
