@@ -18,7 +18,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
-from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
@@ -31,7 +31,7 @@ CHAIN = Speculation(4, 8, sequential=True, draft_logprobs=FULL)
 NAMED = Speculation(0, 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
 AHEAD = Speculation(0, 8, draft_logprobs=FULL)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-COUPLED: dict[str, Any] = {"temperature": 0.5, "seed": 5, "acceptance": "coupled"}
+COUPLED: dict[str, Any] = {"temperature": 0.5, "seed": 5, "acceptance": AcceptanceRule.COUPLED}
 REJECTION: dict[str, Any] = {"temperature": 0.5, "seed": 5}
 Sent = Mapping[tuple[int, ...], tuple[int, NodeKind, bytes]]
 """By committed length and the ids that lead to a node: its rank, its kind, and the law that it was drawn from."""
