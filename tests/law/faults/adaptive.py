@@ -20,7 +20,7 @@ def choose(self, found, num_rows, most):
 
 def hold_until(self, lacking, now):
     """Wait for a guess at two of three lengths, whatever it costs."""
-    until = [lease.ready_s + 0.2 for lease, _ in lacking if len(lease.slot.committed) % 3]
+    until = [lease.ready_s + 0.2 for lease, *_ in lacking if len(lease.slot.committed) % 3]
     return max((each for each in until if now < each), default=None)
 
 
