@@ -377,7 +377,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
             assert drafter.source is not None
-            models[drafter.name] = _draft(target, drafter.source, task, longest)
+            models[drafter.name] = load_draft(target, drafter.source, task, longest)
         else:
             tables[drafter.name] = _table(drafter, tokenizer)
     rows = []
@@ -461,7 +461,7 @@ def check_same_tokens(target: str, draft: str) -> None:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
-def _draft(target: LawModel, source: str, task: Task, longest: int) -> LawModel:
+def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawModel:
     """Load a draft and what is between its tokens and the target's. Raises ConfigError."""
     kind = _check_model(source)
     if kind is not DraftKind.MODEL or target.runner.facts.decoder_start_ids:
