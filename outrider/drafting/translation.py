@@ -35,10 +35,6 @@ SMALL_OVERLAP = 0.8
 """Share of the target's tokens below which a draft's guesses at temperature 0 are texts of its own (Timor et al. 2025).
 Doubling it makes all of them so; at half of it a draft is held to few of the target's tokens."""
 
-LEAST_SHARE = 0.1
-"""Share of the smaller of two vocabularies below which a draft is refused. Doubling it refuses pairs whose drafts are
-kept now and then; at half of it a draft spells its words letter by letter."""
-
 Logits = NDArray[np.float32]
 
 
@@ -103,11 +99,10 @@ def between(
         raise ConfigError(
             f"{difference}, and no text is told between them: {error.message}; use two models of one tokenizer"
         ) from None
-    if found.share < LEAST_SHARE:
+    if not found.num_shared:
         raise ConfigError(
-            f"{difference}, and no more than {found.num_shared} of {found.num_texts} tokens of the smaller vocabulary "
-            f"are one token in both, less than {LEAST_SHARE:.0%}; use two models of one tokenizer, or of two that have "
-            "more in common"
+            f"{difference}, and none of the {found.num_texts} tokens of the smaller vocabulary is one token in both; "
+            "use two models of one tokenizer, or of two that have something in common"
         )
     return found
 

@@ -32,8 +32,7 @@ from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from tests.other_tokenizers import reduced_copy
-from tests.stack import DEMO_DRAFT
+from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
 
 
@@ -115,25 +114,21 @@ def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
     assert shown[1:3] == [f"{temperature:g}", f"{best:g}"] and shown[3].startswith("1.000±")
 
 
-def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens(tmp_path: Path) -> None:
-    """The target itself under other ids says what the target says, but where its text is told otherwise."""
-    draft = DrafterSpec(MODEL, reduced_copy(DEMO_DRAFT, tmp_path, 4096))
+def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens() -> None:
     prompts = ["def read(self, size):\n", "import os\n\nclass Queue:\n"]
-    *_, measured = measure(Task(DEMO_DRAFT, [draft], prompts, 16, [{"temperature": 0.0}]))
+    *_, measured = measure(Task(DEMO_TARGET, [DrafterSpec(MODEL, OTHER_DRAFT)], prompts, 16, [{"temperature": 0.0}]))
     (row,) = measured["rows"]
-    assert row["alpha"]["mean"] == row["greedy"]["mean"] > 0.5 and row["drafted"]["mean"] == 1.0
+    assert 0.2 < row["alpha"]["mean"] == row["greedy"]["mean"] < 0.9 and row["drafted"]["mean"] == 1.0
 
 
-def test_a_told_law_is_that_of_the_text_told_at_once(tmp_path: Path) -> None:
+def test_a_told_law_is_that_of_the_text_told_at_once() -> None:
     """Whatever is cached of what was told before; within a character there is none."""
-    draft = LawModel(reduced_copy(DEMO_DRAFT, tmp_path, 400), Task("", [], [], 0, []), 400)
-    files = [Path(folder, "tokenizer.json").read_bytes() for folder in (DEMO_DRAFT, tmp_path)]
+    draft = LawModel(OTHER_DRAFT, Task("", [], [], 0, []), 400)
+    files = [Path(folder, "tokenizer.json").read_bytes() for folder in (DEMO_TARGET, OTHER_DRAFT)]
     translation = draft.translation = between(*files, 4096, draft.runner.facts.vocab_size, (0,))
     assert translation is not None
-    ids, params = (
-        tokenizer_of(DEMO_DRAFT).encode("class Naïve:\n    names = '日本語😀'  # straightforward").ids,
-        SamplingParams(),
-    )
+    text = "class Naïve:\n    names = '日本語😀'  # straightforward"
+    ids, params = tokenizer_of(DEMO_TARGET).encode(text).ids, SamplingParams()
     num_without = 0
     for end, law in enumerate(draft.drafts(ids, 2), start=2):
         found, retelling = law(params), translation.retell()
