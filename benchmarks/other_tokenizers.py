@@ -240,8 +240,8 @@ async def add_speeds(report: Report, options: argparse.Namespace) -> list[str]:
     prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in dev_prompts(options.timed_prompts)]
     systems = {
         SAME_NAME: (SAME, "draft_service"),
-        TOKENS: (OTHER, "benchmarks.token_level_draft"),
-        STRINGS: (OTHER, "draft_service"),
+        TOKENS: (OTHER, "draft_service"),
+        STRINGS: (OTHER, "benchmarks.text_draft"),
         DEMO_NAME: (DEMO_DRAFT, "draft_service"),
     }
     drafting, wrong = Speculation(drafter=Drafter.MODEL), list[str]()

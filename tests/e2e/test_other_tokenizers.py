@@ -67,10 +67,10 @@ async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, 
     await asyncio.to_thread(wait_until_nothing_is_held, stack)
 
 
-async def test_guesses_of_tokens_of_both_change_no_token_either(stack: Stack, client: AsyncClient) -> None:
-    """In place of the draft's text, which is what is guessed where few tokens are one in both."""
-    by_tokens = ("@outrider.drafting.translation.SMALL_OVERLAP=0.0", "--cpu-cores", "0")
-    draft = await asyncio.to_thread(Process, "draft_service", ["--model", OTHER_DRAFT, *by_tokens])
+async def test_guesses_of_the_drafts_own_text_change_no_token_either(stack: Stack, client: AsyncClient) -> None:
+    """As where few tokens are one in both."""
+    by_text = ("@outrider.drafting.translation.SMALL_OVERLAP=1.1", "--cpu-cores", "0")
+    draft = await asyncio.to_thread(Process, "draft_service", ["--model", OTHER_DRAFT, *by_text])
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
     try:
         with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:

@@ -1,4 +1,6 @@
-"""A draft whose guesses are tokens of both, however few they are: `python -m benchmarks.token_level_draft`."""
+"""A draft whose guesses at temperature 0 are texts of its own, however many tokens are one in both:
+`python -m benchmarks.text_draft`.
+"""
 
 import sys
 
@@ -9,5 +11,5 @@ from outrider.wire.worker_main import leave, run_worker
 
 if __name__ == "__main__":
     assert hasattr(translation, "SMALL_OVERLAP"), "what is replaced here has another name now"
-    translation.SMALL_OVERLAP = 0.0
+    translation.SMALL_OVERLAP = 1.1
     leave(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))
