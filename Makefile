@@ -166,7 +166,7 @@ bench-predictions: $(STAMP)
 bench-heads: $(STAMP)
 	$(BIN)/python -m benchmarks.heads $(ARGS)
 
-# A draft of another tokenizer beside the same with the target's: acceptance, tokens a pass, speed; six minutes.
+# A draft of another tokenizer beside the same with the target's: acceptance, tokens a pass, speed; five minutes.
 bench-tokenizers: $(STAMP)
 	$(BIN)/python -m benchmarks.other_tokenizers $(ARGS)
 
