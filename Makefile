@@ -166,6 +166,10 @@ bench-predictions: $(STAMP)
 bench-heads: $(STAMP)
 	$(BIN)/python -m benchmarks.heads $(ARGS)
 
+# A draft of another tokenizer beside the same with the target's: acceptance, tokens a pass, speed; five minutes.
+bench-tokenizers: $(STAMP)
+	$(BIN)/python -m benchmarks.other_tokenizers $(ARGS)
+
 # Bytes of features a committed token, and what the map that opens a head takes: three minutes.
 bench-features: $(STAMP)
 	$(BIN)/python -m benchmarks.features $(ARGS)
@@ -178,7 +182,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -11,10 +11,6 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
 from outrider.wire.params import SamplingParams
 
-MOST_WRITTEN = 64
-"""Tokens that a draft writes behind what is committed where its text is guessed. Doubling it writes further ahead where
-several of them make one of the target's."""
-
 
 class TranslatedSlot(Slot):
     """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's:
@@ -72,7 +68,7 @@ class TranslatedSlot(Slot):
         is_as_before = read[: len(self.guesses)] == self.guesses
         if is_as_before:
             self.guesses = read
-        self.has_ended |= not is_as_before or len(self.written) >= min(MOST_WRITTEN, self.most_depth)
+        self.has_ended |= not is_as_before or len(self.written) >= self.most_depth
 
     @property
     def ids(self) -> list[int]:

@@ -11,19 +11,14 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 
 from draft_service.deliveries import TokenizerOf
-from outrider.drafting.translation import Intersection, Padded, Translation
+from outrider.drafting.translation import Intersection, between
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, Unavailable
-from outrider.wire.fingerprint import first_difference
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
-
-LEAST_SHARE = 0.1
-"""Share of the smaller of two vocabularies below which a draft is refused. Doubling it refuses pairs whose drafts are
-kept now and then; at half of it a draft spells its words letter by letter."""
 
 Facts = Callable[[str], Awaitable[tuple[pb.WorkerInfo, TokenizerOf]]]
 """Asks the target at an address what it is. Raises grpc.aio.AioRpcError."""
@@ -96,23 +91,13 @@ class TargetVocabularies:
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary | str:
         """In a thread of its own."""
         own, ends = self._own, tuple(target.eos_token_ids)
-        translation: Translation = Padded(target.vocab_size, own.vocab_size)
-        if target.tokenizer_fingerprint != own.tokenizer_fingerprint:
-            difference = first_difference(target_json, self._tokenizer_json) or "their tokenizers differ"
-            sizes = (target.vocab_size, own.vocab_size)
-            try:
-                both = Intersection(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
-            except ConfigError as error:
-                return (
-                    f"{difference}, and no text is told between them: {error.message}; use two models of one tokenizer"
-                )
-            shared = f"{both.num_shared} of {both.num_texts} tokens"
-            if both.share < LEAST_SHARE:
-                return (
-                    f"{difference}, and no more than {shared} of the smaller vocabulary are one token in both, less "
-                    f"than {LEAST_SHARE:.0%}; use two models of one tokenizer, or of two that have more in common"
-                )
+        sizes = (target.vocab_size, own.vocab_size)
+        try:
+            translation = between(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
+        except ConfigError as error:
+            return error.message
+        if isinstance(translation, Intersection):
+            shared = f"{translation.num_shared} of {translation.num_texts} tokens"
             log.info("translating for %s: %s of the smaller vocabulary are one in both", target.model_id, shared)
-            translation = both
         grammars = Grammars(target_json, target.vocab_size, ends, must_follow=False)
         return SlotVocabulary(target.vocab_size, ends, grammars, translation)

@@ -1,15 +1,11 @@
-"""Tokenizers of several families, and copies of models whose vocabulary is another: what a draft may translate from."""
+"""Tokenizers of several families: what a draft may translate from."""
 
 from __future__ import annotations
 
 import json
-import random
 from functools import lru_cache
-from pathlib import Path
 
-import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM
 
 TEXT = (
     "def main():\n    return 'the wörld is wide: naïve café, Straße, Привет мир, 日本語の文章'\n\n"
@@ -76,38 +72,3 @@ def _trained(tokenizer: Tokenizer, size: int, special: tuple[str, ...], alphabet
 
 def json_of(tokenizer: Tokenizer) -> bytes:
     return tokenizer.to_str().encode()
-
-
-def reduced_copy(source: str, path: Path, num_entries: int, seed: int = 0) -> str:
-    """Write a copy of a model whose byte-level BPE has lost its last entries, and whose ids are shuffled: the same
-    texts in other tokens. Returns the folder.
-    """
-    document = json.loads(Path(source, "tokenizer.json").read_text())
-    special = [each["id"] for each in document["added_tokens"]]
-    by_id = {token_id: token for token, token_id in document["model"]["vocab"].items()}
-    by_id |= {each["id"]: each["content"] for each in document["added_tokens"]}
-    kept = [token_id for token_id in sorted(by_id) if token_id in special or token_id < num_entries]
-    random.Random(seed).shuffle(kept)
-    new_id = {old: new for new, old in enumerate(kept)}
-    names = {by_id[old] for old in kept}
-    vocab = document["model"]["vocab"]
-    document["model"]["vocab"] = {token: new_id[old] for token, old in vocab.items() if old in new_id}
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in document["model"]["merges"]]
-    document["model"]["merges"] = [merge for merge in merges if {*merge, "".join(merge)} <= names]
-    for each in document["added_tokens"]:
-        each["id"] = new_id[each["id"]]
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    rows = model.get_input_embeddings().weight.detach()[kept].clone()
-    head = model.get_output_embeddings().weight.detach()[kept].clone()
-    model.resize_token_embeddings(len(kept), mean_resizing=False)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(rows)
-        model.get_output_embeddings().weight.copy_(head)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        old = getattr(model.config, name)
-        for config in (model.config, model.generation_config):
-            setattr(config, name, None if old is None else new_id[old])
-    model.save_pretrained(path)
-    (path / "tokenizer.json").write_text(json.dumps(document))
-    (path / "tokenizer_config.json").write_bytes(Path(source, "tokenizer_config.json").read_bytes())
-    return str(path)

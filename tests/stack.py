@@ -24,6 +24,8 @@ from tests.forked import REPO, Forked
 
 DEMO_TARGET = str(REPO / "models/demo/target")
 DEMO_DRAFT = str(REPO / "models/demo/draft")
+OTHER_DRAFT = str(REPO / "models/other/draft")
+"""Of the demo target, in tokens of its own."""
 START_S = 90.0
 KV_CACHE_TOKENS = "32768"
 """Of workers of which a test says nothing else. Their own choice follows the machine's memory, and with it what has to

@@ -185,6 +185,7 @@ async def split(
     target_module: str = "target_service",
     draft_step_s: Mapping[int, float] | None = None,
     more: Mapping[str, Sequence[str]] | None = None,
+    draft_module: str = "draft_service",
 ) -> AsyncIterator[Split]:
     """Run a pair, the target on the last core, the draft and the gateways on the first.
 
@@ -196,7 +197,7 @@ async def split(
     common = ("--dtype", "float32", "--kv-cache-tokens", "16384", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
-        drafting: tuple[str, dict[str, str]] = ("draft_service", {})
+        drafting: tuple[str, dict[str, str]] = (draft_module, {})
         if draft_step_s is not None:
             drafting = ("benchmarks.overlap.apart_draft", {STEP_S: json.dumps(draft_step_s)})
         for (module, environment), model, core, role in (

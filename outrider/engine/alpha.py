@@ -23,6 +23,7 @@ from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
+from outrider.drafting.translation import Translation, between
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loaded import load
@@ -263,6 +264,11 @@ class _Sequence:
     def row(self, num_logits: int) -> ModelRow:
         return ModelRow.of(self._table, self.ids, self.num_cached, num_logits, self._source)
 
+    def change(self, ids: list[int], num_same: int) -> None:
+        """Become other tokens, of which so many are as they were; the last of them is not cached."""
+        self.ids, self.num_cached = ids, min(self.num_cached, num_same, len(ids) - 1)
+        self._table.truncate(self.num_cached)
+
     def free(self) -> None:
         self._table.free()
         if self._source is not None:
@@ -277,6 +283,12 @@ class LawModel:
         num_tokens += 2 * AT_ONCE * BLOCK_SIZE  # each may leave its last block nearly empty, and its source's
         values = {"model": model, "device": task.device, "dtype": task.dtype, "kv_cache_tokens": num_tokens}
         self.runner: ModelRunner = load(TargetConfig(**values, max_slots=AT_ONCE), epoch=1).runner
+        self.translation: Translation | None = None
+        """Between its tokens and a target's, where they are others."""
+
+    def drafts(self, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+        """Yield what `laws` does, over the target's tokens, which ids are."""
+        return self.laws(ids, start) if self.translation is None else self._told_laws(self.translation, ids, start)
 
     def laws(self, ids: Sequence[int], start: int) -> Iterator[Callable[[SamplingParams], RowLaw]]:
         """Yield the laws after ids[:start], ids[:start + 1], ... ids[:-1]. The prompt is ids[:start]."""
@@ -289,6 +301,25 @@ class LawModel:
         host = HostLogits(logits)
         for index in range(len(ids) - start):
             yield partial(_law_of_logits, host, index)
+
+    def _told_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[LawAt]:
+        """Yield each law from a forward of its own: with the next token, those before it may be told otherwise."""
+        retelling, sequence, num_same = translation.retell(), _Sequence(self.runner, ()), 0
+        pool = self.runner.pool
+        limit = min(self.runner.facts.context_limit, (pool.num_blocks - 1) * pool.block_size)
+        try:
+            for end in range(start, len(ids)):
+                num_kept = retelling.commit(ids[:end], num_same)
+                num_same = end
+                sequence.change(list(retelling.ids), num_kept)
+                if not retelling.is_whole or len(sequence.ids) > limit:
+                    yield _no_law
+                    continue
+                host = HostLogits(self.runner.forward([sequence.row(1)])).told(translation.logits)
+                sequence.num_cached = len(sequence.ids)
+                yield partial(_told_law, host)
+        finally:
+            sequence.free()
 
     def write(self, prompts: Sequence[Sequence[int]], count: int, params: Sequence[SamplingParams]) -> list[list[int]]:
         """Return prompt and answer of each, every token picked by coupled noise: an exact draw.
@@ -321,6 +352,14 @@ def _law_of_logits(host: HostLogits, index: int, params: SamplingParams) -> RowL
     return host.law(index, LogitRow(SamplingState(params, (), ())))
 
 
+def _told_law(host: HostLogits, params: SamplingParams) -> RowLaw | None:
+    return host.law_if_any(0, LogitRow(SamplingState(params, (), ())))
+
+
+def _no_law(params: SamplingParams) -> None:
+    return None
+
+
 def measure(task: Task) -> Iterator[dict[str, Any]]:
     """Yield the events; the last one has the rows. Raises OutriderError."""
     tokenizer = tokenizer_of(task.target)
@@ -338,11 +377,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
         yield {"event": "progress", "text": f"loading {drafter.name}"}
         if drafter.kind == MODEL:
             assert drafter.source is not None
-            _check_model(drafter.source)
-            check_same_tokens(task.target, drafter.source)
-            models[drafter.name] = LawModel(drafter.source, task, longest)
-            _check_fits(models[drafter.name], longest, task)
-            _check_start(target, models[drafter.name])
+            models[drafter.name] = load_draft(target, drafter.source, task, longest)
         else:
             tables[drafter.name] = _table(drafter, tokenizer)
     rows = []
@@ -382,7 +417,7 @@ def _compare(
     for name, tally in tallies.items():
         tally.begin()
         if name in models:
-            laws: Iterable[LawAt] = models[name].laws(ids, start)
+            laws: Iterable[LawAt] = models[name].drafts(ids, start)
         else:
             laws = _table_laws(tables[name], ids, start, target.runner.facts.vocab_size)
         for token, draft in zip(tokens, laws, strict=True):
@@ -426,13 +461,29 @@ def check_same_tokens(target: str, draft: str) -> None:
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
-def _check_model(source: str) -> None:
+def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawModel:
+    """Load a draft and what is between its tokens and the target's. Raises ConfigError."""
+    kind = _check_model(source)
+    if kind is not DraftKind.MODEL or target.runner.facts.decoder_start_ids:
+        check_same_tokens(task.target, source)
+    draft = LawModel(source, task, AT_ONCE * longest)  # its tokens may be more
+    _check_start(target, draft)
+    files = [tokenizer_files(model).tokenizer_json for model in (task.target, source)]
+    facts = draft.runner.facts
+    draft.translation = between(*files, target.runner.facts.vocab_size, facts.vocab_size, facts.eos_token_ids)
+    if draft.translation is None:
+        _check_fits(draft, longest, task)
+    return draft
+
+
+def _check_model(source: str) -> DraftKind:
     kind = kind_of(Checkpoint(source))
     if kind not in (DraftKind.MODEL, DraftKind.PARD):
         raise ConfigError(
             f"--draft {source}: a draft of the kind {kind}, which alpha does not measure; it takes models. What a head "
             "is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
         )
+    return kind
 
 
 def _check_fits(model: LawModel, longest: int, task: Task) -> None:

@@ -17,14 +17,12 @@ from outrider.client import AcceptanceRule, AsyncClient, Completion, Speculation
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.e2e.test_incompatible_pair import refusal
-from tests.other_tokenizers import reduced_copy
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, running, wait_until_nothing_is_held
+from tests.stack import DEMO_TARGET, OTHER_DRAFT, Process, Stack, gateway_beside, running, wait_until_nothing_is_held
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 pytestmark = pytest.mark.timeout(300)
 
-NUM_ENTRIES = 1500
-"""Of the demo vocabulary's 4,096, those of the shortest words: the rest is told in pieces."""
+NUM_ENTRIES = 2048
 HOSTILE = (
     "# -*- coding: utf-8 -*-\nnames = ['Straße', 'naïve', '日本語', '😀😀', '",
     "print('<|endoftext|> and <|user|> are words here')\n",
@@ -33,15 +31,9 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo draft in words of its own."""
-    return reduced_copy(DEMO_DRAFT, tmp_path_factory.mktemp("other"), NUM_ENTRIES)
-
-
-@pytest.fixture(scope="module")
-def stack(other: str) -> Iterator[Stack]:
+def stack() -> Iterator[Stack]:
     """A target that takes 30 ms longer a step, so that streams outlive a restart."""
-    with running(DEMO_TARGET, other, target_module="tests.e2e.faults.paced_target") as made:
+    with running(DEMO_TARGET, OTHER_DRAFT, target_module="tests.e2e.faults.paced_target") as made:
         yield made
 
 
@@ -61,7 +53,7 @@ async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, 
     (made,) = info.translations
     texts = NUM_ENTRIES - 4
     assert made.tokenizer_fingerprint == stack.target_info().tokenizer_fingerprint
-    assert texts - 128 <= made.num_shared < texts  # all but bytes that are no characters
+    assert 0.8 * texts < made.num_shared < texts
     assert made.share == pytest.approx(made.num_shared / texts)
     prompts = (PROMPT, *HOSTILE)
     for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
@@ -75,10 +67,10 @@ async def test_greedy_text_is_the_targets_own_and_drafts_are_kept(stack: Stack, 
     await asyncio.to_thread(wait_until_nothing_is_held, stack)
 
 
-async def test_guesses_of_tokens_of_both_change_no_token_either(stack: Stack, client: AsyncClient, other: str) -> None:
-    """In place of the draft's text, which is what is guessed where few tokens are one in both."""
-    by_tokens = ("@outrider.drafting.translation.SMALL_OVERLAP=0.0", "--cpu-cores", "0")
-    draft = await asyncio.to_thread(Process, "draft_service", ["--model", other, *by_tokens])
+async def test_guesses_of_the_drafts_own_text_change_no_token_either(stack: Stack, client: AsyncClient) -> None:
+    """As where few tokens are one in both."""
+    by_text = ("@outrider.drafting.translation.SMALL_OVERLAP=1.1", "--cpu-cores", "0")
+    draft = await asyncio.to_thread(Process, "draft_service", ["--model", OTHER_DRAFT, *by_text])
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
     try:
         with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:
@@ -174,7 +166,7 @@ def _copy_tokenizer(source: Path, path: Path) -> None:
 
 
 def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
-    """The first difference, how much there is in common, and what to do."""
+    """The first difference, and what to do."""
     target = Process("target_service", ["--model", tiny_llama(tmp_path / "target", 320)])
     tiny_llama(tmp_path / "draft", 320, seed=1)
     vocab = {"</s>": 0, **{chr(0xE000 + i): i for i in range(1, 320)}}
@@ -187,5 +179,5 @@ def test_a_vocabulary_that_has_nothing_in_common_is_refused(tmp_path: Path) -> N
     finally:
         target.stop()
     assert line.startswith(f"gateway: draft {tmp_path / 'draft'} does not fit target {tmp_path / 'target'}: id 1 is ")
-    assert "no more than 0 of 318 tokens of the smaller vocabulary are one token in both, less than 10%" in line
-    assert line.endswith("use two models of one tokenizer, or of two that have more in common")
+    assert "none of the 318 tokens of the smaller vocabulary is one token in both" in line
+    assert line.endswith("use two models of one tokenizer, or of two that have something in common")

@@ -61,10 +61,7 @@ def truth(folder: str) -> Iterator[UncachedModel]:
 
 @pytest.fixture(scope="module")
 def translation() -> Intersection:
-    made = Intersection(json_of(TARGET), json_of(DRAFT), TARGET_SIZE, DRAFT.get_vocab_size(), (0,))
-    assert made.by_strings  # which is another way to guess
-    made.by_strings = False
-    return made
+    return Intersection(json_of(TARGET), json_of(DRAFT), TARGET_SIZE, DRAFT.get_vocab_size(), (0,))
 
 
 @pytest.fixture

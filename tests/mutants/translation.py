@@ -91,4 +91,11 @@ TRANSLATIONS = (
         "a text that is longer in the draft's tokens than its context ends its worker's step",
         ENGINE,
     ),
+    Mutant(
+        SLOT,
+        "        self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))\n",
+        "        self._retelling.commit(self.committed, num_same)\n",
+        "what was cached before it was told otherwise is taken for what is told now",
+        ENGINE,
+    ),
 )

@@ -16,11 +16,23 @@ from typer.testing import CliRunner
 
 from outrider.cli.alpha import drafter_of, show
 from outrider.cli.main import app
-from outrider.engine.alpha import MODEL, DrafterSpec, Estimate, LawModel, Tally, TargetToken, Task, measure
+from outrider.drafting.translation import between
+from outrider.engine.alpha import (
+    MODEL,
+    DrafterSpec,
+    Estimate,
+    LawModel,
+    Tally,
+    TargetToken,
+    Task,
+    measure,
+    tokenizer_of,
+)
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
+from tests.stack import DEMO_TARGET, OTHER_DRAFT
 from tests.tiny_models import tiny_llama, tiny_t5
 
 
@@ -100,6 +112,35 @@ def test_a_draft_that_is_the_target_at_another_temperature_gets_that(
     show(measured["rows"], console)
     shown = console.export_text().splitlines()[-1].split()
     assert shown[1:3] == [f"{temperature:g}", f"{best:g}"] and shown[3].startswith("1.000±")
+
+
+def test_a_draft_of_another_tokenizer_is_compared_over_the_targets_tokens() -> None:
+    prompts = ["def read(self, size):\n", "import os\n\nclass Queue:\n"]
+    *_, measured = measure(Task(DEMO_TARGET, [DrafterSpec(MODEL, OTHER_DRAFT)], prompts, 16, [{"temperature": 0.0}]))
+    (row,) = measured["rows"]
+    assert 0.2 < row["alpha"]["mean"] == row["greedy"]["mean"] < 0.9 and row["drafted"]["mean"] == 1.0
+
+
+def test_a_told_law_is_that_of_the_text_told_at_once() -> None:
+    """Whatever is cached of what was told before; within a character there is none."""
+    draft = LawModel(OTHER_DRAFT, Task("", [], [], 0, []), 400)
+    files = [Path(folder, "tokenizer.json").read_bytes() for folder in (DEMO_TARGET, OTHER_DRAFT)]
+    translation = draft.translation = between(*files, 4096, draft.runner.facts.vocab_size, (0,))
+    assert translation is not None
+    text = "class Naïve:\n    names = '日本語😀'  # straightforward"
+    ids, params = tokenizer_of(DEMO_TARGET).encode(text).ids, SamplingParams()
+    num_without = 0
+    for end, law in enumerate(draft.drafts(ids, 2), start=2):
+        found, retelling = law(params), translation.retell()
+        retelling.commit(ids[:end], 0)
+        num_without += found is None
+        assert (found is not None) == retelling.is_whole
+        if found is not None:
+            (own,) = draft.laws([*retelling.ids, 0], len(retelling.ids))
+            told = translation.logits(own(params).scores)
+            expected = np.exp(told - told.max())
+            assert found.probs() == pytest.approx(expected / expected.sum(), abs=1e-5)
+    assert 0 < num_without < len(ids) / 2
 
 
 def test_lenience_keeps_what_the_paper_says() -> None:

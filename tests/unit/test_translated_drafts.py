@@ -134,6 +134,12 @@ def test_a_text_in_pieces_is_told_as_the_draft_would_write_it(target: str, draft
     assert told(written.translation, written.retelling) == ids_of(FAMILIES[draft], bytes_of(target, ids).decode())
 
 
+def test_texts_are_guessed_where_few_tokens_are_one_in_both() -> None:
+    """172 of the target's 477; 298 are not few."""
+    assert between("sentencepiece", "byte-level").by_strings
+    assert not between("sentencepiece", "sentencepiece without a prefix").by_strings
+
+
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_law_is_the_drafts_over_the_tokens_that_both_have(target: str, draft: str) -> None:
     """The probabilities of all ways to write a token in one are summed; all else has none."""
