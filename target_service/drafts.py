@@ -95,8 +95,8 @@ class Drafts:
             assert kind.own is not None, "a model drafts in the target"
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind.own]
             most = min(room, num_fixed or room)
-            nodes = self._own.candidates(lease.slot, kind, state, shares, most)
-            own = Part(kind.own, nodes, most if self._own.ends_by_draws(kind) else 0)
+            own = Part(kind.own, self._own.candidates(lease.slot, kind, state, shares, most), most)
+            nodes = own.nodes
             if nodes and kind.unites and lease.slot.params.lenience == 1.0:
                 return self._united(lease, self._delivered(lease, room), own)
             if nodes:
@@ -105,7 +105,9 @@ class Drafts:
 
     def _delivered(self, lease: Lease, room: int) -> list[Part]:
         """Return what each draft delivered, nothing of some."""
-        return [Part(each, self._parked(lease, each, room)) for each in lease.drafts]
+        speculation = lease.speculation
+        most = 0 if speculation.tree is not None else min(room, speculation.num_draft_tokens or room)
+        return [Part(each, self._parked(lease, each, room), most) for each in lease.drafts]
 
     def _parked(self, lease: Lease, draft: Delivered, room: int) -> Sequence[Candidate]:
         num_fixed, params, share = lease.speculation.num_draft_tokens, lease.slot.params, draft.shares.share
@@ -135,7 +137,7 @@ class Drafts:
             return Candidates(lease)
         nodes, order = parts[0].nodes if len(parts) == 1 else (), list[tuple[float, int]]()
         is_walked = slot.params.determined or slot.params.lenience < 1.0
-        if len(parts) > 1 or (not is_walked and _ends_by_draws(parts[0])):
+        if len(parts) > 1 or (not is_walked and parts[0].most and parts[0].nodes[0][1].kind is NodeKind.LAW):
             shares = [lease.shares_of(part.whose).share(0) for part in parts]
             most = min(speculation.max_draft_tokens, slot.most_cached - len(slot.committed))
             if is_walked:
@@ -198,9 +200,8 @@ class Drafts:
         """Raises _RefusedError."""
         slot, parts, nodes = found.lease.slot, found.parts, found.nodes[:count]
         if found.order:
-            whose = [index for _, index in found.order[:count]]
-            cut = (Part(part.whose, part.nodes[: whose.count(index)]) for index, part in enumerate(parts))
-            parts = [part for part in cut if part.nodes]
+            counts = zip(parts, found.counts(count), strict=True)
+            parts = [Part(part.whose, part.nodes[:num]) for part, num in counts if num]
             tree = joined(parts)
         else:
             tree = DraftTree.checked([draft.token_id for _, draft, _ in nodes], [parent for _, _, parent in nodes])
@@ -326,11 +327,6 @@ def _drafter_of(whose: Iterable[Delivered | Drafter]) -> Drafter:
     if own is None:
         return Drafter.MODEL if len(each) == 1 else Drafter.MODEL_AND_MODEL
     return own if len(each) == 1 else next(union for union in Drafter if union.unites and union.own is own)
-
-
-def _ends_by_draws(part: Part) -> bool:
-    """Return whether it ends where its draws are such that nothing more is known; guesses are the same every time."""
-    return part.most > 0 and part.nodes[0][1].kind is NodeKind.LAW
 
 
 def _drawn_after(tree: DraftTree, said: Mapping[int, Draft]) -> dict[int, list[int]]:

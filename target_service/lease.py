@@ -265,7 +265,7 @@ class Part:
     whose: Delivered | Drafter
     nodes: Sequence[Candidate]
     most: int = 0
-    """How long a chain might be which ends where its draws are such that nothing more is known; 0 of others."""
+    """How long a chain may be, whatever is here of it; 0 of a tree of a named shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +292,15 @@ class Candidates:
     @property
     def gains(self) -> list[float]:
         return [chance for chance, *_ in (self.order or self.nodes)]
+
+    def counts(self, count: int) -> list[int]:
+        """Return how many nodes of each part are here, of the first so many that were drawn."""
+        whose = [index for _, index in self.order[:count]]
+        return [min(whose.count(index), len(part.nodes)) for index, part in enumerate(self.parts)]
+
+    def num_nodes(self, count: int) -> int:
+        """Return how many of the first so many are here."""
+        return sum(self.counts(count)) if self.order else count
 
     @property
     def num_scaffolds(self) -> int:

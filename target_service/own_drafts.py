@@ -142,10 +142,6 @@ class OwnDrafts:
             if last not in speaking and (last.unites or not is_drafted):
                 yield last
 
-    def ends_by_draws(self, kind: kinds.Drafter) -> bool:
-        """Return whether a chain of this one ends where it knows of nothing that follows what it drew."""
-        return kind not in self._by_steps
-
     def candidates(
         self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int
     ) -> Sequence[Candidate]:

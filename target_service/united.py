@@ -4,9 +4,9 @@ SpecInfer (Miao et al., ASPLOS 2024). Where drafts are walked as far as they mat
 each other, and a step's share of the whole is chosen. Under `rejection` each draw is tested against the law of its own
 source, in the order of the sources, the target's own last. A draw that is left out for its own value, or for that of
 one that is tested after it, would change the law: so each source's share is chosen before anybody looks at what was
-drawn. How many draws of a draft are here goes by clocks and by the tokens before them; a chain of a table of the
-target's own ends where nothing more is known to follow, which its draws decide, and is taken to be as long as it may
-be, alone, too. What two sources drew is one node and two draws.
+drawn. How long a chain is may follow from what it drew: a table's ends where nothing more is known to follow, and that
+of a draft which is drafted for grows faster where it draws what was guessed. So a chain of which anything is here is
+taken to be as long as it may be, alone, too. What two sources drew is one node and two draws.
 """
 
 from __future__ import annotations

@@ -441,7 +441,7 @@ class _Chosen(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        return self.count + (self.found.num_scaffolds if self.with_scaffold else 0)
+        return self.found.num_nodes(self.count) + (self.found.num_scaffolds if self.with_scaffold else 0)
 
 
 def _requests(running: Sequence[Lease], chosen: dict[SlotKey, _Chosen]) -> dict[SlotKey, StepRequest]:

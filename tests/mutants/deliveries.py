@@ -165,9 +165,9 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
-        DRAFTS,
-        "            own = Part(kind.own, nodes, most if self._own.ends_by_draws(kind) else 0)",
-        "            own = Part(kind.own, nodes, len(nodes) if self._own.ends_by_draws(kind) else 0)",
+        UNITED,
+        "            chances = list(accumulate(repeat(share, part.most), mul))",
+        "            chances = list(accumulate(repeat(share, len(part.nodes)), mul))",
         "how long the chain is that one source drew decides what is verified, of it and of others",
         UNIONS,
     ),

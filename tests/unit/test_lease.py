@@ -134,9 +134,6 @@ class _Saying:
     def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
-    def ends_by_draws(self, kind: Drafter) -> bool:
-        return True
-
     def candidates(self, slot: Any, kind: Drafter, *rest: Any) -> list[Candidate]:
         return [] if kind is Drafter.NGRAM else [(0.5, ParkedNode(3), -1)]
 

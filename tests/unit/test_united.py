@@ -58,9 +58,6 @@ class Chain:
         if self._drafts:
             yield UNION
 
-    def ends_by_draws(self, kind: Drafter) -> bool:
-        return True
-
     def candidates(self, slot: Any, kind: Drafter, state: Any, shares: Any, most: int) -> list[Candidate]:
         return as_chain(self._drafts[:most], shares.share(0))
 
@@ -107,6 +104,14 @@ def overlaid(*parts: tuple[Sequence[Candidate], float], most: int = 9) -> list[t
     shares = [chance for _, chance in parts]
     found = laid_over([Part(Drafter.NGRAM, nodes) for nodes, _ in parts], shares, most)
     return [(round(chance, 9), node.token_id, parent) for chance, node, parent in found]
+
+
+def park(draft: Delivered, chain: Sequence[ParkedNode]) -> None:
+    """Draws, as though they had been delivered."""
+    at = draft.parked.root
+    for each in chain:
+        at.children[each.token_id] = each
+        at = each
 
 
 def shown(tree: DraftTree) -> set[Prefix]:
@@ -254,6 +259,10 @@ def never(prefix: Prefix) -> bool:
     return False
 
 
+def at_zero(prefix: Prefix) -> bool:
+    return prefix[-1] == 0
+
+
 def at_its_second(prefix: Prefix) -> bool:
     return len(prefix) == 2 and prefix[-1] == 0
 
@@ -273,7 +282,7 @@ class TestExactLaw:
         own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
         drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
-        self.park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
+        park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
         found = drafts.candidates(lease)
         ready = drafts.ready(found, count)
         assert ready.tree is not None and ready.drafter is UNION
@@ -288,12 +297,6 @@ class TestExactLaw:
             found.append(ParkedNode(of_prefix.draw(number), 0, NodeKind.LAW, 0, of_prefix))
             prefix = (*prefix, found[-1].token_id)
         return found
-
-    def park(self, draft: Delivered, chain: Sequence[ParkedNode]) -> None:
-        at = draft.parked.root
-        for each in chain:
-            at.children[each.token_id] = each
-            at = each
 
     def error_of(self, target: Law, laws: Sequence[Law], count: int, ends: Ends, chances: Sequence[float]) -> float:
         return self.error(lambda chooser: self.step(target, laws, count, ends, chances, chooser), target)
@@ -340,7 +343,7 @@ class TestExactLaw:
             copied = self.drawn(TARGET, [numbers["own", place] for place in range(2)], never)
             own = guesses(*(draft.token_id for draft in copied))
             drafts, lease = made(DRAWN, own)
-            self.park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
+            park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafts.candidates(lease)
             ready = drafts.ready(found, len(found.gains))
             assert ready.tree is not None
@@ -355,14 +358,14 @@ class TestExactLaw:
     )
     @pytest.mark.parametrize("chances", [(0.5, 0.8, 0.5), (0.3, 0.95, 0.5)], ids=["first first", "second first"])
     def test_whatever_two_drafts_deliver(self, laws: Sequence[Law], chances: Sequence[float]) -> None:
-        """Of which the second has one draw more, and of all that is here so many are verified."""
+        """Of which the second has a draw more, unless it ends with its first, and so many are verified."""
 
         def step(count: int, chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
             drafts, lease = made(DRAWN, [], chances)
             for place, (draft, law) in enumerate(zip(lease.drafts, laws, strict=True)):
-                drawn = self.drawn(law, [numbers[f"draft {place}", depth] for depth in range(1 + place)], never)
-                self.park(draft, drawn)
+                drawn = self.drawn(law, [numbers[f"draft {place}", depth] for depth in range(1 + place)], at_zero)
+                park(draft, drawn)
             found = drafts.candidates(lease)
             ready = drafts.ready(found, count)
             if ready.tree is None:
@@ -373,7 +376,7 @@ class TestExactLaw:
                 return decided(TARGET, tree, drawn_after, numbers)
             return decided(TARGET, ready.tree, ready.drawn, numbers)
 
-        for count in range(1, 4):
+        for count in range(1, 5):
             assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
 
     def test_three_sources(self) -> None:
@@ -383,7 +386,7 @@ class TestExactLaw:
             chains = [self.drawn(law, [numbers[str(place), 0]], never) for place, law in enumerate(laws)]
             drafts, lease = made(DRAWN, chains[2], (0.5, 0.4, 0.3), num_draft_tokens=1)
             for draft, chain in zip(lease.drafts, chains, strict=False):
-                self.park(draft, chain)
+                park(draft, chain)
             found = drafts.candidates(lease)
             ready = drafts.ready(found, found.must)
             assert found.must == 3
@@ -404,18 +407,25 @@ class TestExactLaw:
             assert both > alone + BROKEN
 
 
+@pytest.mark.parametrize("is_own", [True, False])
 @pytest.mark.parametrize("fixed", [0, 2])
-def test_how_many_of_its_draws_are_verified_does_not_go_by_how_many_it_made(fixed: int) -> None:
-    """A table's chain ends where nothing follows what it drew."""
+def test_how_many_draws_are_verified_does_not_go_by_how_many_there_are(fixed: int, is_own: bool) -> None:
+    """A table's chain ends where nothing follows what it drew; a draft's that is drafted for comes sooner by what it
+    drew.
+    """
     law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
-    chains = [[ParkedNode(1, 0, NodeKind.LAW, 0, law)] * num for num in (1, 2)]
-    found = [drafts.candidates(lease) for drafts, lease in (made(DRAWN, it, num_draft_tokens=fixed) for it in chains)]
+    found = list[Candidates]()
+    for num in (1, 2):
+        chain = [ParkedNode(1, 0, NodeKind.LAW, 0, law) for _ in range(num)]
+        drafts, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed)
+        park(lease.first, [] if is_own else chain)
+        found.append(drafts.candidates(lease))
+        assert len(drafts.ready(found[-1], 9).draft_ids) == found[-1].num_nodes(9) == num
     assert found[0].gains == found[1].gains and found[0].must == found[1].must
-    assert [len(made(DRAWN, it)[0].ready(each, 9).draft_ids) for it, each in zip(chains, found, strict=True)] == [1, 2]
 
 
 def test_a_draft_whose_law_did_not_come_is_refused_alone() -> None:
-    drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.4))
+    drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.4), num_draft_tokens=1)
     law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
     lease.first.parked.root.children[1] = ParkedNode(1, 0, NodeKind.LAW, 0, law)
     lease.drafts[1].parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
