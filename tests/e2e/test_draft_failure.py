@@ -21,7 +21,7 @@ from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.samples import total
-from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, running
+from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, read_metrics, running
 
 MAX_WAIT_S = MOST_HOLD_S
 """The longest that a target waits for drafts that a request names."""
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def paced() -> Iterator[Stack]:
-    """A target that takes 30 ms longer a step, so that streams outlive a restart."""
-    embeddings = ("--lookahead-embeddings", str(Path(DEMO_TARGET).parent / "pass"))
-    with running(target_module="tests.e2e.faults.paced_target", target_args=embeddings) as stack:
+    """A target that takes 30 ms longer a step, so that streams outlive a restart. Its draft is drafted for."""
+    embeddings, by = ("--lookahead-embeddings", str(Path(DEMO_TARGET).parent / "pass")), ("--drafted-by", "ngram")
+    with running(target_module="tests.e2e.faults.paced_target", target_args=embeddings, draft_args=by) as stack:
         yield stack
 
 
@@ -63,6 +63,8 @@ async def test_a_draft_killed_in_the_middle_changes_no_token_and_its_successor_d
     assert paced.draft is not None
     async with greedy(client, 1900) as stream:
         await seen.read(stream, speculative(5))
+        counts = read_metrics(f"http://{paced.draft.ready['metrics_address']}/metrics")
+        assert all(total(counts, "outrider_worker_guessed_tokens_total", fate=fate) for fate in ("drawn", "dropped"))
         paced.draft.kill()
         await seen.read(stream, plain(10))
         assert total(paced.metrics(), "outrider_worker_connected", worker="draft") == 0
@@ -165,13 +167,15 @@ async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
-@pytest.mark.parametrize("drafter", [Drafter.NGRAM_AND_MODEL, Drafter.LOOKUP_AND_MODEL])
 async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_token_changes(
-    paced: Stack, client: AsyncClient, drafter: Drafter
+    paced: Stack, client: AsyncClient
 ) -> None:
     """Meanwhile the target's own goes on alone."""
-    wish = Speculation(drafter=drafter, acceptance=AcceptanceRule.COUPLED)
-    streams = [greedy(client, 240, drafter), client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 240})]
+    wish = Speculation(drafter=Drafter.LOOKUP_AND_MODEL, acceptance=AcceptanceRule.COUPLED)
+    streams = [
+        greedy(client, 240, Drafter.NGRAM_AND_MODEL),
+        client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 240}),
+    ]
     seen = [Seen() for _ in streams]
     assert paced.draft is not None
 

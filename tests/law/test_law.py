@@ -119,6 +119,7 @@ def test_auto_shipped_whole_and_cut_laws(samples: Samples) -> None:
         assert shipped[name] > MIN_BYTES * samples.num_answers
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_drafted_for_drew_what_was_guessed(samples: Samples) -> None:
     samples.of(CASE[f"{DRAFTED_FOR}: nothing"])
     counts = samples.delivered[DRAFTED_FOR]
