@@ -35,8 +35,8 @@ class TargetVocabularies:
         self._facts = facts
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
         """By address: the target's epoch, and its vocabulary."""
-        self._made: dict[tuple[str, int], asyncio.Task[SlotVocabulary | str]] = {}
-        """By fingerprint and width: what was made of it, or why it cannot be translated."""
+        self._made: dict[tuple[str, int, tuple[int, ...]], asyncio.Task[SlotVocabulary | str]] = {}
+        """By fingerprint, width and ends: what was made of it, or why it cannot be translated."""
 
     async def learn(self, address: str, target_epoch: int) -> str | None:
         """Learn what a target's tokens are. Return why the draft may not serve it; None where it may.
@@ -56,10 +56,6 @@ class TargetVocabularies:
         self._of_targets[address] = (target_epoch, found)
         return None
 
-    def forget(self, address: str) -> None:
-        """Forget a target that nothing is delivered to any more."""
-        self._of_targets.pop(address, None)
-
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
         """Return what the tokens of a slot are: the draft's own, unless its target was found to have others."""
         epoch, vocabulary = self._of_targets.get(message.deliver_to, (0, self._default))
@@ -68,7 +64,7 @@ class TargetVocabularies:
     def infos(self) -> list[pb.Translation]:
         """Describe those that it translates for."""
         found = list[pb.Translation]()
-        for (fingerprint, size), task in list(self._made.items()):
+        for (fingerprint, size, _), task in list(self._made.items()):
             made = task.result() if task.done() and not task.cancelled() and task.exception() is None else None
             if isinstance(made, SlotVocabulary) and isinstance(made.translation, Intersection):
                 shared = {"num_shared": made.translation.num_shared, "share": made.translation.share}
@@ -76,8 +72,8 @@ class TargetVocabularies:
         return found
 
     async def _vocabulary(self, target: pb.WorkerInfo, tokenizer_of: TokenizerOf) -> SlotVocabulary | str:
-        key = (target.tokenizer_fingerprint, target.vocab_size)
-        if key == (self._own.tokenizer_fingerprint, self._own.vocab_size):
+        key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
+        if key[:2] == (self._own.tokenizer_fingerprint, self._own.vocab_size):
             return self._default
         task = self._made.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -96,6 +92,8 @@ class TargetVocabularies:
             translation = between(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
         except ConfigError as error:
             return error.message
+        except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read
+            return f"the tokenizer of {target.model_id} cannot be read: {error}"
         if isinstance(translation, Intersection):
             shared = f"{translation.num_shared} of {translation.num_texts} tokens"
             log.info("translating for %s: %s of the smaller vocabulary are one in both", target.model_id, shared)

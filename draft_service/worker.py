@@ -122,8 +122,6 @@ def _parts(
         metrics.forget_link(address)
         if test_wiring is not None:
             test_wiring.forget(address)
-        if vocabularies is not None:
-            vocabularies.forget(address)
 
     deliverer = Deliverer(
         vocab_size,

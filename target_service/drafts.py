@@ -62,15 +62,15 @@ class Drafts:
         return found if lease.speculation.is_fixed and len(forced.nodes) < _wanted(lease) else forced
 
     def or_forced(self, found: Candidates) -> Candidates:
-        """Return what the grammar leaves no choice of in place of what was found, where that is more: guesses, and
-        verified like any.
+        """Return what the grammar leaves no choice of in place of what was found, where that is more tokens: guesses,
+        and verified like any.
         """
         lease = found.lease
         if not lease.slot.params.grammar:
             return found
         room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
         forced = [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
-        if len(forced) <= len(found.gains):
+        if len(forced) <= sum(found.gains):
             return found
         return Candidates(lease, as_chain(forced, 1.0), len(forced) if lease.speculation.is_fixed else 0, None)
 
@@ -104,10 +104,20 @@ class Drafts:
         return self._united(lease, self._delivered(lease, room))
 
     def _delivered(self, lease: Lease, room: int) -> list[Part]:
-        """Return what each draft delivered, nothing of some."""
-        speculation = lease.speculation
+        """Return what each draft delivered, nothing of some.
+
+        Whether what was drawn first is here must not follow from what was drawn to be tested behind it: so a draft of
+        several that is not waited for is absent from the step, whatever comes of it while the others are.
+        """
+        speculation, drafts = lease.speculation, lease.drafts
         most = 0 if speculation.tree is not None else min(room, speculation.num_draft_tokens or room)
-        return [Part(each, self._parked(lease, each, room), most) for each in lease.drafts]
+        if len(drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
+            for draft in drafts:
+                draft.absent_len = 0 if draft.live else lease.length
+        return [
+            Part(each, () if each.absent_len == lease.length else self._parked(lease, each, room), most)
+            for each in drafts
+        ]
 
     def _parked(self, lease: Lease, draft: Delivered, room: int) -> Sequence[Candidate]:
         num_fixed, params, share = lease.speculation.num_draft_tokens, lease.slot.params, draft.shares.share
@@ -141,9 +151,9 @@ class Drafts:
             shares = [lease.shares_of(part.whose).share(0) for part in parts]
             most = min(speculation.max_draft_tokens, slot.most_cached - len(slot.committed))
             if is_walked:
-                nodes = laid_over(parts, shares, most)
+                nodes = laid_over(parts, shares, most, named=speculation.is_fixed)
             else:
-                order = in_turn(parts, shares, most)
+                order = in_turn(parts, shares, most, named=speculation.is_fixed)
         must = len(order or nodes) if speculation.is_fixed else 0
         drafter = _drafter_of(part.whose for part in parts)
         return Candidates(lease, nodes, must, drafter, parts=parts, order=order)
@@ -157,14 +167,19 @@ class Drafts:
             chance = self._lacking_beams(lease, lease.beams)
             return [] if chance is None else [(lease.first, chance)]
         lacking = list[tuple[Delivered, float]]()
+        left, are_drawn = lease.speculation.max_draft_tokens, len(lease.drafts) > 1 and not lease.slot.params.determined
         for draft, num_here in zip(lease.drafts, found.num_here or (), strict=False):
+            wanted = min(_wanted(lease), left)
+            left -= wanted
             if not draft.live or num_here >= lease.room or draft.parked.ended:
                 continue
             if draft.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
                 continue  # it reads rows of what is fed in this step
             if lease.speculation.is_fixed:
-                lacking += [(draft, 1.0)] if num_here < _wanted(lease) else []
+                lacking += [(draft, 1.0)] if num_here < wanted else []
                 continue
+            if are_drawn and num_here:
+                continue  # how much of it is here may follow from what it drew, and others' draws may come meanwhile
             chance = draft.shares.share(0) ** (len(draft.parked.chain(lease.room)) + 1)
             for part in found.parts:
                 chance *= 1.0 if part.whose is draft else 1.0 - lease.shares_of(part.whose).share(0)
@@ -243,15 +258,15 @@ class Drafts:
             shares.forget()
         self._metrics.note_parked("verified", fed.num_drafts)
         self._metrics.note_parked("pruned", num_given_up)
-        num_wasted, lease.num_wasted = lease.num_wasted, 0
+        num_wasted = lease.first.num_wasted
         lease.goes_on(now)
         return num_wasted
 
     def committed(
         self, lease: Lease, r: Ready, decided: Decided, ids: Sequence[int], foretold: Sequence[bool], now: float
-    ) -> int:
-        """Learn from what was committed, and go on under it; return how many drafts had come too late since the last
-        verdict.
+    ) -> list[int]:
+        """Learn from what was committed, and go on under it; return how many draft tokens of each draft had come too
+        late since the last verdict.
 
         foretold: of what a prediction said, verified or not, whether it came.
         """
@@ -269,19 +284,17 @@ class Drafts:
         if not any(isinstance(each, Drafter) for each in whose):
             for shares in lease.own_shares.values():
                 shares.forget()
-        committed_len, late = len(lease.slot.committed) - len(ids), 0
+        committed_len, num_wasted = len(lease.slot.committed) - len(ids), list[int]()
         for draft in lease.drafts:
             if draft not in whose:
                 draft.shares.forget()
             num_given_up, num_late = draft.parked.advance(ids, committed_len, draft.shares.note if determined else None)
             self._metrics.note_parked("pruned", num_given_up)
             self._metrics.note_parked("late", num_late)
-            late += num_late
+            num_wasted.append(draft.num_wasted + num_late)
         self._metrics.note_parked(
             "verified", len(set().union(*(s.ranks for s in r.sources if s.whose in lease.drafts)))
         )
-        lease.num_wasted += late
-        num_wasted, lease.num_wasted = lease.num_wasted, 0
         lease.goes_on(now)
         return num_wasted
 

@@ -108,6 +108,7 @@ class DraftOutcome:
     hit: bool | None
     is_refused: bool
     """What it delivered broke a rule."""
+    num_wasted: int
 
 
 @dataclass(frozen=True, slots=True)

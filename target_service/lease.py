@@ -52,6 +52,10 @@ class Delivered:
     """Something lay ready when the slot could go on."""
     refused: str | None = None
     """What was wrong with a delivery since the last verdict."""
+    num_wasted: int = 0
+    """Draft tokens that came too late since the last verdict."""
+    absent_len: int = 0
+    """The length for whose step it was not waited for when the slot could go on: what comes is for the next."""
     wanting: Wanting | None = None
     """The draft, where it reads rows of features: the last that asked."""
 
@@ -73,7 +77,7 @@ class Delivered:
 
     def goes_on(self, length: int, is_ready: bool, now: float) -> None:
         """Note that the slot can take its next step, with that many tokens. is_ready: whether something is here."""
-        self.refused, self.is_ready = None, is_ready
+        self.refused, self.is_ready, self.num_wasted = None, is_ready, 0
         if not is_ready:
             self.lacked[length] = now
             if len(self.lacked) > MOST_LACKED:
@@ -98,7 +102,6 @@ class Lease:
     """What is searched in place of an answer that is drawn. The first draft alone delivers for it."""
     held_from_s: float | None = None
     """When the next step was first held back for guesses."""
-    num_wasted: int = 0
 
     @property
     def first(self) -> Delivered:

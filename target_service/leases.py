@@ -19,7 +19,6 @@ from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.lease import Delivered, Lease
-from target_service.parked import Inserted
 
 log = get_logger(__name__)
 
@@ -139,13 +138,11 @@ class Leases:
             return
         draft = lease.of_ticket(nodes.ticket)
         most_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
-        if lease.beams is None:
-            inserted = draft.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
-        elif draft is lease.first:
+        if lease.beams is not None:
             inserted = lease.beams.insert(nodes)
         else:
-            inserted = Inserted(num_dropped=len(nodes.ids))
-        lease.num_wasted += inserted.num_late
+            inserted = draft.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
+        draft.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
         if inserted.no_room and not self._told_of_room:

@@ -117,6 +117,8 @@ def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respon
     tickets = [(each.ticket, each.is_drafted) for each in (message, *message.others)]
     if len({ticket for ticket, _ in tickets}) < len(tickets) or len(tickets) > MAX_DRAFTS:
         raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
+    if message.levels and message.others:
+        raise InvalidRequest(f"a beam search has {len(tickets)} tickets, must have 1")
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
@@ -170,6 +172,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
                 is_verified=each.is_verified,
                 hit=each.hit,
                 is_refused=each.is_refused,
+                num_wasted=each.num_wasted,
             )
             for each in result.drafts
         ],

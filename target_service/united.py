@@ -19,10 +19,11 @@ from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from target_service.lease import Candidate, Draft, Part, Source
 
 
-def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int) -> list[Candidate]:
+def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int, *, named: bool = False) -> list[Candidate]:
     """Return the tree of all, best first, of at most so many guesses. shares: of each part, how often the first of what
     it says after a node comes. What is said where others speak before is worth what these leave it; what several say is
-    one guess, as likely as the likeliest of them has it, and what hangs below is the likelier by as much.
+    one guess, as likely as the likeliest of them has it, and what hangs below is the likelier by as much. named: the
+    first have all that is named, and those behind them what is left; else the likeliest have it.
     """
     drafts, parents, steps = list[Draft](), list[int](), list[float]()
     places = dict[tuple[int, int], int]()
@@ -44,7 +45,8 @@ def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int) -> list
     chances = list[float]()
     for parent, step in zip(parents, steps, strict=True):
         chances.append(step if parent == ROOT else chances[parent] * step)
-    return _best_first(list(zip(chances, drafts, parents, strict=True)))[:most]
+    nodes = list(zip(chances, drafts, parents, strict=True))
+    return _best_first(nodes[:most] if named else nodes)[:most]
 
 
 def _best_first(nodes: Sequence[Candidate]) -> list[Candidate]:
@@ -54,8 +56,12 @@ def _best_first(nodes: Sequence[Candidate]) -> list[Candidate]:
     return [(nodes[node][0], nodes[node][1], places[nodes[node][2]]) for node in order]
 
 
-def in_turn(parts: Sequence[Part], shares: Sequence[float], most: int) -> list[tuple[float, int]]:
-    """Return, best first, the chance of each of at most so many draws, and whose of the parts it is."""
+def in_turn(
+    parts: Sequence[Part], shares: Sequence[float], most: int, *, named: bool = False
+) -> list[tuple[float, int]]:
+    """Return, best first, the chance of each of at most so many draws, and whose of the parts it is. named: as above.
+    How many nodes a tree of a named shape has, may follow from what is drawn in it.
+    """
     found, left = list[tuple[float, int]](), 1.0
     for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
         chances = [chance for chance, _, _ in part.nodes]
@@ -63,7 +69,7 @@ def in_turn(parts: Sequence[Part], shares: Sequence[float], most: int) -> list[t
             chances = list(accumulate(repeat(share, part.most), mul))
         found += [(left * chance, index) for chance in chances]
         left *= 1.0 - share
-    return sorted(found, key=lambda each: -each[0])[:most]
+    return found[:most] if named else sorted(found, key=lambda each: -each[0])[:most]
 
 
 def joined(parts: Sequence[Part]) -> DraftTree:

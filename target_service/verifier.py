@@ -384,7 +384,7 @@ class Verifier:
         num_over = max(0, len(accepted_ids) - len(commit.token_ids))  # of drafts that stay and come after the end
         self._features.stays(slot.key, self._rows[slot.key], kept[: len(kept) - num_over])
         foretold = self._own_drafts.append(slot.key, commit.token_ids)
-        hit, outcomes = lease.first.hit, _draft_outcomes(lease, r, path)
+        seen = [(draft.hit, draft.refused is not None) for draft in lease.drafts]
         num_wasted = self._drafts.committed(lease, r, decided, commit.token_ids, foretold, slot.asked_s)
         verdict = Verdict(
             committed_len=committed_len,
@@ -400,12 +400,12 @@ class Verifier:
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
             drafter=r.drafter,
-            hit=hit,
-            num_wasted=num_wasted,
+            hit=seen[0][0],
+            num_wasted=sum(num_wasted),
             num_foretold=sum(foretold),
             num_own_drafted=_num_own(r, range(len(r.draft_ids))),
             num_own_accepted=_num_own(r, path),
-            drafts=outcomes,
+            drafts=_draft_outcomes(lease, r, path, seen, num_wasted),
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)
@@ -490,15 +490,17 @@ def _num_own(r: Ready, nodes: Sequence[int]) -> int:
     return sum(num for source, num in counts if isinstance(source.whose, Drafter))
 
 
-def _draft_outcomes(lease: Lease, r: Ready, path: Sequence[int]) -> list[DraftOutcome]:
-    """Return what came of each draft, where there are several."""
+def _draft_outcomes(
+    lease: Lease, r: Ready, path: Sequence[int], seen: Sequence[tuple[bool | None, bool]], num_wasted: Sequence[int]
+) -> list[DraftOutcome]:
+    """Return what came of each draft, where there are several. seen: of each whether it was a hit, and refused."""
     if len(lease.drafts) < 2:
         return []
     counts = zip(r.num_of(range(len(r.draft_ids))), r.num_of(path), strict=True)
     came = {id(source.whose): each for source, each in zip(r.sources, counts, strict=True)}
     return [
-        DraftOutcome(*came.get(id(draft), (0, 0)), id(draft) in came, draft.hit, draft.refused is not None)
-        for draft in lease.drafts
+        DraftOutcome(*came.get(id(draft), (0, 0)), id(draft) in came, *each, wasted)
+        for draft, each, wasted in zip(lease.drafts, seen, num_wasted, strict=True)
     ]
 
 

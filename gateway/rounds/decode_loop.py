@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator
 
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.draft_limits import speculation_of
-from gateway.rounds.drafting import Drafting
+from gateway.rounds.drafting import Drafting, outcomes_of
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
-from gateway.telemetry.round_metrics import note_drafts, note_lookup, note_round, note_truncate, why_plain
+from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
 from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
@@ -110,7 +110,7 @@ class Decoder:
                 self.target.end_lease()
         if not self.target.leases:
             self._began_s = time.monotonic()
-            drafted = [self._asks_draft and draft.connection is not None for draft in self.drafts]
+            drafted = [self._asks_draft and draft.tells for draft in self.drafts]
             self.target.begin_lease(target, drafted=drafted)
             self._advance(target)
 
@@ -170,7 +170,7 @@ class Decoder:
         several drafts under the first one's of which something was verified.
         """
         own, metrics = None if self._own is None else self._own.own, self.model.metrics
-        outcomes = list(zip(self.drafts, verdict.drafts, strict=False))
+        outcomes = list(zip(self.drafts, outcomes_of(verdict), strict=False))
         verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
         if verdict.drafter == Drafter.PREDICTION.value:
             own = Drafter.PREDICTION
@@ -181,15 +181,16 @@ class Decoder:
         else:
             names = "&".join(draft.member.name for draft in verified if draft.member is not None)
             pair, record.draft = verified[0].metrics, names or None
-        note_lookup(metrics, verdict)
-        self.drafts[0].metrics.wasted_tokens.inc(verdict.num_wasted)
+        note_lookups(metrics, verdict, [outcome for _, outcome in outcomes])
+        for each, outcome in outcomes:
+            each.metrics.wasted_tokens.inc(outcome.num_wasted)
         beside = [(each.metrics, came) for each, came in outcomes if each is not verified[0] and came.num_drafted]
         if verdict.num_own_drafted and own is not None:
             came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
             beside.append((self.model.own_metrics(own), came))
         note_drafts(pair, verdict, beside)
         note_round(pair, verdict, output, self._why_plain(verdict, output))
-        self.model.num_rounds += verdict.HasField("hit")
+        self.model.num_rounds += any(outcome.HasField("hit") for _, outcome in outcomes)
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:
             num_cut = len(verdict.token_ids) - len(output.tokens)

@@ -6,6 +6,7 @@ what was committed. An answer for which several pools draft has one of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
@@ -140,6 +141,9 @@ class Drafting:
         self._model = model
         self._session = session
         self._place = place
+        request, config = session.request, model.config
+        self._is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
+        """Whether the request names how much is drafted."""
         self._assignment = DraftAssignment(model, model.drafter_for(session.request), pool)
         self._replies: Replies[dpb.DraftReply] | None = None
         """To its OpenSlot: the answer, and later errors of the slot."""
@@ -175,9 +179,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
-            request, config = self._session.request, self._model.config
-            is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
-            self._num_unused = 0 if is_named else self.member.num_unused  # what is named is waited for
+            self._num_unused = 0 if self._is_named else self.member.num_unused  # what is named is waited for
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -203,9 +205,14 @@ class Drafting:
         """Whether the draft is told nothing for a while, for nothing of it was used."""
         return self._num_unused % TRIAL_PERIOD >= TRIAL
 
+    @property
+    def tells(self) -> bool:
+        """Return whether a draft is told what is committed."""
+        return self.connection is not None and not self._pauses
+
     def begins_anew(self, ticket: int, target: Connection) -> bool:
-        """Return whether another slot of a draft is about to deliver under a ticket than the one before: under
-        `rejection` a state has one proposal.
+        """Return whether another slot of a draft is about to deliver under a ticket than the one before. Under
+        `rejection` a state has one proposal: the target keeps the first, and what follows it is of no use.
         """
         connection = self.connection
         is_new = connection is not None and not self.slot.is_open_on(connection, target.epoch)
@@ -225,7 +232,7 @@ class Drafting:
 
     def note(self, verdict: tpb.Verdict) -> None:
         """Learn from a verdict how the draft does."""
-        outcome = verdict.drafts[self._place] if self._place < len(verdict.drafts) else _outcome_of(verdict)
+        outcome = outcomes_of(verdict)[self._place] if self._place < max(1, len(verdict.drafts)) else tpb.DraftOutcome()
         self._note_use(verdict, outcome)
         if self._replies is None:
             return
@@ -245,7 +252,9 @@ class Drafting:
             return
         if outcome.is_verified:
             self._num_unused = draft.num_unused = 0
-        elif verdict.drafts or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
+        elif verdict.drafter in _DELIVERED and self._is_named:
+            return  # beside another it is waited for as long as it delivers
+        elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
             draft.num_unused += outcome.hit or self._pauses
             self._num_unused += 1
 
@@ -300,10 +309,14 @@ class Drafting:
         self._assignment.answered_with(error.code)
 
 
-def _outcome_of(verdict: tpb.Verdict) -> tpb.DraftOutcome:
-    """Return what a verdict says of its only draft."""
-    return tpb.DraftOutcome(
+def outcomes_of(verdict: tpb.Verdict) -> Sequence[tpb.DraftOutcome]:
+    """Return what a verdict says of each draft."""
+    alone = tpb.DraftOutcome(
+        num_drafted=verdict.num_drafted - verdict.num_own_drafted,
+        num_accepted=verdict.num_accepted - verdict.num_own_accepted,
         is_verified=verdict.drafter in _DELIVERED,
         hit=verdict.hit if verdict.HasField("hit") else None,
         is_refused=verdict.fallback == tpb.FALLBACK_REASON_REFUSED,
+        num_wasted=verdict.num_wasted,
     )
+    return verdict.drafts or (alone,)

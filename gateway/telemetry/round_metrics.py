@@ -26,14 +26,14 @@ def why_plain(verdict: tpb.Verdict, drafter: Drafter | None) -> str:
     return "none_parked" if drafter is Drafter.MODEL else "nothing"
 
 
-def note_lookup(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
-    """Count what a verdict says of the drafts that were to lie ready for its step."""
-    if verdict.HasField("hit"):
-        metrics.lookups.labels(result="hit" if verdict.hit else "miss").inc()
-    if verdict.HasField("hit") or verdict.wait_us:
+def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict, outcomes: Sequence[tpb.DraftOutcome]) -> None:
+    """Count what a verdict says of the drafts that were to lie ready for its step, by draft."""
+    told = [outcome for outcome in outcomes if outcome.HasField("hit")]
+    for outcome in told:
+        metrics.lookups.labels(result="hit" if outcome.hit else "miss").inc()
+    if told or verdict.wait_us:
         metrics.hold_seconds.observe(verdict.wait_us / 1e6)
-    if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
-        metrics.proposals_refused.inc()
+    metrics.proposals_refused.inc(sum(outcome.is_refused for outcome in outcomes))
 
 
 def note_drafts(

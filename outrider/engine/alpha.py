@@ -454,10 +454,15 @@ def tokenizer_of(model: str) -> Any:
     return Tokenizer.from_buffer(tokenizer_files(model).tokenizer_json)
 
 
+def have_same_tokens(target: str, draft: str) -> bool:
+    """Return whether the models' tokens mean the same."""
+    first, second = (tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft))
+    return first == second
+
+
 def check_same_tokens(target: str, draft: str) -> None:
     """Raise ConfigError when the models' tokens mean different things."""
-    prints = [tokenizer_fingerprint(tokenizer_files(model).tokenizer_json) for model in (target, draft)]
-    if prints[0] != prints[1]:
+    if not have_same_tokens(target, draft):
         raise ConfigError(f"the tokenizers of {target} and {draft} differ; a draft must have its target's")
 
 
@@ -466,7 +471,8 @@ def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawMo
     kind = _check_model(source)
     if kind is not DraftKind.MODEL or target.runner.facts.decoder_start_ids:
         check_same_tokens(task.target, source)
-    draft = LawModel(source, task, AT_ONCE * longest)  # its tokens may be more
+    is_same = have_same_tokens(task.target, source)
+    draft = LawModel(source, task, longest if is_same else AT_ONCE * longest)  # of other tokens it may take more
     _check_start(target, draft)
     files = [tokenizer_files(model).tokenizer_json for model in (task.target, source)]
     facts = draft.runner.facts

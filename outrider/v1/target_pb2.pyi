@@ -182,18 +182,20 @@ class Verdict(_message.Message):
     def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
-    __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused")
+    __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused", "num_wasted")
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     IS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
     IS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_FIELD_NUMBER: _ClassVar[int]
     num_drafted: int
     num_accepted: int
     is_verified: bool
     hit: bool
     is_refused: bool
-    def __init__(self, num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., is_verified: _Optional[bool] = ..., hit: _Optional[bool] = ..., is_refused: _Optional[bool] = ...) -> None: ...
+    num_wasted: int
+    def __init__(self, num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., is_verified: _Optional[bool] = ..., hit: _Optional[bool] = ..., is_refused: _Optional[bool] = ..., num_wasted: _Optional[int] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("ids", "score", "stop_token_id")

@@ -165,6 +165,27 @@ DELIVERIES = (
         UNIONS,
     ),
     Mutant(
+        DRAFTS,
+        "            if are_drawn and num_here:\n",
+        "            if False:\n",
+        "what the second of two drafts drew decides whether the first one's draw is waited for",
+        UNIONS,
+    ),
+    Mutant(
+        DRAFTS,
+        "                draft.absent_len = 0 if draft.live else lease.length\n",
+        "                draft.absent_len = 0\n",
+        "a draft that nobody waits for comes in time where the draws of another are waited for",
+        UNIONS,
+    ),
+    Mutant(
+        UNITED,
+        "    return found[:most] if named else sorted(",
+        "    return sorted(",
+        "of two named trees the second one's draws decide how much is verified of the first",
+        UNIONS,
+    ),
+    Mutant(
         UNITED,
         "            chances = list(accumulate(repeat(share, part.most), mul))",
         "            chances = list(accumulate(repeat(share, len(part.nodes)), mul))",

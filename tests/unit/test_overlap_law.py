@@ -481,8 +481,8 @@ class TreeStep:
         now = len(self.start)
         noise = TreeNoise(
             {
-                (depth := tree.depth(node) - 1, tree.rank(node)): self.numbers[
-                    Purpose.ACCEPT, now + depth, now, tree.rank(node)
+                (depth := tree.depth(node) - 1, tree.children(tree.parents[node]).index(node)): self.numbers[
+                    Purpose.ACCEPT, now + depth, now, tree.children(tree.parents[node]).index(node)
                 ]
                 for node in range(len(tree.ids))
             },
@@ -490,7 +490,7 @@ class TreeStep:
         )
         drawn = {
             node: [Drawn(self.pair.draft((*self.start, *tree.prefix(node))), tuple(tree.children(node)))]
-            for node in tree.inner
+            for node in dict.fromkeys(tree.parents)
         }
         walk = accept_tree(tree, lambda node: self.pair.target((*self.start, *tree.prefix(node))), drawn, noise)
         last = walk.path[-1] if walk.path else ROOT

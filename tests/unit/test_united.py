@@ -30,6 +30,7 @@ from target_service.drafts import Drafts
 from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
+from target_service.rows import Lacking, RowRule
 from target_service.servicer import verify_job
 from target_service.united import laid_over
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
@@ -379,6 +380,41 @@ class TestExactLaw:
         for count in range(1, 5):
             assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
 
+    @pytest.mark.parametrize("is_live", [True, False], ids=["waited for", "late before"])
+    def test_a_draw_of_the_second_does_not_decide_whether_the_first_is_waited_for(self, is_live: bool) -> None:
+        """A table has said its last behind one of them: what comes of the first meanwhile is in the step, or is not."""
+        was_held = list[bool]()
+
+        def step(chooser: Chooser) -> Prefix:
+            numbers = Numbers(chooser)
+            drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens=0 if is_live else 2)
+            (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
+            park(lease.drafts[1], chain)
+            second.ended = not second.token_id
+            for draft in lease.drafts:
+                draft.eta_s = draft.gap_s = 0.01
+            lease.goes_on(0.0)
+            lease.first.live, rule = is_live, RowRule()
+            for _ in range(60):
+                rule.note(1, 1, 1 / 45)
+            found = drafts.candidates(lease)
+            lacking = [Lacking(lease, *draft) for draft in drafts.lacking(found)]
+            was_held.append(bool(lacking) and (not is_live or rule.hold_until(lacking, 0.001) is not None))
+            if was_held[-1]:
+                lease.held_from_s = 0.0
+                park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
+                lease.first.live = True
+                found = drafts.candidates(lease)
+            ready = drafts.ready(found, len(found.gains))
+            tree, drawn = ready.tree or DraftTree.checked(ready.draft_ids, ready.parents), ready.drawn
+            if ready.tree is None:
+                assert ready.draft_laws is not None
+                drawn = {node - 1: [Drawn(law, (node,))] for node, law in enumerate(ready.draft_laws)}
+            return decided(TARGET, tree, drawn, numbers)
+
+        assert self.error(step, TARGET) < TOLERANCE
+        assert len(set(was_held)) == (1 if is_live else 2)
+
     def test_three_sources(self) -> None:
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
@@ -422,6 +458,30 @@ def test_how_many_draws_are_verified_does_not_go_by_how_many_there_are(fixed: in
         found.append(drafts.candidates(lease))
         assert len(drafts.ready(found[-1], 9).draft_ids) == found[-1].num_nodes(9) == num
     assert found[0].gains == found[1].gains and found[0].must == found[1].must
+
+
+def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_have() -> None:
+    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
+    for num in (1, 2):
+        drafts, lease = made(DRAWN, [], (0.3, 0.9, 0.5), tree=TreeShape((2, 1)), max_draft_tokens=5)
+        for draft, num_first in zip(lease.drafts, (2, num), strict=True):
+            for rank in range(num_first):
+                child = draft.parked.root.children[rank] = ParkedNode(rank, rank, NodeKind.LAW, 0, law)
+                child.children[0] = ParkedNode(0, 0, NodeKind.LAW, 0, law)
+        found = drafts.candidates(lease)
+        assert found.must == 5 or num == 1
+        assert found.counts(found.must)[0] == 4
+
+
+def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
+    drafts, lease = made(DRAWN, [], (0.6, 0.5))
+    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
+    park(lease.first, [ParkedNode(1, 0, NodeKind.LAW, 0, law)])
+    lease.slot.params = SamplingParams(temperature=1.0, grammar="{}")
+    for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
+        state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
+        drafts._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
+        assert drafts.candidates(lease).drafter is drafter
 
 
 def test_a_draft_whose_law_did_not_come_is_refused_alone() -> None:

@@ -72,11 +72,6 @@ class DraftTree:
             found.append((node,) if parent == ROOT else (*found[parent], node))
         return tuple(found)
 
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """Nodes that have children, ROOT among them, in the order of their first children."""
-        return tuple(self._children)
-
     def children(self, node: int) -> Sequence[int]:
         """Return the children of a node or ROOT, in the order in which they were drawn."""
         return self._children.get(node, ())
@@ -92,10 +87,6 @@ class DraftTree:
     def prefix(self, node: int) -> tuple[int, ...]:
         """Return the draft ids up to a node, its own the last; none of ROOT."""
         return () if node == ROOT else tuple(self.ids[i] for i in self.paths[node])
-
-    def rank(self, node: int) -> int:
-        """Return a node's place among its siblings."""
-        return self.children(self.parents[node]).index(node)
 
 
 @dataclass(frozen=True, slots=True)
