@@ -12,6 +12,7 @@ import pytest
 
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
+from gateway.rounds.drafting import TRIAL
 from gateway.rounds.session import Session
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
@@ -176,8 +177,17 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
         assert [draft.all_of("advance")[1].is_missed for draft in drafts.values()] == [False, True]
         assert all(len(draft.all_of("truncate")) == 1 for draft in drafts.values())
 
+        assert answer.metric("spec_lookup_total", result="hit") == answer.metric("spec_lookup_total", result="miss") == 1
+
+        outcomes[1], length = tpb.DraftOutcome(hit=True), 5
+        for _ in range(TRIAL + 2):
+            answer.target.says(length, [1, 8], "ar", drafter=pb.DRAFTER_MODEL, **(rest | {"drafts": outcomes}))
+            await answer.next()
+            length += 2
+        assert len(drafts["draft-1"].all_of("advance")) == TRIAL + 4, "what is named is waited for, of every draft"
+
         outcomes[1] = tpb.DraftOutcome(is_refused=True)
-        for committed_len in (5, 6, 7):
+        for committed_len in range(length, length + 3):
             answer.target.says(committed_len, [2], "p", fallback=tpb.FALLBACK_REASON_REFUSED, drafts=outcomes)
             await answer.next()
         next_one = answer.next()
