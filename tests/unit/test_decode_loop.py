@@ -177,7 +177,9 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
         assert [draft.all_of("advance")[1].is_missed for draft in drafts.values()] == [False, True]
         assert all(len(draft.all_of("truncate")) == 1 for draft in drafts.values())
 
-        assert answer.metric("spec_lookup_total", result="hit") == answer.metric("spec_lookup_total", result="miss") == 1
+        assert (
+            answer.metric("spec_lookup_total", result="hit") == answer.metric("spec_lookup_total", result="miss") == 1
+        )
 
         outcomes[1], length = tpb.DraftOutcome(hit=True), 5
         for _ in range(TRIAL + 2):
