@@ -171,7 +171,7 @@ async def measure(report: Report, target: Path, head: Path, options: argparse.Na
                 "kept",
                 "tokens a pass",
                 "tok/s",
-                "waited for drafts",
+                "waited",
                 "speed over plain",
             )
             over = {name: "" if name == PLAIN else str(cell.over(cells[PLAIN], speed)) for name, cell in cells.items()}
@@ -215,10 +215,11 @@ def main() -> int:
     report.text(
         f"The demo pair and its EAGLE-3 head, the target WIDENED to {options.size}, float32; {options.prompts} "
         f"prompts, one answer at a time, {options.max_tokens} tokens each, {options.repetitions} repetitions. In "
-        "brackets the interval of 95 % from a bootstrap over prompts. What a union gains in tokens it pays for in rows, "
-        "and where K is named in waiting for the slowest draft: all drafts share a core here. At a temperature above 0 "
-        f"the draws of several are decided one after the other, as those of `{BY_TOKEN}` are, and those of one chain "
-        "as a block, of which more are kept."
+        "brackets the interval of 95 % from a bootstrap over prompts. Waited: share of the rounds' time for which the "
+        "target waits for drafts.\n\n"
+        "What a union gains in tokens it pays for in rows and, where K is named, in waiting for the slowest draft: all "
+        "drafts share a core here. At a temperature above 0 the draws of several sources are decided one after the "
+        f"other, as those of the arm `{BY_TOKEN}` are; those of one chain are decided as a block, of which more is kept."
     )
     with tempfile.TemporaryDirectory() as place:
         head = Path(place) / "eagle3"
