@@ -219,7 +219,7 @@ def main() -> int:
         "target waits for drafts.\n\n"
         "What a union gains in tokens it pays for in rows and, where K is named, in waiting for the slowest draft: all "
         "drafts share a core here. At a temperature above 0 the draws of several sources are decided one after the "
-        f"other, as those of the arm `{BY_TOKEN}` are; those of one chain are decided as a block, of which more is kept."
+        f"other, as those of the arm `{BY_TOKEN}` are; those of one chain as a block, of which more is kept."
     )
     with tempfile.TemporaryDirectory() as place:
         head = Path(place) / "eagle3"
