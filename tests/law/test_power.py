@@ -60,7 +60,7 @@ def test_the_sample_is_large_enough_for_frozen_penalties(models: Models) -> None
     assert sum(actual.values()) == pytest.approx(1.0, abs=1e-12)
     actual, expected = seen_through(actual, first_three), seen_through(expected, first_three)
     assert power(actual, expected, NUM_ANSWERS, BROKEN) > 0.999
-    assert power(actual, expected, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.5, "the larger samples see what is missed"
+    assert power(actual, expected, NUM_EVERYDAY, ALPHA / NUM_TESTS) > 0.45, "the larger samples see what is missed"
 
 
 def drawn(law: Law, num_answers: int, seed: int) -> Counter[tuple[int, ...]]:
