@@ -173,8 +173,8 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
     """Meanwhile the target's own goes on alone."""
     wish = Speculation(drafter=Drafter.LOOKUP_AND_MODEL, acceptance=AcceptanceRule.COUPLED)
     streams = [
-        greedy(client, 240, Drafter.NGRAM_AND_MODEL),
-        client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 240}),
+        greedy(client, 180, Drafter.NGRAM_AND_MODEL),
+        client.stream(PROMPT, speculation=wish, **{**COUPLED, "max_tokens": 180}),
     ]
     seen = [Seen() for _ in streams]
     assert paced.draft is not None
@@ -197,7 +197,7 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
     alone = await client.generate(
         PROMPT,
         speculation=Speculation(enabled=False, acceptance=AcceptanceRule.COUPLED),
-        **{**COUPLED, "max_tokens": 240},
+        **{**COUPLED, "max_tokens": 180},
     )
     assert seen[1].ids == [token.id for token in alone.choices[0].tokens]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, (PROMPT, seen[0].ids))

@@ -73,14 +73,15 @@ async def test_guesses_of_the_drafts_own_text_change_no_token_either(stack: Stac
     by_text = ("@outrider.drafting.translation.SMALL_OVERLAP=1.1", "--cpu-cores", "0")
     draft = await asyncio.to_thread(Process, "draft_service", ["--model", OTHER_DRAFT, *by_text])
     options: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
+    wish = Speculation(tree="3x2x1")
     try:
         with gateway_beside(Stack(stack.target, draft, stack.gateway)) as gateway:
             async with AsyncClient(str(gateway.ready["grpc"])) as beside:
-                for wish in (Speculation(num_draft_tokens=4), Speculation(tree="3x2x1")):
-                    own = await client.generate(PROMPT, speculation=wish, **options)
-                    answer = await beside.generate(PROMPT, speculation=wish, **options)
-                    assert answer.text == own.text
-                    assert answer.usage.num_accepted_tokens and own.usage.num_accepted_tokens
+                own, answer = await asyncio.gather(
+                    *(each.generate(PROMPT, speculation=wish, **options) for each in (client, beside))
+                )
+                assert answer.text == own.text
+                assert answer.usage.num_accepted_tokens and own.usage.num_accepted_tokens
     finally:
         draft.stop()
 
