@@ -232,7 +232,9 @@ class ServedModel:
         options = request.speculation
         if request.params.beams is not None:
             return Drafter.MODEL
-        default = DRAFTERS[self.config.drafter] if options.tree is None else Drafter.MODEL
+        default = DRAFTERS[self.config.drafter]
+        if options.tree is not None and default is not Drafter.MODEL_AND_MODEL:
+            default = Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL
         return options.drafter or default

@@ -21,6 +21,7 @@ from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, 
 from outrider.wire.kinds import PROTOCOL, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, link_of, served_model
 from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget, error
 
@@ -199,6 +200,14 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
         assert (last.is_drafted, last.others[0].is_drafted) == (True, False) and last.ticket != lease.ticket
         next_one.cancel()
     assert all(draft.names[-1] == "close" for draft in drafts.values())
+
+
+async def test_a_tree_is_drafted_by_each_pool_where_the_gateway_says_so() -> None:
+    drafts = {"draft-0": ScriptedDraft(), "draft-1": ScriptedDraft()}
+    wish = SpeculationOptions(tree=TreeShape((2, 1)))
+    answer = Answer(drafts=drafts, wish=wish, draft_pools=2, drafter="model&model")
+    async with answer.begun():
+        assert [draft.names for draft in drafts.values()] == [["open", "advance"]] * 2
 
 
 async def test_a_draft_that_is_away_leaves_the_other_and_joins_it_when_it_is_back() -> None:
