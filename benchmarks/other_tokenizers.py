@@ -250,7 +250,7 @@ async def add_speeds(report: Report, options: argparse.Namespace) -> list[str]:
         for name, (folder, module) in systems.items():
             pair = split(this_checkout(), widened(options.size), folder, draft_module=module)
             found = await stack.enter_async_context(pair)
-            await until_drafted(name, found, drafting)
+            await until_drafted(name, found.near.client, drafting, found.draft)
             clients[name] = clients[in_each(name)] = found.near.client
         clients[PLAIN] = clients[SAME_NAME]
         for temperature in options.temperatures:
