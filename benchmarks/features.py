@@ -133,7 +133,7 @@ async def on_the_wire(report: Report, head: Path, options: argparse.Namespace) -
     prompts = dev_prompts(options.prompts)
     speculation = Speculation(drafter=Drafter.MODEL, num_draft_tokens=options.k)
     async with split(this_checkout(), DEMO_TARGET, head, more=more) as pair:
-        await until_drafted("the head", pair, speculation)
+        await until_drafted("the head", pair.near.client, speculation, pair.draft)
         before = pair.near.counts()
         sample = await run_pass(
             pair.near.client,
