@@ -14,6 +14,7 @@ from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.scale import scale
+from outrider.cli.top import top
 from outrider.cli.train_head import train_head
 from outrider.cli.tune import tune
 from outrider.cli.up import up
@@ -29,6 +30,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(chat)
 app.command()(scale)
+app.command()(top)
 app.command()(alpha)
 app.command()(tune)
 app.command()(train_head)

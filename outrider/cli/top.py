@@ -1,0 +1,189 @@
+"""`outrider top`: a running system on one screen, read again and again from what it says over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from outrider.cli.console import errors_as_lines
+from outrider.cli.series import Scrape, Span
+from outrider.cli.top_screen import View, screen
+from outrider.wire.errors import ConfigError, Unavailable
+
+TIMEOUT_S = 2.0
+"""Seconds until somebody who does not answer is taken to be away. Doubled, a screen with one that hangs is drawn that
+much more seldom."""
+
+
+def top(
+    gateway: Annotated[str, typer.Option(help="URL of a gateway's HTTP server.")] = "http://127.0.0.1:8000",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds that rates are taken over.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval, and end.")] = False,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM file of the CAs to trust; absent = the system's; implies https.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with a certificate to show; needs --tls-key.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+) -> None:
+    """Show a running system: workers, slots, KV cache, acceptance, tokens/s, where time goes, what is wrong.
+
+    q or Ctrl-C ends it. Off a terminal it prints one frame.
+    """
+    with errors_as_lines():
+        asyncio.run(_top(_url(gateway, tls_ca is not None), interval, once, _trust(tls_ca, tls_cert, tls_key)))
+
+
+async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
+    console = Console(highlight=False)
+    # trust_env: a proxy of the outside world knows neither the gateway nor its workers.
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
+        reader = Reader(http, url)
+        view = await reader.read()
+        if view.away is not None:
+            raise Unavailable(
+                f"no gateway answers at {url}: {view.away}; start one with `outrider up`, or say --gateway URL, the "
+                "address of its HTTP port (8000 unless set), not of gRPC"
+            )
+        if once or not (console.is_terminal and sys.stdin.isatty()):
+            await asyncio.sleep(interval_s)
+            console.print(screen(await reader.read(), console.width))
+            return
+        with contextlib.suppress(asyncio.CancelledError), _ended_by_keys():
+            await _watch(console, reader, view, interval_s)
+
+
+async def _watch(console: Console, reader: Reader, view: View, interval_s: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen(view, console.width), refresh=True)
+            await asyncio.sleep(interval_s)
+            view = await reader.read()
+
+
+@contextlib.contextmanager
+def _ended_by_keys() -> Iterator[None]:
+    """Cancel the running task on q and on signals; keys come one by one and are not shown, as long as this lasts."""
+    task, loop, keyboard = asyncio.current_task(), asyncio.get_running_loop(), sys.stdin.fileno()
+    assert task is not None
+
+    def pressed() -> None:
+        if os.read(keyboard, 64).lower() in (b"q", b""):
+            task.cancel()
+
+    before = termios.tcgetattr(keyboard)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        tty.setcbreak(keyboard)
+        loop.add_reader(keyboard, pressed)
+        for number in ends:
+            loop.add_signal_handler(number, task.cancel)
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        for number in ends:
+            loop.remove_signal_handler(number)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+class Reader:
+    """Reads a gateway and its workers, and keeps what each said last: rates need two readings."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._http = http
+        self._url = url
+        self._clock = clock
+        self._last: dict[str, Scrape] = {}
+        """By URL, of those that answered the last time."""
+        self._view: View | None = None
+
+    async def read(self) -> View:
+        """Read all once more. Where the gateway is away the view says so, beside what was last read."""
+        try:
+            metrics, ready, groups = await asyncio.gather(
+                self._scrape(self._url), self._json("/readyz"), self._json("/sd")
+            )
+            workers = await asyncio.gather(*(self._worker(group["targets"][0]) for group in groups))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            self._last.clear()
+            return self._without(_reason(error))
+        found = {group["labels"]["member"]: span for group, span in zip(groups, workers, strict=True) if span}
+        self._view = View(self._url, time.time(), metrics, ready, found)
+        return self._view
+
+    def _without(self, reason: str) -> View:
+        empty = Scrape(self._clock(), {})
+        last = self._view or View(self._url, time.time(), Span(empty, empty), {})
+        return View(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
+
+    async def _worker(self, address: str) -> Span | None:
+        try:
+            return await self._scrape(f"http://{address}")
+        except (httpx.HTTPError, ValueError):
+            self._last.pop(f"http://{address}", None)
+            return None
+
+    async def _scrape(self, url: str) -> Span:
+        """Raises httpx.HTTPError, and ValueError where what answers serves no metrics."""
+        reply = (await self._http.get(f"{url}/metrics")).raise_for_status()
+        now = Scrape.parse(reply.text, self._clock())
+        before = self._last.get(url, now)
+        self._last[url] = now
+        return Span(before, now)
+
+    async def _json(self, path: str) -> Any:
+        return (await self._http.get(self._url + path)).json()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.request.url.path} is answered with {error.response.status_code}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error, httpx.HTTPError):
+        return str(error) or type(error).__name__
+    return "what answers there is no gateway"
+
+
+def _url(text: str, with_tls: bool) -> str:
+    """Return a base URL; what a person types may leave out the scheme."""
+    url = text if "://" in text else f"{'https' if with_tls else 'http'}://{text}"
+    try:
+        scheme, host = httpx.URL(url).scheme, httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--gateway is {text!r}, which is no URL: {error}; say http://HOST:PORT") from None
+    if scheme not in ("http", "https") or not host:
+        raise ConfigError(f"--gateway is {text!r}, must look like http://HOST:PORT")
+    if with_tls and scheme == "http":
+        raise ConfigError(f"--gateway is {text!r} and --tls-ca given, which is for https; say https://{url[7:]}")
+    return url.rstrip("/")
+
+
+def _trust(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | bool:
+    """Return whom to trust over https, and who to say that one is. Raises ConfigError naming the file."""
+    if (certificate is None) != (key is None):
+        missing, given = ("--tls-key", "--tls-cert") if key is None else ("--tls-cert", "--tls-key")
+        raise ConfigError(f"{missing} is missing: {given} needs it")
+    try:
+        trust = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            trust.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"--tls-ca {ca}, --tls-cert {certificate} and --tls-key {key} cannot be used: {error.strerror or error}"
+        ) from None
+    return trust
