@@ -1,0 +1,122 @@
+"""What `outrider top` works out of two scrapes, and that it fits a terminal of 80 columns with whatever names."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+
+from outrider.cli.series import Scrape, Span
+from outrider.cli.top_screen import View, duration, screen, short
+from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
+
+MEMBERS = """\
+outrider_members{{pool="chat",role="target",state="serving"}} {serving}
+outrider_members{{pool="chat",role="target",state="lost"}} {lost}
+outrider_worker_connected{{worker="target",member="target-chat-0",pool="chat"}} {serving}
+outrider_worker_lost{{worker="target",member="target-chat-0",pool="chat"}} {lost}
+outrider_member_requests{{member="target-chat-0",pool="chat"}} 3
+"""
+
+
+def scrape(at_s: float, *lines: str, started_s: float = 1.0) -> Scrape:
+    return Scrape.parse("\n".join((f"process_start_time_seconds {started_s}", *lines, "")), at_s)
+
+
+def test_counters_count_from_0_in_another_life_and_where_a_series_is_new() -> None:
+    before = scrape(10.0, 'made_total{kind="a"} 7')
+    grown = Span(before, scrape(12.0, 'made_total{kind="a"} 9', 'made_total{kind="b"} 4'))
+    assert grown.increase("made_total") == 6.0 and grown.rate("made_total", kind="a") == 1.0
+    other = Span(before, scrape(12.0, 'made_total{kind="a"} 8', started_s=11.0))
+    assert other.increase("made_total") == 8.0
+    assert grown.increase("other_total") is None and Span(before, before).rate("made_total") is None
+
+
+def test_a_quantile_is_that_of_promql_over_the_span_alone() -> None:
+    def buckets(*counts: int) -> list[str]:
+        bounds = ("0.1", "0.2", "0.4", "+Inf")
+        return [f'h_bucket{{le="{le}"}} {count}' for le, count in zip(bounds, counts, strict=True)]
+
+    span = Span(scrape(0.0, *buckets(100, 100, 100, 100)), scrape(1.0, *buckets(104, 108, 110, 110)))
+    assert span.quantile(0.5, "h") == pytest.approx(0.125)  # the 5th of 10: a quarter into the second bucket
+    assert span.quantile(0.95, "h") == pytest.approx(0.35)
+    late = Span(scrape(0.0, *buckets(0, 0, 0, 0)), scrape(1.0, *buckets(0, 0, 0, 4)))
+    assert late.quantile(0.5, "h") == 0.4 and late.quantile(0.5, "other") is None
+    assert Span(late.after, late.after).quantile(0.5, "h") is None
+
+
+def drawn(view: View, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(screen(view, width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def system(serving: int, **workers: Span) -> View:
+    """A gateway at work with one target; `serving`: whether that serves."""
+    metrics = GatewayMetrics()
+    pair = metrics.pair("/models/" + 40 * "target", "hub/" + 40 * "draft")
+    members = MEMBERS.format(serving=serving, lost=1 - serving)
+    read = [Scrape.parse(generate_latest(metrics.registry).decode() + members, 0.0)]
+    for phase, value in (("deliver", 0.002), ("verify", 0.006), ("overhead", 0.002), ("total", 0.01)):
+        pair.round_seconds.labels(phase=phase).observe(value)
+    pair.rounds.inc(10)
+    pair.draft_tokens.inc(50)
+    pair.accepted_tokens.inc(20)
+    pair.plain_steps.labels(reason="does_not_pay").inc(10)
+    pair.plain_steps.labels(reason="none_parked").inc(4)
+    pair.emitted_tokens.labels(kind="accepted").inc(48)
+    metrics.lookups.labels(result="hit").inc(3)
+    metrics.lookups.labels(result="miss").inc(1)
+    read.append(Scrape.parse(generate_latest(metrics.registry).decode() + members, 2.0))
+    said: dict[str, Any] = {"ready": bool(serving), "reason": None if serving else "no target", "refused": []}
+    return View("http://gateway.example:8000", 5000.0 + (read[1].started_s or 0), Span(*read), said, workers)
+
+
+def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
+    worker = WorkerMetrics("target")
+    labels = {"model": "/models/" + 40 * "target", "device": "cuda:0", "dtype": "bfloat16", "path": "flash"}
+    worker.info.labels(**labels).set(1)
+    for name, value in (("slots", 64), ("slots_in_use", 61), ("kv_blocks", 20480), ("kv_blocks_in_use", 20111)):
+        getattr(worker, name).set(value)
+    before = Scrape.parse(generate_latest(worker.registry).decode(), 0.0)
+    worker.busy_seconds.inc(1.5)
+    worker.batch_size.observe(4)
+    worker.batch_size.observe(5)
+    worker.slots_waiting.set(3)
+    view = system(1, **{"target-chat-0": Span(before, Scrape.parse(generate_latest(worker.registry).decode(), 2.0))})
+    text = drawn(view)
+    for line in (
+        "outrider http://gateway.example:8000  ready  up 1 h 23 min",
+        "tokens/s 24.0  tokens per target pass 2.00",
+        "held for drafts   2.0 ms  ██████ 20 %",
+        "verify            6.0 ms  ██████████████████ 60 %",
+        "drafts lay ready 75 % of the steps",
+        "! target-chat-0: 3 slots wait for KV blocks: raise kv_cache_tokens, or lower the load",
+    ):
+        assert line[:80] in text, text
+    for figures in (("75 %", "61/64", "20111/20480", "1.0", "4.5"), ("40 %", "3.00", "5.0", "does_not_pay 5.0")):
+        row = next(line for line in text.splitlines() if figures[0] in line and figures[1] in line)
+        assert all(each in row for each in figures), row
+    assert max(map(len, text.splitlines())) <= 80
+    assert "target-chat-0 chat target serving" in drawn(view, 160)
+
+
+def test_what_is_wrong_stands_above_the_tables_and_a_worker_without_metrics_is_listed() -> None:
+    text = drawn(system(0))
+    assert "not ready" in text.splitlines()[0]
+    for line in (
+        "! no request would be served: no target",
+        "! target-chat-0 ought to serve and does not",
+        "! pool chat: 1 lost",
+    ):
+        assert line in text.split("worker ")[0], text
+    assert "target-chat-0 lost  no metrics" in text and "3 here" in text
+    assert "!" not in drawn(system(1))
+
+
+def test_names_and_times_are_short() -> None:
+    assert short("/models/demo/target/") == "target" and short("hub/model") == "hub/model"
+    assert [duration(each) for each in (0, 59, 3600, 90061)] == ["0 s", "59 s", "1 h 0 min", "1 d 1 h"]
