@@ -17,6 +17,7 @@ from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.health import Health, Outcome
 from outrider.wire.kinds import Drafter
+from outrider.wire.pair import has_same_tokens
 
 POLL_S = 0.25
 """Seconds after which the head of the line tries again by itself: another gateway's requests may have freed a slot.
@@ -241,9 +242,3 @@ class DraftMember(Member):
         """Whether it reads what it was trained on there, and knows what its tokens are, as far as it needs any."""
         pairing = self.pairing(target)
         return not self.needs_pairing(target) or (pairing is not None and pairing.why is None)
-
-
-def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
-    """Return whether ids mean the same to both, and their logits have as many."""
-    same_size = draft.vocab_size == target.vocab_size
-    return same_size and draft.tokenizer_fingerprint == target.tokenizer_fingerprint

@@ -16,16 +16,16 @@ from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.tokenizer import Tokenizer
 from gateway.workers.links import WorkerLink
-from gateway.workers.member import DraftMember, TargetMember, has_same_tokens
+from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.fingerprint import first_difference
 from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
+from outrider.wire.pair import fits, misfit
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import MAX_DRAFTS
 
@@ -75,37 +75,13 @@ class ReferenceTarget:
         """Raises IncompatiblePair naming the first difference."""
         if self.fits(info):
             return
-        target = self.info
-        pair = f"draft {info.model_id} does not fit target {target.model_id}"
-        if target.tokenizer_fingerprint != info.tokenizer_fingerprint:
-            files = await link.get_tokenizer()
-            difference = first_difference(self.files.tokenizer_json, files.tokenizer_json)
-            raise IncompatiblePair(
-                f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer, or a draft that "
-                "is a decoder-only model, which translates"
-            )
-        if target.vocab_size != info.vocab_size:
-            raise IncompatiblePair(
-                f"{pair}: logits have {target.vocab_size} entries in the target and {info.vocab_size} in the draft; "
-                "use two models of one vocabulary size, or the target's folder for a draft without a model"
-            )
-        start, other = list(target.decoder_start_ids), list(info.decoder_start_ids)
-        if start and other:
-            raise IncompatiblePair(
-                f"{pair}: answers begin with {start} in the target and with {other} in the draft; use two models whose "
-                "configurations name the same decoder_start_token_id"
-            )
-        has_one = "target" if start else "draft"
-        raise IncompatiblePair(
-            f"{pair}: the {has_one} has an encoder and the other has none; use two encoder-decoder models or two "
-            "decoder-only ones"
-        )
+        differs = self.info.tokenizer_fingerprint != info.tokenizer_fingerprint
+        theirs = (await link.get_tokenizer()).tokenizer_json if differs else b""
+        raise IncompatiblePair(misfit(info, self.info, theirs, self.files.tokenizer_json))
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
-        """Whether the draft's tokens mean the same here, or it may translate, and they are written after the same."""
-        if not has_same_tokens(draft, self.info) and not draft.translates:
-            return False
-        return draft.attention_path == TABLES or draft.decoder_start_ids == self.info.decoder_start_ids
+        """Whether it may serve these targets."""
+        return fits(draft, self.info)
 
 
 def _identity(info: pb.WorkerInfo) -> str:

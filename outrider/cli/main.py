@@ -11,6 +11,7 @@ from outrider.cli.alpha import alpha
 from outrider.cli.authority import certs
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
+from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.scale import scale
@@ -31,6 +32,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(scale)
 app.command()(top)
+app.command()(doctor)
 app.command()(alpha)
 app.command()(tune)
 app.command()(train_head)

@@ -17,8 +17,6 @@ BAR_WIDTH = 30
 """Columns of a whole round: beside label and figures it fits a terminal of 80."""
 WIDE = 110
 """Columns from which on pool and role have columns of their own; a worker's name says both."""
-NAME_WIDTH = 24
-"""Most columns of a name; longer ones are cut, so that figures have their place on a terminal of 80."""
 PHASES = (("deliver", "held for drafts"), ("verify", "verify"), ("overhead", "overhead"))
 """Of spec_round_seconds, and how people call them."""
 _NAMES = ("target", "draft")
@@ -141,19 +139,19 @@ def _workers(view: View, width: int) -> Table:
         pool = (found["pool"], found["worker"]) if with_pool else ()
         figures = _worker_figures(view.workers.get(found["member"]), view.gateway, found)
         style = "" if state in ("serving", "connected") else "red"
-        table.add_row(found["member"], *pool, Text(state, style), *figures)
+        table.add_row(*map(_name, (found["member"], *pool)), _name(state, style), *figures)
     return table
 
 
-def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple[str, ...]:
+def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple[str | Text, ...]:
     """What it is, then figures; without metrics of its own only how many answers this gateway has there."""
     if worker is None:
         placed = gateway.after.value("outrider_member_requests", member=member["member"])
-        return ("no metrics", "-", f"{number(placed)} here", "-", "-", "-")
+        return (_name("no metrics"), "-", f"{number(placed)} here", "-", "-", "-")
     is_, now = "outrider_worker_", worker.after
     info = next((found for found, _ in now.find(f"{is_}info")), {})
     return (
-        f"{short(info.get('model', '-'))} {info.get('device', '')}".strip(),
+        _name(f"{short(info.get('model', '-'))} {info.get('device', '')}".strip()),
         percent(worker.rate(f"{is_}busy_seconds_total")),
         f"{number(now.value(f'{is_}slots_in_use'))}/{number(now.value(f'{is_}slots'))}",
         f"{number(now.value(f'{is_}kv_blocks_in_use'))}/{number(now.value(f'{is_}kv_blocks'))}",
@@ -173,8 +171,8 @@ def _pairs(gateway: Span) -> Table:
         accepted = gateway.increase("spec_accepted_tokens_total", **pair)
         kept = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
         table.add_row(
-            short(target),
-            short(draft) or "none",
+            _name(short(target)),
+            _name(short(draft) or "none"),
             percent(ratio(accepted, gateway.increase("spec_draft_tokens_total", **pair))),
             number(None if kept is None else 1 + kept, 2),
             number(gateway.rate("spec_rounds_total", **pair), 1),
@@ -226,11 +224,16 @@ def _ahead(gateway: Span) -> Text:
     )
 
 
-def _table(*columns: str) -> Table:
+def _table(*names: str) -> Table:
+    """Where there is no room, names are cut and figures are not: only columns that may wrap give way."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH)
+    for name in names:
+        table.add_column(_name(name))
     return table
+
+
+def _name(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def short(model: str) -> str:

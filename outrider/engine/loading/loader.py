@@ -185,7 +185,7 @@ def check_class(config: PreTrainedConfig) -> None:
     if type(config) not in _auto_class(config)._model_mapping:
         kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
         raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
-    model_class = _auto_class(config)._model_mapping[type(config)]
+    model_class = network_class(config)
     layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
     if getattr(model_class, "_is_stateful", False) or stateful:
@@ -194,6 +194,11 @@ def check_class(config: PreTrainedConfig) -> None:
             "to an earlier token, which speculative decoding needs; use an attention-only model",
             param="model",
         )
+
+
+def network_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' class for a configuration that `check_class` lets through."""
+    return _auto_class(config)._model_mapping[type(config)]
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
@@ -235,7 +240,7 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
 def _load_weights(
     model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
-    model_class = _auto_class(config)._model_mapping[type(config)]
+    model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}

@@ -40,18 +40,26 @@ class BuildError(Exception):
 
 def built_library() -> Path:
     """Return the shared library for this machine, compiled if it is not there yet. Raises BuildError."""
+    path, compiler = library_place()
+    if not path.exists():
+        compile_to(path, compiler)
+    return path
+
+
+def library_place() -> tuple[Path, str]:
+    """Return where this machine's library lies or will lie, and the compiler that makes it.
+
+    Raises BuildError where there is neither a compiler nor a library that another one made.
+    """
     folder, name = cache_folder(), f"fused-{_machine_key()}"
     try:
         compiler = find_compiler()
     except BuildError:
         made = sorted(folder.glob(f"{name}-*.so"))
         if made:
-            return made[0]
+            return made[0], ""
         raise
-    path = folder / f"{name}-{_hash(compiler, _version(compiler))}.so"
-    if not path.exists():
-        compile_to(path, compiler)
-    return path
+    return folder / f"{name}-{_hash(compiler, _version(compiler))}.so", compiler
 
 
 def find_compiler() -> str:

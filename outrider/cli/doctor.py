@@ -1,0 +1,86 @@
+"""`outrider doctor`: what would go wrong on this machine, and with a pair, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.alpha import DTYPES
+from outrider.cli.child_events import events_of
+from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
+from outrider.cli.machine import Finding, checks
+from outrider.cli.progress import telling
+from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.system import TABLE_DRAFTERS, demo_model
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_FIELDS = GatewayConfig.model_fields
+
+Draft = Annotated[
+    list[str] | None,
+    typer.Option(help="Folder or hub id of a draft, a model or a head; may be given several times."),
+]
+
+
+def doctor(
+    target: Annotated[str | None, typer.Option(help="Folder or hub id; absent = the demo pair.")] = None,
+    draft: Draft = None,
+    host: Annotated[str, typer.Option(help="As for `outrider up`.")] = _FIELDS["host"].default,
+    port: Annotated[int, typer.Option(help="As for `outrider up`.")] = _FIELDS["port"].default,
+    grpc_port: Annotated[int, typer.Option(help="As for `outrider up`.")] = _FIELDS["grpc_port"].default,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
+) -> None:
+    """Say what would go wrong here: versions, cores, ports, memory, GPU, compiler, a draft that cannot serve a target.
+
+    A line for each check, with the remedy below what is wrong. Of models only configurations and tokenizers are read,
+    of heads the weights, too. Exit code 1 when there is a problem.
+    """
+    with errors_as_lines():
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
+        drafts = [each for each in draft or () if each.partition(":")[0] not in TABLE_DRAFTERS]
+        if target is None and drafts:
+            raise ConfigError(f"--draft is {drafts[0]} and there is no target; say --target MODEL")
+        if target is None:
+            target, drafts = demo_model("target"), [demo_model("draft")]
+        task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
+        found = list[Finding]()
+        for finding in _findings(task, host, port, grpc_port):
+            found.append(finding)
+            show(answer_console(), finding)
+        counts = {state: sum(each.state == state for each in found) for state in STYLES}
+        answer_console().print(f"\n{counts['problem']} problems, {counts['warning']} warnings, {counts['ok']} ok")
+        if counts["problem"]:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _findings(task: dict[str, Any], host: str, port: int, grpc_port: int) -> Iterator[Finding]:
+    has_engine = True
+    for finding in checks(host, port, grpc_port, len(task["drafts"])):
+        has_engine = has_engine and not (finding.check == "extra engine" and finding.state == "problem")
+        yield finding
+    if not has_engine:
+        return  # torch is what reads the rest
+    try:
+        with (
+            telling(note_console(), "importing torch"),
+            closing(events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0)) as events,
+        ):
+            yield from (Finding(**{name: event[name] for name in Finding.__slots__}) for event in events)
+    except OutriderError as error:
+        yield Finding("torch", "problem", error.message, "pip install --upgrade 'outrider[engine]'")
+
+
+def show(console: Console, finding: Finding) -> None:
+    """Print a finding in a line, and the remedy in another."""
+    state = Text(f"{finding.state:<8}", STYLES[finding.state])
+    console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
+    if finding.remedy:
+        console.print(Text(f"{'':<8} -> {finding.remedy}"))

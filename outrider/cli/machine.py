@@ -1,0 +1,210 @@
+"""Checks of this machine for `outrider doctor`: what would go wrong here, the value found, and the remedy. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from outrider.cli.supervisor import check_free
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables
+from outrider.wire.settings.pools import shares
+
+State = Literal["ok", "warning", "problem"]
+WITHOUT = {
+    "engine": ("problem", "no worker runs here, only gateways and the command line"),
+    "ray": ("warning", "`outrider up` needs --no-ray"),
+    "certs": ("ok", "no `outrider certs`"),
+    "quant": ("ok", "no checkpoints that torchao quantised"),
+    "trace": ("ok", "no trace_endpoint"),
+    "tune": ("ok", "no `outrider tune --png`"),
+}
+"""By extra of the package: how bad it is that something of it is missing, and what does not work then."""
+RAY_STORE_BYTES = 100 << 20
+"""What `outrider up` lets Ray keep in shared memory."""
+OWN_FILES = 256
+"""Files that a gateway holds beside its users' connections, about. Doubled, a lower limit is warned of."""
+SPARE_DISK_BYTES = 1 << 30
+"""Less is warned of: logs, the compiled forward and downloads go there. Doubled, it is warned of sooner."""
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Finding]:
+    """Check all that needs no torch. The arguments are as `outrider up` takes them."""
+    yield from versions()
+    yield settings()
+    yield cores(frozenset(os.sched_getaffinity(0)), num_drafts)
+    yield from ports(host, {"--port": port, "--grpc-port": grpc_port})
+    yield proxies()
+    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    yield shared_memory(Path("/dev/shm"))
+    yield disk(Path.home())
+
+
+def versions(package: str = "outrider") -> Iterator[Finding]:
+    """Python and every library against what the package asks for."""
+    try:
+        wanted = [Requirement(each) for each in metadata.requires(package) or ()]
+        python = metadata.metadata(package)["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        yield Finding("versions", "warning", f"{package} is not installed, so nothing says what it needs", "make setup")
+        return
+    found = f"Python {platform.python_version()}"
+    if SpecifierSet(python).contains(platform.python_version()):
+        yield Finding("Python", "ok", f"{found}, {sys.executable}")
+    else:
+        yield Finding("Python", "problem", found, f"needs {python}")
+    for extra in ("", *WITHOUT):
+        own = [each for each in wanted if _is_of(each, extra)]
+        yield _libraries(own, extra)
+
+
+def _is_of(requirement: Requirement, extra: str) -> bool:
+    """Whether a requirement is of an extra and not of the package itself; of the package where `extra` is empty."""
+    marker = requirement.marker
+    of_package = marker is None or marker.evaluate({"extra": ""})
+    return of_package if not extra else not of_package and marker is not None and marker.evaluate({"extra": extra})
+
+
+def _libraries(wanted: list[Requirement], extra: str) -> Finding:
+    check, group = (f"extra {extra}", f"[{extra}]") if extra else ("libraries", "")
+    missing, old, there = list[str](), list[str](), list[str]()
+    for each in wanted:
+        try:
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            missing.append(each.name)
+            continue
+        is_fit = each.specifier.contains(version, prereleases=True)
+        (there if is_fit else old).append(f"{each.name} {version}" + ("" if is_fit else f" (needs {each.specifier})"))
+    remedy = f"pip install --upgrade 'outrider{group}'"
+    if old:
+        return Finding(check, "problem", ", ".join(old), remedy)
+    if missing:
+        state, loss = WITHOUT.get(extra, ("problem", "nothing runs"))
+        return Finding(check, state, f"without {', '.join(missing)}: {loss}", remedy)  # type: ignore[arg-type]
+    return Finding(check, "ok", ", ".join(there) if extra else f"{len(there)} as asked for")
+
+
+def settings() -> Finding:
+    """Whether the environment has variables that name no setting, at which every part stops."""
+    given = sorted(name for name in os.environ if name.startswith(("OUTRIDER_TARGET_", "OUTRIDER_DRAFT_")))
+    given += sorted(name for name in os.environ if name.startswith("OUTRIDER_GATEWAY_"))
+    try:
+        for config in (TargetConfig, DraftConfig, GatewayConfig):
+            check_variables(config)
+    except ConfigError as error:
+        return Finding("environment", "problem", error.message, "unset it, or write its name right")
+    return Finding("environment", "ok", ", ".join(given) or "no settings in it")
+
+
+def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
+    """How `outrider up` would share the cores out, and whether the container may use them."""
+    of_target, of_draft = shares(len(offered), 1, num_drafts)
+    found = f"{len(offered)}: the target gets {of_target:g}" + (f", a draft {of_draft:g}" if num_drafts else "")
+    quota = _quota(cgroup)
+    if quota is not None and quota < len(offered):
+        remedy = (
+            f"give the container {len(offered)} CPUs, or its processes {max(1, int(quota))} cores (cpuset, taskset)"
+        )
+        return Finding("cores", "warning", f"{found}; the container may use {quota:g} at a time", remedy)
+    if of_target < 1:
+        remedy = "more cores, or --no-draft --drafter ngram: workers that share a core wait for each other"
+        return Finding("cores", "warning", found, remedy)
+    return Finding("cores", "ok", found)
+
+
+def _quota(cgroup: Path) -> float | None:
+    """Cores that the container may use at a time, by cgroup v2 or v1; None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return None
+    return int(quota) / int(period) if quota.strip().isdigit() else None
+
+
+def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
+    """Whether the ports that a gateway would listen on are free. wanted: by option."""
+    for option, port in wanted.items():
+        try:
+            check_free(host, port, option)
+        except ConfigError as error:
+            yield Finding(f"port {port}", "problem", error.message, f"end what listens there, or say {option} PORT")
+        else:
+            yield Finding(f"port {port}", "ok", f"free on {host}")
+
+
+def proxies() -> Finding:
+    """Whether gRPC would look for the parts of this machine behind a proxy."""
+    named = ("grpc_proxy", "https_proxy", "http_proxy")
+    found = next((f"{name}={os.environ[name]}" for name in named if os.environ.get(name)), None)
+    if found is None:
+        return Finding("proxy", "ok", "none")
+    excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    if urllib.request.proxy_bypass_environment(LOOPBACK, {"no": excepted}):  # type: ignore[attr-defined]
+        return Finding("proxy", "ok", f"{found}, not for {LOOPBACK}")
+    remedy = f"export no_proxy={','.join(filter(None, (excepted, LOOPBACK, 'localhost')))}"
+    return Finding("proxy", "problem", f"{found}: gRPC would look for the workers at {LOOPBACK} behind it", remedy)
+
+
+def open_files(most: int) -> Finding:
+    """Whether a gateway may hold a connection for each answer that runs or waits. most: the hard limit."""
+    if most == resource.RLIM_INFINITY:
+        return Finding("open files", "ok", "no limit")
+    fields = GatewayConfig.model_fields
+    needed = fields["max_running"].default + fields["max_queue"].default + OWN_FILES
+    if most < needed:
+        return Finding("open files", "warning", f"{most}, and a full gateway needs about {needed}", "ulimit -Hn 65536")
+    return Finding("open files", "ok", f"{most}")
+
+
+def shared_memory(folder: Path) -> Finding:
+    """Whether Ray has room for its store; where there is too little it takes a disk."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return Finding(str(folder), "warning", "missing", "mount a tmpfs there, or say --no-ray")
+    found = f"{free >> 20} MiB free"
+    if free < RAY_STORE_BYTES:
+        remedy = "docker run --shm-size 256m, or say --no-ray"
+        return Finding(str(folder), "warning", f"{found}, and Ray wants {RAY_STORE_BYTES >> 20}", remedy)
+    return Finding(str(folder), "ok", found)
+
+
+def disk(home: Path) -> Finding:
+    """Whether models can be fetched and the C++ forward be kept."""
+    folder = Path(os.environ.get("HF_HOME") or home / ".cache")
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    found = f"{free / (1 << 30):.1f} GiB free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "warning", f"{folder} cannot be written", "set HF_HOME and OUTRIDER_CACHE_DIR")
+    if free < SPARE_DISK_BYTES:
+        return Finding("disk", "warning", found, "make room, or set HF_HOME and OUTRIDER_CACHE_DIR to another disk")
+    return Finding("disk", "ok", found)

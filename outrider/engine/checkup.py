@@ -1,0 +1,266 @@
+"""Say what torch, this machine's devices and a pair's files have to say before anything is started. For `doctor`.
+
+Runs as `python -m outrider.engine.checkup` with a `Task` in JSON on stdin; prints a JSON object for each finding. Of
+models only configurations, tokenizers and names of tensors are read, of heads the tensors, too: their shapes say whose
+they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from transformers import GenerationConfig, PreTrainedConfig
+
+from outrider.drafting.translation import Intersection, between
+from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
+from outrider.engine.heads.loader import READERS
+from outrider.engine.heads.medusa_files import read_medusa
+from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading import memory
+from outrider.engine.loading.loader import (
+    check_class,
+    context_limit_of,
+    decoder_start_of,
+    network_class,
+    read_config,
+    resolve_device,
+)
+from outrider.engine.loading.memory import readable_bytes
+from outrider.engine.loading.model_files import check_folder, tokenizer_files
+from outrider.engine.loading.quantize import method_of
+from outrider.engine.native.build import BuildError, library_place
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.errors import ConfigError
+from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.model_id import local_folder
+from outrider.wire.pair import fits, has_same_tokens, misfit
+
+Find = tuple[Literal["ok", "warning", "problem"], str, str]
+"""State, what was found, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    target: str | None
+    """Folder or hub id; None where no pair is to be looked at."""
+    drafts: list[str]
+    device: str
+    """As in the workers' settings."""
+    dtype: str
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder's or encoder-decoder's files."""
+
+    info: pb.WorkerInfo
+    """As its worker would say it."""
+    tokenizer_json: bytes
+    weights_bytes: int
+    """In the dtype that it would be loaded in."""
+    kv_bytes: int
+    """About, of a context of full length."""
+    class_name: str
+
+    def __str__(self) -> str:
+        info = self.info
+        return (
+            f"{self.class_name}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
+            f"{readable_bytes(self.weights_bytes)}, KV cache about {readable_bytes(self.kv_bytes)} a full context"
+        )
+
+
+def findings(task: Task) -> Iterator[tuple[str, Find]]:
+    """Yield what is checked and what was found."""
+    yield "GPU", gpu()
+    yield "C++ forward", native()
+    if task.target is None:
+        return
+    found = list[Model]()
+    try:
+        target = read_model(task.target, task)
+    except ConfigError as error:
+        yield "target", ("problem", error.message, "")
+        return
+    found.append(target)
+    yield "target", ("ok", str(target), "")
+    for draft in task.drafts:
+        try:
+            model, find = check_draft(draft, target, task)
+        except ConfigError as error:
+            yield f"draft {draft}", ("problem", error.message, "")
+            continue
+        found += [] if model is None else [model]
+        yield f"draft {draft}", find
+    yield "memory", room(found, task.device)
+
+
+def gpu() -> Find:
+    """Whether torch reaches the GPUs that the machine has."""
+    has_device = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+    with warnings.catch_warnings(record=True) as said:  # a driver that is too old is told in one
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        return "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", ""
+    if not has_device:
+        return "ok", "none; workers run on the CPU", ""
+    if torch.version.cuda is None:
+        install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
+        return "problem", f"the machine has one, and torch {torch.__version__} was built for CPUs", install
+    why = str(said[0].message).splitlines()[0] if said else "torch finds no device"
+    remedy = f"install a driver for CUDA {torch.version.cuda} or later, or let the container see the devices"
+    return "problem", f"the machine has one, and torch {torch.__version__} does not reach it: {why}", remedy
+
+
+def native() -> Find:
+    """Whether the C++ forward is there, or can be made."""
+    try:
+        path, compiler = library_place()
+    except BuildError as error:
+        return "warning", f"{error}", "without it Llama-like models on a CPU run in torch, more slowly"
+    if path.exists():
+        return "ok", f"compiled, {path}", ""
+    return "ok", f"{compiler} compiles it at the first start, half a minute, into {path.parent}", ""
+
+
+def read_model(model: str, task: Task) -> Model:
+    """Check what can be told without weights. Raises ConfigError as the worker's loader does."""
+    folder = local_folder(model)
+    if folder is not None:
+        check_folder(folder)
+    config = read_config(model)
+    check_class(config)
+    text = config.get_text_config(decoder=True)
+    files = tokenizer_files(model)
+    generation = _generation(model)
+    eos = generation.eos_token_id if generation is not None and generation.eos_token_id is not None else None
+    eos = text.eos_token_id if eos is None else eos
+    limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
+    info = pb.WorkerInfo(
+        model_id=model,
+        vocab_size=text.vocab_size,
+        tokenizer_fingerprint=tokenizer_fingerprint(files.tokenizer_json),
+        context_limit=limit,
+        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        decoder_start_ids=start,
+        translates=not start,
+    )
+    itemsize = _itemsize(config, task)
+    if folder is not None and method_of(config) is not None:  # loaded as it is stored
+        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    else:
+        weights = _num_parameters(config) * itemsize
+    return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, network_class(config).__name__)
+
+
+def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Find]:
+    """Say whether a draft may serve a target. Raises ConfigError where it may not."""
+    assert task.target is not None
+    files = Checkpoint(draft)
+    kind = kind_of(files, task.target)
+    if kind not in (DraftKind.MODEL, DraftKind.PARD):
+        read = read_medusa if kind is DraftKind.MEDUSA else READERS[kind][1]
+        opening = read(files, TargetFiles(task.target)).opening
+        return None, ("ok", f"a head ({kind}) that fits the target; reads its hidden states {opening.spec.taps}", "")
+    model = read_model(draft, task)
+    if kind is DraftKind.PARD:
+        pard_token(files)
+        model.info.translates = False
+    if not fits(model.info, target.info):
+        raise ConfigError(misfit(model.info, target.info, model.tokenizer_json, target.tokenizer_json))
+    if is_same(draft, task.target):
+        return model, ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
+    return model, _tokens(model, target)
+
+
+def _tokens(draft: Model, target: Model) -> Find:
+    """What the pair has in common. Raises ConfigError where that is nothing."""
+    sizes = (target.info.vocab_size, draft.info.vocab_size)
+    between_them = None
+    if not has_same_tokens(draft.info, target.info):
+        between_them = between(target.tokenizer_json, draft.tokenizer_json, *sizes, draft.info.eos_token_ids)
+    if isinstance(between_them, Intersection):
+        found = (
+            f"{draft}; another tokenizer, works by translation: {between_them.num_shared} of the smaller vocabulary's "
+            f"{between_them.num_texts} tokens ({between_them.share:.0%}) are one in both"
+        )
+    else:
+        found = f"{draft}; the target's tokens"
+    if draft.info.context_limit < target.info.context_limit:
+        shorter = f"no drafts past token {draft.info.context_limit}, and answers may have {target.info.context_limit}"
+        return "warning", f"{found}; {shorter}", "fine for short answers; else a draft with a longer context"
+    return "ok", found, ""
+
+
+def room(models: list[Model], device_name: str) -> Find:
+    """Whether the weights of all models and a context of each have room in what is free on the device."""
+    device = resolve_device(device_name)
+    free = memory.free_memory_bytes(device)
+    weights, caches = sum(each.weights_bytes for each in models), sum(each.kv_bytes for each in models)
+    found = (
+        f"{readable_bytes(weights)} of weights, {readable_bytes(caches)} for a full context of each model; "
+        f"{readable_bytes(free)} free on {device}"
+    )
+    if weights > free:
+        return "problem", found, "free some, or take --dtype bfloat16, int8 (quantization) or a smaller model"
+    if weights + caches > free:
+        return "warning", found, "long requests will be refused: free some, or set context_limit"
+    return "ok", found, ""
+
+
+def _generation(model: str) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(model)
+    except OSError:  # it has no such file
+        return None
+
+
+def _itemsize(config: PreTrainedConfig, task: Task) -> int:
+    if task.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, task.dtype)
+    elif resolve_device(task.device).type == "cpu":
+        dtype = torch.float32
+    else:
+        dtype = getattr(config, "dtype", None) or torch.float32
+    return dtype.itemsize
+
+
+def _num_parameters(config: PreTrainedConfig) -> int:
+    """Return those of the model without making it; tied ones count once."""
+    with torch.device("meta"):
+        network = network_class(config)(config)
+    return sum(each.numel() for each in network.parameters())
+
+
+def _kv_bytes(text: Any, itemsize: int) -> int:
+    """Return about what keys and values of a token take."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    num_layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
+    return int(2 * num_layers * heads * head_dim * itemsize)
+
+
+def main() -> int:
+    for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
+        event = {"event": "found", "check": check, "state": state, "found": found, "remedy": remedy}
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
