@@ -1,4 +1,4 @@
-"""`outrider certs`: certificates for mutual TLS between the parts, and for the gateway's users.
+"""Make certificates for mutual TLS between the parts, and for the gateway's users. For `certs`.
 
 They are signed by an authority of one's own, whose key and certificate lie in a folder, with a folder for each part
 beside them. Needs cryptography (the extra `certs`).
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from outrider.cli.console import errors_as_lines, note_console
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.files import write_whole
 from outrider.wire.transport.roles import Role
@@ -192,29 +189,3 @@ def _write(path: Path, content: bytes, *, private: bool = False) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     write_whole(path, content, private=private)
-
-
-def certs(
-    folder: Annotated[Path, typer.Argument(help="Where they are put; a CA that is there already signs the new ones.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name or address that users reach the gateway by, *.example.com too; may be given several times. "
-            "Absent = those of the certificate before, else this machine's."
-        ),
-    ] = None,
-) -> None:
-    """Make or renew certificates: FOLDER/gateway, draft, target and launcher for tls_dir, public for public_tls_dir.
-
-    Running parts take renewed files up by themselves. They last a year, the CA ten. Keep ca-key.pem off the machines
-    that serve.
-    """
-    with errors_as_lines():
-        try:
-            from outrider.cli.authority import write_certificates
-        except ImportError as error:
-            raise ConfigError(f"{error}: certificates are made with the extra: pip install 'outrider[certs]'") from None
-        written = write_certificates(folder, host or [], datetime.now(UTC))
-        for place in written:
-            typer.echo(place)
-        note_console().print(f"users trust them by {folder / 'ca.pem'}: --tls-ca, or SSL_CERT_FILE", markup=False)

@@ -89,17 +89,22 @@ def _is_of(requirement: Requirement, extra: str) -> bool:
 
 
 def _libraries(wanted: list[Requirement], extra: str) -> Finding:
-    check, group = (f"extra {extra}", f"[{extra}]") if extra else ("libraries", "")
-    missing, old, there = list[str](), list[str](), list[str]()
+    check = f"extra {extra}" if extra else "libraries"
+    missing, old, there, lacking = list[str](), list[str](), list[str](), list[str]()
     for each in wanted:
         try:
             version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
             missing.append(each.name)
+            lacking.append(f"'{each.name}{each.specifier}'")
             continue
         is_fit = each.specifier.contains(version, prereleases=True)
-        (there if is_fit else old).append(f"{each.name} {version}" + ("" if is_fit else f" (needs {each.specifier})"))
-    remedy = f"pip install --upgrade 'outrider{group}'"
+        if is_fit:
+            there.append(f"{each.name} {version}")
+        else:
+            old.append(f"{each.name} {version} (needs {each.specifier})")
+            lacking.append(f"'{each.name}{each.specifier}'")
+    remedy = f"pip install {' '.join(lacking)}"
     if old:
         return Finding(check, "problem", ", ".join(old), remedy)
     if missing:
@@ -165,7 +170,7 @@ def proxies() -> Finding:
     found = next((f"{name}={os.environ[name]}" for name in named if os.environ.get(name)), None)
     if found is None:
         return Finding("proxy", "ok", "none")
-    excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    excepted = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
     if urllib.request.proxy_bypass_environment(LOOPBACK, {"no": excepted}):  # type: ignore[attr-defined]
         return Finding("proxy", "ok", f"{found}, not for {LOOPBACK}")
     remedy = f"export no_proxy={','.join(filter(None, (excepted, LOOPBACK, 'localhost')))}"

@@ -8,7 +8,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.alpha import alpha
-from outrider.cli.authority import certs
+from outrider.cli.certs import certs
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -13,7 +14,9 @@ import typer
 from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
+from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
+from outrider.wire.settings.system import TABLE_DRAFTERS
 
 Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
 MaxTokens = Annotated[int, typer.Option(help="Largest number of output tokens.")]
@@ -21,6 +24,9 @@ TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of token
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the best one's probability.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
+
+
+_OF_TEXT = tuple(each.label for each in OF_A_TEXT)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -171,6 +177,15 @@ def _schema_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--json-schema") from None
+
+
+def completed_draft(incomplete: str) -> list[str]:
+    """Return the drafters without a model that begin so, and folders that do.
+
+    Nothing where no drafter does: the shell then completes folders by itself, and better.
+    """
+    drafters = [name if name not in _OF_TEXT else f"{name}:" for name in TABLE_DRAFTERS if name.startswith(incomplete)]
+    return drafters and [*drafters, *(f"{each}/" for each in sorted(Path().glob(f"{glob.escape(incomplete)}*/")))]
 
 
 def draft_tokens(text: str) -> DraftTokens:

@@ -33,7 +33,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         help="Folder or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
-        "unigram:TEXTFILE or bigram:TEXTFILE."
+        "unigram:TEXTFILE or bigram:TEXTFILE.",
+        autocompletion=opt.completed_draft,
     ),
 ]
 NoDraft = Annotated[
