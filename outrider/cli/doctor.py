@@ -56,7 +56,7 @@ def doctor(
             found.append(finding)
             show(answer_console(), finding)
         counts = {state: sum(each.state == state for each in found) for state in STYLES}
-        answer_console().print(f"\n{counts['problem']} problems, {counts['warning']} warnings, {counts['ok']} ok")
+        answer_console().print(f"\nproblems: {counts['problem']}, warnings: {counts['warning']}, ok: {counts['ok']}")
         if counts["problem"]:
             raise typer.Exit(EXIT_FAILED)
 

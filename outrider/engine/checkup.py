@@ -44,6 +44,8 @@ from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.model_id import local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 
+GPU_DEVICE = Path("/dev/nvidiactl")
+"""Where a driver is loaded."""
 Find = tuple[Literal["ok", "warning", "problem"], str, str]
 """State, what was found, and what to do about it."""
 
@@ -110,7 +112,7 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
 
 def gpu() -> Find:
     """Whether torch reaches the GPUs that the machine has."""
-    has_device = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+    has_device = GPU_DEVICE.exists() or shutil.which("nvidia-smi") is not None
     with warnings.catch_warnings(record=True) as said:  # a driver that is too old is told in one
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,279 @@
+"""`outrider doctor`: each check with its trouble planted, the remedy beside it, and the sentences of the loaders."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import warnings
+from collections import namedtuple
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MambaConfig
+from typer.testing import CliRunner
+
+from outrider.cli import doctor, machine
+from outrider.cli.machine import Finding
+from outrider.cli.main import app
+from outrider.engine import checkup
+from outrider.engine.checkup import Task
+from outrider.wire.errors import ConfigError
+from tests.other_tokenizers import byte_level
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT, REPO
+from tests.tiny_models import tiny_llama
+
+NO_PROXY = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
+Usage = namedtuple("Usage", "total used free")
+
+
+def text_of(found: Finding | list[Finding], state: str) -> str:
+    """All of one finding, which must be in that state."""
+    findings = found if isinstance(found, list) else [found]
+    one = next(each for each in findings if each.state == state)
+    return f"{one.check}: {one.found} -> {one.remedy}"
+
+
+def pair(*drafts: str, target: str = DEMO_TARGET, dtype: str = "auto") -> dict[str, tuple[str, str, str]]:
+    """What is found of a target and drafts, by check."""
+    return dict(checkup.findings(Task(target, list(drafts), "cpu", dtype)))
+
+
+class Installed:
+    """Stands in for importlib.metadata: what the package asks for, and which versions there are."""
+
+    def __init__(self, wanted: list[str], python: str = ">=3.11") -> None:
+        self.requires = lambda package: wanted
+        self.metadata = lambda package: {"Requires-Python": python}
+        self.version = metadata.version
+        self.PackageNotFoundError = metadata.PackageNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "found"),
+    [
+        (["rich>=9999"], "problem", "libraries: rich {} (needs >=9999) -> pip install 'rich>=9999'"),
+        (['no-such-library>=2; extra == "engine"'], "problem", "extra engine: without no-such-library: no worker runs"),
+        (['no-such-library>=2; extra == "ray"'], "warning", "extra ray: without no-such-library: `outrider up` needs"),
+        (['no-such-library>=2; sys_platform == "win32"'], "ok", "Python: Python 3"),
+    ],
+)
+def test_a_library_that_is_missing_or_old(
+    monkeypatch: pytest.MonkeyPatch, wanted: list[str], state: str, found: str
+) -> None:
+    monkeypatch.setattr(machine, "metadata", Installed(wanted))
+    findings = list(machine.versions())
+    assert text_of(findings, state).startswith(found.format(metadata.version("rich")))
+    assert sum(each.state != "ok" for each in findings) == (state != "ok")
+
+
+def test_another_python_and_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not installed" in text_of(list(machine.versions("no-such-package")), "warning")
+    monkeypatch.setattr(machine, "metadata", Installed([], ">=3.99"))
+    assert text_of(list(machine.versions()), "problem").endswith("-> needs >=3.99")
+
+
+def test_a_variable_that_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_GATEWAY_PROT", "1")
+    assert "OUTRIDER_GATEWAY_PROT is no setting of the gateway; did you mean" in text_of(machine.settings(), "problem")
+
+
+def test_cores_that_are_shared_or_rationed(tmp_path: Path) -> None:
+    four = frozenset(range(4))
+    assert text_of(machine.cores(four, 1, tmp_path), "ok") == "cores: 4: the target gets 3, a draft 1 -> "
+    assert "--no-draft --drafter ngram" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert "the container may use 2.5 at a time" in text_of(machine.cores(four, 1, tmp_path), "warning")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert "may use 0.5 at a time -> give the container 4 CPUs" in text_of(machine.cores(four, 1, tmp_path), "warning")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert machine.cores(four, 1, tmp_path).state == "ok"
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = list(machine.ports("127.0.0.1", {"--port": port, "--grpc-port": 0}))
+    assert f"port {port}: cannot listen on 127.0.0.1:{port}: Address already in use" in text_of(found, "problem")
+    assert "end what listens there, or say --port PORT" in text_of(found, "problem")
+    assert sum(each.state == "ok" for each in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "state", "found"),
+    [
+        ({}, "ok", "none"),
+        ({"http_proxy": "http://proxy:3128"}, "problem", "http_proxy=http://proxy:3128: gRPC would look for"),
+        ({"https_proxy": "http://proxy", "no_proxy": "example.com"}, "problem", "no_proxy=example.com,127.0.0.1,local"),
+        ({"http_proxy": "http://proxy", "no_proxy": "localhost,127.0.0.1"}, "ok", "not for 127.0.0.1"),
+    ],
+)
+def test_a_proxy_before_this_machine(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, found: str
+) -> None:
+    for name in NO_PROXY:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert found in text_of(machine.proxies(), state)
+
+
+def test_too_few_files_too_little_shared_memory_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "100, and a full gateway needs about 576 -> ulimit -Hn" in text_of(machine.open_files(100), "warning")
+    assert machine.open_files(-1).state == machine.open_files(4096).state == "ok"
+    assert "missing -> mount a tmpfs" in text_of(machine.shared_memory(tmp_path / "none"), "warning")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "not" / "yet"))
+    assert str(tmp_path) in text_of(machine.disk(tmp_path), "ok")
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: Usage(0, 0, 64 << 20))
+    assert "64 MiB free, and Ray wants 100 -> docker run --shm-size" in text_of(
+        machine.shared_memory(tmp_path), "warning"
+    )
+    assert f"0.1 GiB free at {tmp_path} -> make room" in text_of(machine.disk(tmp_path), "warning")
+
+
+def test_a_gpu_that_torch_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old() -> bool:
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old (found 11040).", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", too_old)
+    monkeypatch.setattr(checkup.shutil, "which", lambda name: None)
+    monkeypatch.setattr(checkup, "GPU_DEVICE", Path("/no/such/device"))
+    assert checkup.gpu() == ("ok", "none; workers run on the CPU", "")
+    monkeypatch.setattr(checkup.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    state, found, remedy = checkup.gpu()
+    assert state == "problem" and "was built for CPUs" in found and "--index-url" in remedy
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    state, found, remedy = checkup.gpu()
+    assert state == "problem" and "driver on your system is too old" in found and "for CUDA 12.8" in remedy
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    state, found, _ = checkup.native()
+    assert state == "ok" and f"compiles it at the first start, half a minute, into {tmp_path}" in found
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    state, found, remedy = checkup.native()
+    assert state == "warning" and "no C++ compiler: no-such-compiler not found" in found and "slowly" in remedy
+
+
+def test_pairs_that_work_and_how() -> None:
+    found = pair(DEMO_DRAFT, OTHER_DRAFT, str(REPO / "models/demo/eagle3"), str(REPO / "models/demo/medusa"))
+    assert {state for state, _, _ in found.values()} == {"ok"}
+    assert found[f"draft {DEMO_DRAFT}"][1].endswith("; the target's tokens")
+    assert "works by translation: 1787 of the smaller vocabulary's 2044 tokens" in found[f"draft {OTHER_DRAFT}"][1]
+    assert "a head (eagle3) that fits the target" in found[f"draft {REPO / 'models/demo/eagle3'}"][1]
+    assert "LlamaForCausalLM, context 2048, vocabulary 4096, weights 42.0 MiB" in found["target"][1]
+    assert "weights 21.0 MiB" in pair(dtype="bfloat16")["target"][1]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drafts that cannot serve the demo target, by name."""
+    root = tmp_path_factory.mktemp("drafts")
+    tiny_llama(root / "nothing_shared")
+    tokenizer = json.loads(byte_level(300).to_str())
+    for entry in ("vocab", "merges"):
+        tokenizer["model"][entry] = {"☃": 0} if entry == "vocab" else []
+    tokenizer["added_tokens"] = []
+    (root / "nothing_shared" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tiny_llama(root / "short", context=64)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (root / "short" / file).write_bytes((Path(DEMO_TARGET) / file).read_bytes())
+    config = json.loads((root / "short" / "config.json").read_text())
+    (root / "short" / "config.json").write_text(json.dumps({**config, "vocab_size": 4096}))
+    tiny_llama(root / "stateful")
+    MambaConfig(vocab_size=320, architectures=["MambaForCausalLM"]).save_pretrained(root / "stateful")
+    (root / "hydra").mkdir()
+    (root / "hydra" / "config.json").write_text('{"hydra_num_heads": 3}')
+    (root / "empty").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("draft", "state", "found"),
+    [
+        ("nothing_shared", "problem", "use two models of one tokenizer"),
+        ("short", "warning", "no drafts past token 64, and answers may have 2048"),
+        ("stateful", "problem", "MambaForCausalLM keeps a running state that cannot be rolled back"),
+        ("hydra", "problem", "holds Hydra heads, which is not served; served are EAGLE-3"),
+        ("empty", "problem", "empty has no config.json"),
+    ],
+)
+def test_drafts_that_cannot_serve_a_target(folders: Path, draft: str, state: str, found: str) -> None:
+    name = str(folders / draft)
+    said = pair(name)[f"draft {name}"]
+    assert said[0] == state and found in said[1]
+
+
+def test_an_encoder_a_head_of_another_target_and_the_target_itself(folders: Path) -> None:
+    translation, head = str(REPO / "models/translation/draft"), str(REPO / "models/demo/eagle3")
+    found = pair(translation, DEMO_TARGET)
+    assert "does not fit target" in found[f"draft {translation}"][1]
+    assert found[f"draft {DEMO_TARGET}"][:2] == ("warning", "the draft is the target itself: nothing gets faster")
+    other = pair(head, target=str(folders / "short"))[f"draft {head}"]
+    assert other[0] == "problem" and "eagle3" in other[1], other
+    assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {"GPU", "C++ forward", "target"}
+
+
+@pytest.mark.parametrize(("free", "state"), [(1 << 20, "problem"), (50 << 20, "warning"), (1 << 30, "ok")])
+def test_memory_that_a_pair_has_no_room_in(monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
+    monkeypatch.setattr(checkup.memory, "free_memory_bytes", lambda device: free)
+    said = pair(DEMO_DRAFT)["memory"]
+    assert said[0] == state and "45.5 MiB of weights, 14.0 MiB for a full context of each model" in said[1]
+
+
+def in_process(module: str, task: dict[str, Any], what: str, grace_s: float) -> Iterator[dict[str, Any]]:
+    """What `events_of` does, in this process, which has torch already."""
+    assert module == checkup.__name__
+    before = sys.stdin, sys.stdout
+    sys.stdin, sys.stdout = io.StringIO(json.dumps(task) + "\n"), io.StringIO()
+    try:
+        assert checkup.main() == 0
+        lines = sys.stdout.getvalue().splitlines()
+    finally:
+        sys.stdin, sys.stdout = before
+    yield from map(json.loads, lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "lines"),
+    [
+        ((), 0, ("ok       draft ", "problems: 0, warnings: ")),
+        (
+            ("--target", DEMO_TARGET, "--draft", str(REPO / "models/translation/draft"), "--draft", "ngram"),
+            1,
+            ("problem  draft ", "problems: 1, warnings: "),
+        ),
+    ],
+)
+def test_the_command_prints_a_line_for_each_and_fails_where_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], code: int, lines: tuple[str, ...]
+) -> None:
+    for name in NO_PROXY:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "events_of", in_process)
+    made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0", *args])
+    assert made.exit_code == code, made.output
+    for line in (*lines, "ok       port 0: ", "ok       Python: Python 3"):
+        assert any(each.startswith(line) for each in made.stdout.splitlines()), made.stdout
+
+
+def test_without_torch_the_rest_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **named: Any) -> Iterator[dict[str, Any]]:
+        raise ConfigError("the check of the pair gave no result: No module named 'torch'")
+        yield
+
+    monkeypatch.setattr(doctor, "events_of", fails)
+    made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
+    assert made.exit_code == 1 and "problem  torch: the check of the pair gave no result" in made.stdout
+    made = CliRunner().invoke(app, ["doctor", "--draft", DEMO_DRAFT])
+    assert made.exit_code == 1 and "there is no target; say --target MODEL" in made.stderr
