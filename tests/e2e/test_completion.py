@@ -38,7 +38,6 @@ def test_tab_completes_commands_options_drafters_and_folders(environment: dict[s
             ("outrider up --drafte", "outrider up --drafter "),
             ("outrider up --drafter unig", "outrider up --drafter unigram "),
             ("outrider up --draft look", "outrider up --draft lookup "),
-            ("outrider up --draft mod", "outrider up --draft models/target/"),
             ("outrider doctor --target mod", "outrider doctor --target models/target/"),
         ):
             shown.press(f"{typed}\t{'tar' + chr(9) if completed.endswith('/') else ''}")
