@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated, Any
@@ -68,14 +69,13 @@ def _findings(task: dict[str, Any], host: str, port: int, grpc_port: int) -> Ite
         yield finding
     if not has_engine:
         return  # torch is what reads the rest
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
+    made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
     try:
-        with (
-            telling(note_console(), "importing torch"),
-            closing(events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0)) as events,
-        ):
+        with telling(note_console(), "importing torch"), closing(made) as events:
             yield from (Finding(**{name: event[name] for name in Finding.__slots__}) for event in events)
     except OutriderError as error:
-        yield Finding("torch", "problem", error.message, "pip install --upgrade 'outrider[engine]'")
+        yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")
 
 
 def show(console: Console, finding: Finding) -> None:

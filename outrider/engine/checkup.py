@@ -95,7 +95,7 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
     try:
         target = read_model(task.target, task)
     except ConfigError as error:
-        yield "target", ("problem", error.message, "")
+        yield "target", _refused(error, task.target)
         return
     found.append(target)
     yield "target", ("ok", str(target), "")
@@ -103,11 +103,19 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         try:
             model, find = check_draft(draft, target, task)
         except ConfigError as error:
-            yield f"draft {draft}", ("problem", error.message, "")
+            yield f"draft {draft}", _refused(error, draft)
             continue
         found += [] if model is None else [model]
         yield f"draft {draft}", find
     yield "memory", room(found, task.device)
+
+
+def _refused(error: ConfigError, model: str) -> Find:
+    try:
+        is_hub_id = local_folder(model) is None
+    except ConfigError:
+        is_hub_id = False
+    return "problem", error.message, f"a hub id is read once it is here: outrider pull {model}" if is_hub_id else ""
 
 
 def gpu() -> Find:

@@ -214,13 +214,18 @@ def test_drafts_that_cannot_serve_a_target(folders: Path, draft: str, state: str
     assert said[0] == state and found in said[1]
 
 
-def test_an_encoder_a_head_of_another_target_and_the_target_itself(folders: Path) -> None:
+def test_an_encoder_a_head_of_another_target_and_the_target_itself(
+    monkeypatch: pytest.MonkeyPatch, folders: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     translation, head = str(REPO / "models/translation/draft"), str(REPO / "models/demo/eagle3")
     found = pair(translation, DEMO_TARGET)
     assert "does not fit target" in found[f"draft {translation}"][1]
     assert found[f"draft {DEMO_TARGET}"][:2] == ("warning", "the draft is the target itself: nothing gets faster")
     other = pair(head, target=str(folders / "short"))[f"draft {head}"]
     assert other[0] == "problem" and "eagle3" in other[1], other
+    state, said, remedy = pair(target="no-such-owner/no-such-model")["target"]
+    assert state == "problem" and "cannot read the configuration" in said and "outrider pull no-such-owner/" in remedy
     assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {"GPU", "C++ forward", "target"}
 
 
@@ -231,9 +236,9 @@ def test_memory_that_a_pair_has_no_room_in(monkeypatch: pytest.MonkeyPatch, free
     assert said[0] == state and "45.5 MiB of weights, 14.0 MiB for a full context of each model" in said[1]
 
 
-def in_process(module: str, task: dict[str, Any], what: str, grace_s: float) -> Iterator[dict[str, Any]]:
+def in_process(module: str, task: dict[str, Any], env: dict[str, str], **rest: Any) -> Iterator[dict[str, Any]]:
     """What `events_of` does, in this process, which has torch already."""
-    assert module == checkup.__name__
+    assert module == checkup.__name__ and env["HF_HUB_OFFLINE"] == "1" and "PATH" in env
     before = sys.stdin, sys.stdout
     sys.stdin, sys.stdout = io.StringIO(json.dumps(task) + "\n"), io.StringIO()
     try:
