@@ -236,7 +236,7 @@ def test_memory_that_a_pair_has_no_room_in(monkeypatch: pytest.MonkeyPatch, free
     assert said[0] == state and "45.5 MiB of weights, 14.0 MiB for a full context of each model" in said[1]
 
 
-def in_process(module: str, task: dict[str, Any], env: dict[str, str], **rest: Any) -> Iterator[dict[str, Any]]:
+def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], **__: Any) -> Iterator[dict[str, Any]]:
     """What `events_of` does, in this process, which has torch already."""
     assert module == checkup.__name__ and env["HF_HUB_OFFLINE"] == "1" and "PATH" in env
     before = sys.stdin, sys.stdout
