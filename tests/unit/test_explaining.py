@@ -17,6 +17,7 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.sampling import distributions
 from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.wire.kinds import Drafter, DraftTokenKind
 from target_service.decide import decide
 from target_service.decide_on_device import Decided, decide_on_device
@@ -31,18 +32,17 @@ from tests.unit.test_tree_decision import make, parents_of
 
 def delivered(r: Ready) -> Ready:
     """The same with what a draft says of its nodes, as it came."""
-    is_drawn = not r.slot.params.determined
+    kind = NodeKind.GUESS if r.slot.params.determined else NodeKind.LAW
     tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
     drafts = {
-        node: ParkedNode(token_id, tree.children(tree.parents[node]).index(node), NodeKind.LAW if is_drawn else NodeKind.GUESS)
+        node: ParkedNode(token_id, tree.children(tree.parents[node]).index(node), kind)
         for node, token_id in enumerate(tree.ids)
     }
-    parked: Any = Parked()
+    parked = Parked()
     for node, draft in drafts.items():
         above = parked.root if tree.parents[node] < 0 else drafts[tree.parents[node]]
         above.children[draft.token_id] = draft
-    whose: Any = dataclasses.make_dataclass("Whose", ["parked"], bases=(Delivered,), init=False)()
-    whose.parked = parked
+    whose = Delivered(1, SlotShares(RankShares()), True, parked)
     ranks = {node: draft.rank for node, draft in drafts.items()}
     return dataclasses.replace(r, drafter=Drafter.MODEL, sources=[Source(whose, ranks, drafts)] if drafts else ())
 
