@@ -95,7 +95,7 @@ async def test_rounds_say_what_they_verified_to_who_asks_alone(stack: Stack, rul
         kept = [token["id"] for token in draft if token["accepted"]]
         assert len(kept) == round_["num_accepted"] and [token["id"] for token in tokens][: len(kept)] == kept
         assert round_["drafter"] == ("model" if draft else None)
-        assert {token["kind"] for token in draft} <= {kind} and (timings["draft_us"] is None) is not draft
+        assert {token["kind"] for token in draft} <= {kind} and (timings["draft_us"] is None) is (not draft)
         parts = sum(timings[name] for name in ("hold_us", "queue_us", "forward_us", "accept_us", "other_us"))
         assert timings["forward_us"] > 0 and parts >= timings["total_us"]
         if rejection is not None:
