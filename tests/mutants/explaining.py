@@ -4,9 +4,7 @@ from tests.mutants import Mutant
 
 TOLD, VERIFIER = "target_service/explaining.py", "target_service/verifier.py"
 LAWS = ("tests/unit/test_explaining.py",)
-SERVED = (
-    "tests/service/test_target_service.py::test_an_explanation_changes_nothing_and_comes_to_those_who_ask",
-)
+SERVED = ("tests/service/test_target_service.py::test_an_explanation_changes_nothing_and_comes_to_those_who_ask",)
 
 EXPLAINING = (
     Mutant(

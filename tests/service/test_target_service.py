@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.sampling.tree_acceptance import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL, AcceptanceRule
@@ -180,8 +181,10 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
             for name in ("token_ids", "kinds", "num_drafted", "num_accepted", "drafter", "finish_reason"):
                 assert getattr(plain, name) == getattr(told, name)
             found = told.explanation
-            assert [token.id for token in found.draft] == drafts and found.draft_us == 70
-            assert [token.parent for token in found.draft] == parents
+            paths = DraftTree.checked([each.id for each in found.draft], [each.parent for each in found.draft])
+            sent = DraftTree.checked(drafts, parents)
+            assert {paths.prefix(node) for node in range(len(drafts))} == {*map(sent.prefix, range(len(drafts)))}
+            assert found.draft_us == 70
             kind = pb.DRAFT_TOKEN_KIND_DRAWN if drawn else pb.DRAFT_TOKEN_KIND_GUESS
             assert {token.kind for token in found.draft} == {kind}
             kept = [token.id for token in found.draft if token.accepted]
