@@ -214,12 +214,12 @@ def _lengths() -> list[Case]:
 
 def _cases() -> list[Case]:
     full = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.FULL)
-    topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
+    topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK, explain=True)
     auto = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.AUTO)
     tree = Speculation(tree="3x2x1", draft_logprobs=DraftLogprobs.FULL)
-    best_tree = Speculation(tree="best:6x3", draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
+    best_tree = replace(topk, num_draft_tokens=None, tree="best:6x3")
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
-    coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED)
+    coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED, explain=True)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
     unions = {name: replace(full, drafter=Drafter(name)) for name in UNDER_UNIONS}
     both = replace(full, drafter=Drafter.MODEL_AND_MODEL)
