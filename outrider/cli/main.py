@@ -13,6 +13,7 @@ from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
+from outrider.cli.pull import pull
 from outrider.cli.scale import scale
 from outrider.cli.train_head import train_head
 from outrider.cli.tune import tune
@@ -28,6 +29,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(pull)
 app.command()(scale)
 app.command()(alpha)
 app.command()(tune)

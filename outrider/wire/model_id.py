@@ -1,4 +1,4 @@
-"""Read the setting `model`: a folder here, or a model on a hub."""
+"""Read the setting `model`: a folder here, or a model on a hub; and the names of the files with its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 
 from outrider.wire.errors import ConfigError
 
+INDEX = "model.safetensors.index.json"
+"""Says which file holds each tensor, where there are several."""
+SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
+"""Files with all tensors; the first that is there is read."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
