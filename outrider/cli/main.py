@@ -9,6 +9,7 @@ import typer
 from outrider import __version__
 from outrider.cli.alpha import alpha
 from outrider.cli.authority import certs
+from outrider.cli.bench import bench
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
@@ -31,6 +32,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(pull)
 app.command()(scale)
+app.command()(bench)
 app.command()(alpha)
 app.command()(tune)
 app.command()(train_head)
