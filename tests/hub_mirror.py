@@ -1,4 +1,4 @@
-"""A mirror of a model hub on this machine: the interface as huggingface_hub asks it, and a count of what it gave out."""
+"""A mirror of a model hub on this machine: its interface as huggingface_hub asks it, with a count of what it sent."""
 
 from __future__ import annotations
 

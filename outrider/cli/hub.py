@@ -318,8 +318,8 @@ def _errors_of(model: str, revision: str) -> Iterator[None]:
         raise Unavailable(f"{hub} answered {status} when asked for {model}: {remedy}") from None
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # of the library that it has for HTTP
         raise Unavailable(
-            f"{hub} is out of reach ({type(error).__name__}: {error}): check the network and HF_ENDPOINT; what is there "
-            "of a file stays; --offline looks for what was fetched before"
+            f"{hub} is out of reach ({type(error).__name__}: {error}): check the network and HF_ENDPOINT; what is "
+            "there of a file stays; --offline looks for what was fetched before"
         ) from None
     except OSError as error:
         raise OutriderError(f"{model} cannot be fetched: {error}") from None

@@ -47,7 +47,8 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
         elif rung.gain.pays is None:
             yield f"{rung.concurrency} at once: no difference beyond noise, {times}{drafts}"
         else:
-            yield f"{rung.concurrency} at once: speculation {'pays' if rung.gain.pays else 'does not pay'}, {times}{drafts}"
+            verdict = "pays" if rung.gain.pays else "does not pay"
+            yield f"{rung.concurrency} at once: speculation {verdict}, {times}{drafts}"
     faults = faults_of(rungs)
     for fault, count in faults.most_common(_MOST_FAULTS):
         yield f"{count} failed: {fault}"
