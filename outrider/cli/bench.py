@@ -30,6 +30,7 @@ from outrider.cli.machine import machine
 from outrider.cli.progress import StageProgress
 from outrider.cli.tuning.picture import check_can_draw
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import short_name
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 
 LADDER = (1, 2, 4, 8, 16)
@@ -60,9 +61,9 @@ Prompts = Annotated[
 @opt.grouped
 def bench(
     *,
-    server: Annotated[
-        str, typer.Option(help="host:port or URL of a running gateway's HTTP interface, or any OpenAI server's.")
-    ] = "127.0.0.1:8000",
+    gateway: Annotated[
+        str, typer.Option(help="URL of a gateway's HTTP server, or of any server with OpenAI's interface.")
+    ] = "http://127.0.0.1:8000",
     concurrency: Concurrency = None,
     requests: Requests = None,
     seconds: Seconds = None,
@@ -95,7 +96,7 @@ def bench(
         if json_file is not None and not json_file.absolute().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
         load = Load(
-            url_of(server, connection),
+            url_of(gateway, connection),
             prompts_of(prompts),
             max_tokens,
             temperatures=(temperature,),
@@ -145,7 +146,7 @@ def _why_one_arm(model: Mapping[str, Any]) -> str:
 
 def _named(model: Mapping[str, Any]) -> str:
     draft = model.get("draft")
-    return f"{model['id']}, drafted for by {draft}" if draft else str(model["id"])
+    return short_name(model["id"]) + (f", drafted for by {short_name(draft)}" if draft else "")
 
 
 def _facts(load: Load) -> dict[str, Any]:

@@ -24,3 +24,8 @@ def local_folder(model: str) -> Path | None:
     if not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise ConfigError(f"model is {model!r}, and there is no such folder", param="model")
     return None
+
+
+def short_name(model: str) -> str:
+    """Return a folder's own name, or a hub id as it is."""
+    return Path(model).name if Path(model).is_absolute() else model

@@ -12,7 +12,7 @@ from tests.stack import Stack
 def test_a_running_pair_is_measured_with_and_without(stack: Stack, tmp_path: Path) -> None:
     out, png = tmp_path / "out.json", tmp_path / "plot.png"
     ladder = ("--concurrency", "1", "--concurrency", "2", "--requests", "10", "--max-tokens", "8")
-    args = ("--server", stack.http, *ladder, "--json", str(out), "--png", str(png))
+    args = ("--gateway", stack.http, *ladder, "--json", str(out), "--png", str(png))
     with OnTerminal("bench", *args) as command:
         assert command.wait() == 0, command.text
     text = command.text

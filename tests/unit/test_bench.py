@@ -92,9 +92,9 @@ def benched(*args: str) -> Result:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--server", "127.0.0.1:1"), ("no answer from http://127.0.0.1:1", "outrider up", "--server")),
-        (("--server", "ftp://a"), ("ftp://a", "http or https")),
-        (("--server", "http://a", "--tls"), ("http://a", "https://")),
+        (("--gateway", "http://127.0.0.1:1"), ("no answer from http://127.0.0.1:1", "outrider up", "--gateway")),
+        (("--gateway", "ftp://a"), ("ftp://a", "must be a URL")),
+        (("--gateway", "http://a", "--tls"), ("http://a", "https://")),
         (("--concurrency", "0"), ("--concurrency is 0", "at least 1")),
         (("--requests", "0"), ("--requests is 0",)),
         (("--seconds", "-1"), ("--seconds is -1",)),
@@ -155,7 +155,7 @@ def test_another_server_is_asked_only_what_openai_has(tmp_path: Path) -> None:
     models = {"data": [{"id": "m", "owned_by": "somebody"}]}
     with another_server(200, models) as (url, bodies):
         args = ("--prompts", str(prompts), "--concurrency", "2", "--requests", "6", "--json", str(out))
-        made = benched("--server", f"{url}/v1", *args)
+        made = benched("--gateway", f"{url}/v1", *args)
     assert made.exit_code == 0, made.stderr
     assert "m is measured as it is" in made.stderr and "2 at once: 6 of 6, 6 requests" in made.stderr
     plain = {"prompt", "max_tokens", "temperature", "seed", "stream", "stream_options", "model"}
@@ -170,7 +170,7 @@ def test_another_server_is_asked_only_what_openai_has(tmp_path: Path) -> None:
 
 def test_failures_are_counted_and_told() -> None:
     with another_server(500, {"data": [{"id": "m", "drafters": ["model"], "owned_by": "outrider"}]}) as (url, _):
-        made = benched("--server", url, "--concurrency", "1", "--requests", "2")
+        made = benched("--gateway", url, "--concurrency", "1", "--requests", "2")
     assert made.exit_code == 1
     assert "4 failed: 500: b'out of order'" in made.stdout
 
@@ -185,7 +185,7 @@ def test_failures_are_counted_and_told() -> None:
 )
 def test_no_model_to_ask(models: object, words: tuple[str, ...]) -> None:
     with another_server(200, models) as (url, _):
-        made = benched("--server", url)
+        made = benched("--gateway", url)
     assert made.exit_code == 1 and url in made.stderr
     for word in words:
         assert word in made.stderr

@@ -21,10 +21,9 @@ SMALL = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "chat_template.jin
 SHARDS = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 200_000 for i in (1, 2)}
 INDEX = json.dumps({"weight_map": {f"layer.{i}": name for i, name in enumerate(SHARDS)}}).encode()
 NEEDED = {**SMALL, **SHARDS, "model.safetensors.index.json": INDEX}
-OTHER_FORMS = {
-    name: b"the same again"
-    for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf", "onnx/model.onnx", "README.md")
-}
+OTHER_FORMS = dict.fromkeys(
+    ("pytorch_model.bin", "consolidated.safetensors", "model.gguf", "onnx/model.onnx", "README.md"), b"the same again"
+)
 
 
 @pytest.fixture

@@ -88,6 +88,6 @@ class _Told:
         self._tell(self._total)
 
     def _tell(self, done: int) -> None:
-        unit = "" if self._by_requests else "seconds, "
+        unit = "" if self._by_requests else "seconds gone, "
         failed = f", {self._num_failed} failed" if self._num_failed else ""
         self._progress.tell(self._stage, f"{unit}{self._num_asked} requests{failed}", done, self._total)

@@ -12,14 +12,17 @@ from rich.table import Table
 from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures, faults_of
 from outrider.cli.benching.plot import bars, trade
 
+_MOST_COLUMNS = 200
+"""Width of a table whose figures are cut on no terminal."""
 _MOST_FAULTS = 5
 """Kinds of failure that are told; the JSON file has all."""
 
 
 def show(rungs: Sequence[RungFigures], console: Console) -> None:
     """Print tables, plots and what follows from them."""
-    console.print(_throughput(rungs))
-    console.print(_latency(rungs))
+    for table in (_throughput(rungs), _latency(rungs)):
+        needed = console.measure(table, options=console.options.update(max_width=_MOST_COLUMNS)).maximum
+        console.print(table, width=max(console.width, needed), crop=False)
     console.print("\ntokens/s by requests at once", style="bold")
     for line in bars(rungs):
         console.print(line, markup=False)
@@ -42,7 +45,7 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
         if rung.gain.interval is None:
             yield (
                 f"{rung.concurrency} at once: {times}{drafts}; {rung.num_turns} turns are too few for an interval, "
-                f"{LEAST_TURNS} are not: give it more --seconds or --requests"
+                f"{LEAST_TURNS} are enough: give it more --seconds or --requests"
             )
         elif rung.gain.pays is None:
             yield f"{rung.concurrency} at once: no difference beyond noise, {times}{drafts}"

@@ -19,14 +19,12 @@ _SCHEMES = ("http://", "https://")
 
 
 def url_of(server: str, connection: opt.CallOptions) -> str:
-    """Return the base URL of host:port or of a URL, with or without /v1. Raises ConfigError."""
+    """Return the base URL, given with or without /v1. Raises ConfigError."""
     wants_tls = credentials_of(connection.options) is not None
-    if "://" not in server:
-        server = f"{'https' if wants_tls else 'http'}://{server}"
     if not server.startswith(_SCHEMES):
-        raise ConfigError(f"--server is {server}, must be host:port or a URL with http or https")
+        raise ConfigError(f"--gateway is {server}, must be a URL such as http://127.0.0.1:8000")
     if wants_tls and not server.startswith("https://"):
-        raise ConfigError(f"--server {server} and --tls contradict each other: say https://")
+        raise ConfigError(f"--gateway {server} and --tls contradict each other: say https://")
     return server.rstrip("/").removesuffix("/v1")
 
 
@@ -52,8 +50,8 @@ async def model_at(client: httpx.AsyncClient, wanted: str | None) -> Mapping[str
         reply = await client.get("/v1/models")
     except httpx.HTTPError as error:
         raise Unavailable(
-            f"no answer from {url} ({type(error).__name__}: {error}); start one with `outrider up`, or say --server "
-            "HOST:PORT of its HTTP interface"
+            f"no answer from {url} ({type(error).__name__}: {error}); start one with `outrider up`, or say --gateway "
+            "with the URL of its HTTP server"
         ) from None
     if reply.status_code in (401, 403):
         raise ConfigError(f"{url} wants an API key that it knows (status {reply.status_code}); set OUTRIDER_API_KEY")
