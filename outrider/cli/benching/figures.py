@@ -121,8 +121,8 @@ class Gain:
         dice, ratios = random.Random(0), []
         for _ in range(NUM_RESAMPLES):
             drawn = dice.choices(range(len(plain)), k=len(plain))
-            below = _tokens_per_s([plain[index] for index in drawn])
-            ratios.append(_tokens_per_s([speculative[index] for index in drawn]) / below if below else math.inf)
+            if below := _tokens_per_s([plain[index] for index in drawn]):
+                ratios.append(_tokens_per_s([speculative[index] for index in drawn]) / below)
         return cls(ratio, (quantile(ratios, 0.025), quantile(ratios, 0.975)))
 
     @property

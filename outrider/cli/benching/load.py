@@ -143,7 +143,10 @@ async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
         fault = f"{type(error).__name__}: {error}"
     ended_s = time.monotonic()
     if fault is None and status == 200:
-        usage, fault = _read(bytes(received), load)
+        try:
+            usage, fault = _read(bytes(received), load)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fault = f"its stream is none of completions: {type(error).__name__}: {error}"
     elif fault is None and status != 429:
         fault = f"{status}: {bytes(received[-200:])!r}"
     return Asked(sent_s, first_s if status == 200 else None, ended_s, status, retry_after, fault, usage)
@@ -163,5 +166,5 @@ def _read(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | No
         wanted = "length" if load.ignore_eos else "stop or length"
         return usage, f"finish reasons {[reason for reason in reasons if reason]}, should be one, {wanted}"
     if usage is None or (load.ignore_eos and usage["completion_tokens"] != load.max_tokens):
-        return usage, f"usage {usage}, should be {load.max_tokens} tokens"
+        return usage, f"usage {usage}, should be {load.max_tokens} tokens{'' if load.ignore_eos else ' or fewer'}"
     return usage, None
