@@ -314,7 +314,7 @@ def _errors_of(model: str, revision: str) -> Iterator[None]:
         raise ConfigError(f"{model} is no hub's id, such as owner/name: {error}") from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        remedy = f"{token} (it was refused)" if status in (401, 403) else "try again later"
+        remedy = f"{token}; where it is set, it was refused" if status in (401, 403) else "try again later"
         raise Unavailable(f"{hub} answered {status} when asked for {model}: {remedy}") from None
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # of the library that it has for HTTP
         raise Unavailable(

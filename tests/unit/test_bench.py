@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.benching.figures import ArmFigures, Gain, RungFigures, Turn, all_failed
 from outrider.cli.benching.load import Asked
 from outrider.cli.benching.plot import bars, trade
-from outrider.cli.benching.report import verdicts
+from outrider.cli.benching.report import show, verdicts
 from outrider.cli.main import app
 
 
@@ -80,6 +82,9 @@ def test_verdicts_and_plots_say_it_plainly() -> None:
     assert [line.count("█") for line in lines] == [60, 30, 30, 60, 60, 60]
     picture = "\n".join(trade(rungs))
     assert "●" not in picture and "◐" in picture  # here both arms have the same two points
+    shown = io.StringIO()
+    show(rungs, Console(file=shown, width=40))
+    assert "2.00 (2.00-2.00)" in shown.getvalue() and "…" not in shown.getvalue()
 
 
 # ---- the command

@@ -101,7 +101,7 @@ def test_a_disk_that_is_too_small_is_told_before(mirror: Mirror, monkeypatch: py
     ("status", "code", "words"),
     [
         (404, "RepoNotFound", (f"no {MODEL}", "HF_TOKEN")),
-        (401, "", (f"no {MODEL}", "HF_TOKEN")),
+        (401, "", ("401", MODEL, "HF_TOKEN")),
         (403, "GatedRepo", (MODEL, "let in", "HF_TOKEN")),
         (403, "", ("403", "HF_TOKEN")),
         (404, "RevisionNotFound", ("no revision main", "--revision")),

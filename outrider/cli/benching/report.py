@@ -13,16 +13,17 @@ from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures,
 from outrider.cli.benching.plot import bars, trade
 
 _MOST_COLUMNS = 200
-"""Width of a table whose figures are cut on no terminal."""
+"""Most characters that a line of a table may have."""
 _MOST_FAULTS = 5
 """Kinds of failure that are told; the JSON file has all."""
 
 
 def show(rungs: Sequence[RungFigures], console: Console) -> None:
-    """Print tables, plots and what follows from them."""
+    """Print tables, plots and what follows from them. A console that is too narrow is made wide enough."""
     for table in (_throughput(rungs), _latency(rungs)):
         needed = console.measure(table, options=console.options.update(max_width=_MOST_COLUMNS)).maximum
-        console.print(table, width=max(console.width, needed), crop=False)
+        console.width = max(console.width, needed)
+        console.print(table)
     console.print("\ntokens/s by requests at once", style="bold")
     for line in bars(rungs):
         console.print(line, markup=False)
