@@ -22,7 +22,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from outrider.cli.machine import machine as describe_machine
+from outrider.cli.benching.machine import machine as describe_machine
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"

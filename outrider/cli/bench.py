@@ -21,12 +21,12 @@ from outrider.cli import options as opt
 from outrider.cli.benching.figures import RungFigures, all_failed
 from outrider.cli.benching.ladder import Plan, climb
 from outrider.cli.benching.load import Load
+from outrider.cli.benching.machine import machine
 from outrider.cli.benching.plot import draw
 from outrider.cli.benching.prompts import prompts_of
 from outrider.cli.benching.report import show, to_json
 from outrider.cli.benching.server import TAKES_SALT, context_of, headers_of, model_at, url_of
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
-from outrider.cli.machine import machine
 from outrider.cli.progress import StageProgress
 from outrider.cli.tuning.picture import check_can_draw
 from outrider.wire.errors import ConfigError

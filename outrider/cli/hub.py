@@ -234,6 +234,7 @@ def _fetch_all(files: list[_File], told: Told) -> None:
         there[name] = num_bytes
         told(sum(there.values()), total)
 
+    told(sum(there.values()), total)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         fetched = [pool.submit(_fetch, file, tell) for file in files]
         try:
@@ -273,6 +274,7 @@ def _append(file: _File, stream: BinaryIO, tell: Callable[[str, int], None]) -> 
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
     while (begin := stream.tell()) < file.num_bytes:
+        tell(file.name, begin)
         headers = {**_headers(), "Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
         try:
             with get_session().stream(
@@ -285,7 +287,7 @@ def _append(file: _File, stream: BinaryIO, tell: Callable[[str, int], None]) -> 
                 for data in reply.iter_raw():
                     stream.write(data)
                     tell(file.name, stream.tell())
-        except errors.HTTPError:  # type: ignore[attr-defined]  # of the library that it has for HTTP
+        except errors.HTTPError:  # of the library that it has for HTTP
             if stream.tell() <= begin:
                 raise
         if stream.tell() <= begin:
@@ -316,7 +318,7 @@ def _errors_of(model: str, revision: str) -> Iterator[None]:
         status = error.response.status_code
         remedy = f"{token}; where it is set, it was refused" if status in (401, 403) else "try again later"
         raise Unavailable(f"{hub} answered {status} when asked for {model}: {remedy}") from None
-    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of the library that it has for HTTP
+    except errors.HTTPError as error:  # of the library that it has for HTTP
         raise Unavailable(
             f"{hub} is out of reach ({type(error).__name__}: {error}): check the network and HF_ENDPOINT; what is "
             "there of a file stays; --offline looks for what was fetched before"

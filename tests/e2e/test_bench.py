@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-from tests.pseudo_terminal import OnTerminal
+from tests.forked import REPO, clean_environment
 from tests.stack import Stack
+from tests.terminal import terminal
 
 
 def test_a_running_pair_is_measured_with_and_without(stack: Stack, tmp_path: Path) -> None:
     out, png = tmp_path / "out.json", tmp_path / "plot.png"
     ladder = ("--concurrency", "1", "--concurrency", "2", "--requests", "10", "--max-tokens", "8")
     args = ("--gateway", stack.http, *ladder, "--json", str(out), "--png", str(png))
-    with OnTerminal("bench", *args) as command:
-        assert command.wait() == 0, command.text
-    text = command.text
+    outrider = (sys.executable, "-m", "outrider.cli", "bench")
+    with terminal(*outrider, *args, env=clean_environment(), columns=100, rows=60, cwd=str(REPO)) as shown:
+        assert shown.wait(60) == 0, shown.text()
+        text = shown.text()
     assert "1 at once" in text and "20/20" in text  # the rung's progress
     for seen in ("Tokens/s", "ratio (95 %)", "Latency: p50 / p95 / p99", "without", "█", "●", "└─"):
         assert seen in text, text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import re
+import sys
 from pathlib import Path
 
+from tests.forked import REPO, clean_environment
 from tests.hub_mirror import mirroring
-from tests.pseudo_terminal import OnTerminal
 from tests.stack import DEMO_TARGET
+from tests.terminal import terminal
 
 WEIGHTS = "model.safetensors"
 FIRST = 9_000_000
@@ -18,22 +20,18 @@ ON_THE_WAY = 1_000_000
 def test_only_the_rest_is_fetched_after_a_kill_and_a_cut(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in Path(DEMO_TARGET).iterdir()}
     with mirroring("demo/target", files) as mirror:
-        env = {"HF_ENDPOINT": mirror.url, "HF_HOME": str(tmp_path)}
+        env = clean_environment() | {"HF_ENDPOINT": mirror.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        command = (sys.executable, "-m", "outrider.cli", "pull", "demo/target")
         mirror.hold_after[WEIGHTS] = FIRST
-        with OnTerminal("pull", "demo/target", env=env) as command:
-            assert mirror.held.wait(30), command.text
-            give_up = time.monotonic() + 10
-            while "9." not in command.text and time.monotonic() < give_up:
-                time.sleep(0.05)
-            assert "/22.3 MB" in command.text and "MB/s" in command.text, command.text
-            command.process.kill()
-            command.wait()
+        with terminal(*command, env=env, columns=300, cwd=str(REPO)) as shown:  # and end it by SIGKILL
+            assert mirror.held.wait(30), shown.text()
+            shown.wait_for(re.compile(r"fetched .* 9\.\d/22\.3 MB .* MB/s"))
         mirror.hold_after.clear()
         mirror.cut_after[WEIGHTS] = 5_000_000
-        with OnTerminal("pull", "demo/target", env=env) as command:
-            assert command.wait() == 0, command.text
-            assert "22.3/22.3 MB" in command.text
-            folder, start = command.text.rstrip().splitlines()[-2:]
+        with terminal(*command, env=env, columns=300, cwd=str(REPO)) as shown:
+            assert shown.wait(60) == 0, shown.text()
+            assert re.search(r"fetched .* 22\.3/22\.3 MB", shown.text())
+            folder, start = shown.text().rstrip().splitlines()[-2:]
             assert start == "start it: outrider up --target demo/target --draft DRAFT, or --no-draft"
         assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == files
         size = len(files[WEIGHTS])

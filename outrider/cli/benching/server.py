@@ -15,24 +15,29 @@ from outrider.wire.errors import ConfigError, Unavailable
 TAKES_SALT = ("outrider", "vllm")
 """`owned_by` of servers that read `cache_salt`; others may refuse what OpenAI's interface does not have."""
 
-_SCHEMES = ("http://", "https://")
-
 
 def url_of(server: str, connection: opt.CallOptions) -> str:
-    """Return the base URL, given with or without /v1. Raises ConfigError."""
+    """Return the base URL, given with or without its scheme and /v1. Raises ConfigError."""
     wants_tls = credentials_of(connection.options) is not None
-    if not server.startswith(_SCHEMES):
+    url = server if "://" in server else f"{'https' if wants_tls else 'http'}://{server}"
+    if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--gateway is {server}, must be a URL such as http://127.0.0.1:8000")
-    if wants_tls and not server.startswith("https://"):
+    if wants_tls and not url.startswith("https://"):
         raise ConfigError(f"--gateway {server} and --tls contradict each other: say https://")
-    return server.rstrip("/").removesuffix("/v1")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def context_of(connection: opt.CallOptions) -> ssl.SSLContext:
-    """Return whom the client trusts and what it shows."""
-    context = ssl.create_default_context(cafile=None if connection.tls_ca is None else str(connection.tls_ca))
-    if connection.tls_cert is not None and connection.tls_key is not None:
-        context.load_cert_chain(connection.tls_cert, connection.tls_key)
+    """Return whom the client trusts and what it shows. Raises ConfigError naming the files."""
+    ca, certificate, key = connection.tls_ca, connection.tls_cert, connection.tls_key
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"--tls-ca {ca}, --tls-cert {certificate} and --tls-key {key} cannot be used: {error.strerror or error}"
+        ) from None
     return context
 
 
