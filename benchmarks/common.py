@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from scipy.stats import t
+
+from outrider.cli.benching.machine import machine as describe_machine
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
@@ -148,24 +148,11 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Describe the machine, for comparing results."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))]
-    names = [line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")]
-    flags = next((line for line in cpu if line.startswith("flags")), "").split()
-    kinds = [
-        flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8") if flag in flags
-    ]
-    memory = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
-    return {
-        "cpu": f"{names[0] if names else platform.processor()} ({', '.join(kinds)})",
-        "cores": str(len(os.sched_getaffinity(0))),
-        "memory": f"{memory:.1f} GiB",
-        "load at start": f"{os.getloadavg()[0]:.2f}",
-        "software": f"Python {platform.python_version()}, torch {version('torch')}, transformers "
-        f"{version('transformers')}, Linux {platform.release()}",
-        "commit": _git("rev-parse", "--short", "HEAD")
-        + (" and changes" if _git("status", "--porcelain", "-uno") else ""),
-    }
+    """Describe the machine, the software and the commit, for comparing results."""
+    found = describe_machine()
+    found["software"] += f", torch {version('torch')}, transformers {version('transformers')}"
+    commit, changed = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "-uno")
+    return {**found, "commit": commit + (" and changes" if changed else "")}
 
 
 def _git(*arguments: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.common import Report, random_94m
 from benchmarks.running import running
+from outrider.cli.benching.figures import quantile
 from outrider.client import AsyncClient
 
 CONTEXT = 8192
@@ -97,16 +98,10 @@ async def measure(address: str, options: argparse.Namespace) -> Gaps:
     return gaps
 
 
-def quantile(values: list[float], share: float) -> float:
-    """Return a quantile of values in seconds, in milliseconds."""
-    ordered = sorted(values)
-    return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def show(report: Report, gaps: Gaps, options: argparse.Namespace) -> None:
     shares = (0.5, 0.9, 0.99)
     rows = [
-        [name, *(f"{quantile(values, share):.1f}" for share in shares), str(len(values))]
+        [name, *(f"{1e3 * quantile(values, share):.1f}" for share in shares), str(len(values))]
         for name, values in (("alone", gaps.alone), ("beside the prompt", gaps.beside))
     ]
     ratios = [quantile(gaps.beside, share) / quantile(gaps.alone, share) for share in shares]

@@ -17,10 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
+from benchmarks.arrivals import closed_loop, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
 from benchmarks.footprint import Held, left_in, parts_below, watched
 from benchmarks.running import running
+from outrider.cli.benching.figures import quantile
+from outrider.cli.benching.load import Asked, Load
 
 PROMPT_CHARACTERS = 600
 NUM_PROMPTS = 48
@@ -39,12 +41,6 @@ LEAST_SERVED = 0.8
 MOST_GROWTH_MIB = 64.0
 """MiB that a process may grow by during the overload, over the most that it held in the baseline."""
 MIB = 2**20
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, or NaN without values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 
 
 LATENCIES = {

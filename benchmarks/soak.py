@@ -24,11 +24,13 @@ from typing import Any
 import httpx
 from scipy.stats import theilslopes
 
-from benchmarks.arrivals import Asked, Load, closed_loop, in_own_process, open_loop
+from benchmarks.arrivals import closed_loop, in_own_process, open_loop
 from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, Report, dev_prompts, parser
 from benchmarks.footprint import RAYS_OWN, Held, left_in, parts_below, watched
-from benchmarks.overload import LATENCIES, quantile
+from benchmarks.overload import LATENCIES
 from benchmarks.running import running
+from outrider.cli.benching.figures import quantile
+from outrider.cli.benching.load import Asked, Load
 
 MIB = 2**20
 SAMPLES = 240

@@ -8,12 +8,14 @@ import typer
 
 from outrider import __version__
 from outrider.cli.alpha import alpha
+from outrider.cli.bench import bench
 from outrider.cli.certs import certs
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
+from outrider.cli.pull import pull
 from outrider.cli.scale import scale
 from outrider.cli.top import top
 from outrider.cli.train_head import train_head
@@ -30,9 +32,11 @@ app.command()(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)
+app.command()(pull)
 app.command()(scale)
 app.command()(top)
 app.command()(doctor)
+app.command()(bench)
 app.command()(alpha)
 app.command()(tune)
 app.command()(train_head)

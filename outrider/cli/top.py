@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.live import Live
 
 from outrider.cli.console import errors_as_lines
+from outrider.cli.over_http import trust_of, url_of
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top_screen import View, screen
-from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.errors import Unavailable
 
 TIMEOUT_S = 2.0
 """Seconds until somebody who does not answer is taken to be away. Doubled, a screen with one that hangs is drawn that
@@ -45,7 +46,7 @@ def top(
     q or Ctrl-C ends it. Off a terminal it prints one frame.
     """
     with errors_as_lines():
-        asyncio.run(_top(_url(gateway, tls_ca is not None), interval, once, _trust(tls_ca, tls_cert, tls_key)))
+        asyncio.run(_top(url_of(gateway, tls_ca is not None), interval, once, trust_of(tls_ca, tls_cert, tls_key)))
 
 
 async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
@@ -157,33 +158,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPError):
         return str(error) or type(error).__name__
     return "what answers there is no gateway"
-
-
-def _url(text: str, with_tls: bool) -> str:
-    """Return a base URL; what a person types may leave out the scheme."""
-    url = text if "://" in text else f"{'https' if with_tls else 'http'}://{text}"
-    try:
-        scheme, host = httpx.URL(url).scheme, httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"--gateway is {text!r}, which is no URL: {error}; say http://HOST:PORT") from None
-    if scheme not in ("http", "https") or not host:
-        raise ConfigError(f"--gateway is {text!r}, must look like http://HOST:PORT")
-    if with_tls and scheme == "http":
-        raise ConfigError(f"--gateway is {text!r} and --tls-ca given, which is for https; say https://{url[7:]}")
-    return url.rstrip("/")
-
-
-def _trust(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | bool:
-    """Return whom to trust over https, and who to say that one is. Raises ConfigError naming the file."""
-    if (certificate is None) != (key is None):
-        missing, given = ("--tls-key", "--tls-cert") if key is None else ("--tls-cert", "--tls-key")
-        raise ConfigError(f"{missing} is missing: {given} needs it")
-    try:
-        trust = ssl.create_default_context(cafile=ca)
-        if certificate is not None:
-            trust.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ConfigError(
-            f"--tls-ca {ca}, --tls-cert {certificate} and --tls-key {key} cannot be used: {error.strerror or error}"
-        ) from None
-    return trust

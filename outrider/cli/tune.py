@@ -27,6 +27,7 @@ from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import failures_as_lines, log_to
 from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import short_name
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of, merged
@@ -112,7 +113,7 @@ def tune(
             for one in studies:
                 show_all(one, started, console)
         if png is not None:
-            draw(studies, f"{_short(served.id)}, drafted for by {_short(served.draft_id or '')}", png)
+            draw(studies, f"{short_name(served.id)}, drafted for by {short_name(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
 
 
@@ -167,11 +168,6 @@ async def _studies(address: str, options: TuneOptions, tell: Tell) -> tuple[Mode
             load = Workload(options.prompts, options.max_tokens, sampling, served.id, timeout_s, options.stop)
             studies.append(await study(client, load, served.drafters, options.max_k, options.repeats, tell))
         return served, studies
-
-
-def _short(model: str) -> str:
-    """Return a folder's own name, or a hub id as it is."""
-    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _chosen(models: tuple[Model, ...], wanted: str | None, address: str) -> Model:

@@ -1,4 +1,4 @@
-"""Read the setting `model`: a folder here, or a model on a hub."""
+"""Read the setting `model`: a folder here, or a model on a hub; and the names of the files with its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 
 from outrider.wire.errors import ConfigError
 
+INDEX = "model.safetensors.index.json"
+"""Says which file holds each tensor, where there are several."""
+SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
+"""Files with all tensors; the first that is there is read."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -20,3 +24,8 @@ def local_folder(model: str) -> Path | None:
     if not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise ConfigError(f"model is {model!r}, and there is no such folder", param="model")
     return None
+
+
+def short_name(model: str) -> str:
+    """Return a folder's own name, or a hub id as it is."""
+    return Path(model).name if Path(model).is_absolute() else model

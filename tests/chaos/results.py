@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.common import Report
+from outrider.cli.benching.figures import quantile
 from tests.chaos.excuses import RECOVERED_WITHIN_S
 from tests.chaos.faults import FAULTS, JUDGED_AFTER_S, NOTICED_WITHIN_S, Strike
 from tests.chaos.load import REQUEST_TIMEOUT_S, Load, Stream
@@ -18,11 +19,6 @@ LATE_READERS = ("openai whole", "slow reader")
 """They see a token later than it came."""
 NOTICED = ("draft hung", "target hung", "gateway hung", "gateway and target cut", "gateway and draft cut")
 OF_A_DRAFT = tuple(kind for kind in FAULTS if "draft" in kind and not kind.startswith("draft and target"))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def waits(streams: Sequence[Stream], moment_s: float, gateway: int | None = None) -> list[float]:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from outrider.engine.loading.model_files import first_line, model_file
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import INDEX, SAFE
 
 T = TypeVar("T")
 
-INDEX = "model.safetensors.index.json"
-SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 

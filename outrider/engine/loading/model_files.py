@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import INDEX, local_folder
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
@@ -18,7 +18,7 @@ def check_folder(folder: Path) -> None:
     """Raise ConfigError naming the first file that a model folder lacks."""
     _require(folder, "config.json", "the model's configuration")
     _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.is_file():
         _require(folder, "model.safetensors", "the weights; other formats are not loaded")
         return

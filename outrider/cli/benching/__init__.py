@@ -1,0 +1,1 @@
+"""What `outrider bench` is made of: a load over HTTP, its figures, and how they are shown."""

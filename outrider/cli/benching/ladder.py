@@ -1,0 +1,93 @@
+"""Climb the ladder: at each concurrency the same requests with speculation and without, turn by turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import httpx
+
+from outrider.cli.benching.figures import RungFigures, Turn
+from outrider.cli.benching.load import Asked, Load, keep_running
+from outrider.cli.progress import StageProgress
+
+PLAIN = {"speculation": {"enabled": False}}
+_REQUESTS_PER_PLACE = 2
+"""Requests of a turn for each that runs at once. Doubling it halves the share of a turn in which its last answers run
+beside fewer than `concurrency`, and the turns that a rung has time for.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far the ladder goes, and how long each rung is."""
+
+    concurrencies: Sequence[int]
+    num_requests: int | None
+    """Of each arm of a rung; None = as many as the time allows."""
+    seconds: float | None
+    """After which no turn of a rung begins; a rung has one turn at least."""
+
+
+async def climb(
+    client: httpx.AsyncClient, load: Load, plan: Plan, both_arms: bool, progress: StageProgress
+) -> list[RungFigures]:
+    """Measure all rungs. The first requests of a rung, one for each place and arm, do not count.
+
+    both_arms: whether the server takes `speculation`; else there is one arm, of what it does by itself.
+    """
+    loads = {"with": load, "without": replace(load, extra={**load.extra, **PLAIN})} if both_arms else {"": load}
+    rungs = []
+    for concurrency in plan.concurrencies:
+        turns: dict[str, list[Turn]] = {name: [] for name in loads}
+        for own in loads.values():
+            await keep_running(client, own, concurrency, iter(range(concurrency)))
+        told = _Told(progress, plan, concurrency, len(loads))
+        for index, numbers in enumerate(_turns(plan, concurrency)):
+            for name in list(loads) if index % 2 == 0 else reversed(loads):
+                asked = await keep_running(client, loads[name], concurrency, iter(numbers), told.asked)
+                turns[name].append(Turn(tuple(asked)))
+        told.end()
+        rungs.append(RungFigures.of(concurrency, *list(turns.values()), *(() if both_arms else ([],))))
+    return rungs
+
+
+def _turns(plan: Plan, concurrency: int) -> Iterator[range]:
+    """Yield the numbers of each turn's requests while the rung goes on."""
+    began_s, first = time.monotonic(), 0
+    while plan.num_requests is None or first < plan.num_requests:
+        if first and plan.seconds is not None and time.monotonic() - began_s >= plan.seconds:
+            return
+        end = first + _REQUESTS_PER_PLACE * concurrency
+        if plan.num_requests is not None:
+            end = min(end, plan.num_requests)
+        yield range(first, end)
+        first = end
+
+
+class _Told:
+    """Tells how far a rung is: by its requests where they are counted, else by its seconds."""
+
+    def __init__(self, progress: StageProgress, plan: Plan, concurrency: int, num_arms: int) -> None:
+        self._progress = progress
+        self._stage = f"{concurrency} at once"
+        self._began_s = time.monotonic()
+        self._num_asked = self._num_failed = 0
+        self._by_requests = plan.num_requests is not None
+        self._total = max(1, round(plan.seconds or 0) if plan.num_requests is None else num_arms * plan.num_requests)
+        self._tell(0)
+
+    def asked(self, asked: Asked) -> None:
+        self._num_asked += 1
+        self._num_failed += not asked.whole
+        done = self._num_asked if self._by_requests else int(time.monotonic() - self._began_s)
+        self._tell(min(done, self._total - 1))
+
+    def end(self) -> None:
+        self._tell(self._total)
+
+    def _tell(self, done: int) -> None:
+        unit = "" if self._by_requests else "seconds gone, "
+        failed = f", {self._num_failed} failed" if self._num_failed else ""
+        self._progress.tell(self._stage, f"{unit}{self._num_asked} requests{failed}", done, self._total)

@@ -1,0 +1,31 @@
+"""Describe the machine that a measurement ran on, for comparing results."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+
+
+def machine() -> dict[str, str]:
+    """Return what is known of processor, memory, load and software, in words."""
+    lines = _lines("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    memory = [line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "cpu": f"{names[0] if names else platform.processor()} ({', '.join(flag for flag in _FLAGS if flag in flags)})",
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{int(memory[0]) / 2**20:.1f} GiB" if memory else "unknown",
+        "load at start": f"{os.getloadavg()[0]:.2f}",
+        "software": f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

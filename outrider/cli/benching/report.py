@@ -1,0 +1,124 @@
+"""What `outrider bench` prints of a ladder, and all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures, faults_of
+from outrider.cli.benching.plot import bars, trade
+
+_MOST_COLUMNS = 200
+"""Most characters that a line of a table may have."""
+_MOST_FAULTS = 5
+"""Kinds of failure that are told; the JSON file has all."""
+
+
+def show(rungs: Sequence[RungFigures], console: Console) -> None:
+    """Print tables, plots and what follows from them. A console that is too narrow is made wide enough."""
+    for table in (_throughput(rungs), _latency(rungs)):
+        needed = console.measure(table, options=console.options.update(max_width=_MOST_COLUMNS)).maximum
+        console.width = max(console.width, needed)
+        console.print(table)
+    console.print("\ntokens/s by requests at once", style="bold")
+    for line in bars(rungs):
+        console.print(line, markup=False)
+    marks = "" if rungs[0].plain is None else " (● with speculation, ○ without, ◐ both)"
+    console.print(f"\ntokens/s in all, by tokens/s of each user{marks}", style="bold")
+    for line in trade(rungs):
+        console.print(line, markup=False)
+    console.print()
+    for sentence in verdicts(rungs):
+        console.print(sentence, markup=False)
+
+
+def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
+    """Yield what the figures say, in sentences."""
+    for rung in rungs:
+        if rung.gain is None:
+            continue
+        times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{_interval(rung)}"
+        drafts = "" if rung.speculative.acceptance_rate is not None else "; nothing was drafted"
+        if rung.gain.interval is None:
+            yield (
+                f"{rung.concurrency} at once: {times}{drafts}; {rung.num_turns} turns are too few for an interval, "
+                f"{LEAST_TURNS} are enough: give it more --seconds or --requests"
+            )
+        elif rung.gain.pays is None:
+            yield f"{rung.concurrency} at once: no difference beyond noise, {times}{drafts}"
+        else:
+            verdict = "pays" if rung.gain.pays else "does not pay"
+            yield f"{rung.concurrency} at once: speculation {verdict}, {times}{drafts}"
+    faults = faults_of(rungs)
+    for fault, count in faults.most_common(_MOST_FAULTS):
+        yield f"{count} failed: {fault}"
+    if len(faults) > _MOST_FAULTS:
+        yield f"{sum(faults.values())} failed in all, in {len(faults)} ways; --json FILE has them"
+
+
+def _throughput(rungs: Sequence[RungFigures]) -> Table:
+    both = rungs[0].plain is not None
+    names = ("with", "without", "ratio (95 %)") if both else ("tok/s",)
+    table = _table("Tokens/s", "at once", "requests", "failed", *names, "accepted", "tok/pass")
+    for rung in rungs:
+        arms, own = rung.arms.values(), rung.speculative
+        ratio = [] if not both else ["" if rung.gain is None else f"{rung.gain.ratio:.2f}{_interval(rung)}"]
+        table.add_row(
+            str(rung.concurrency),
+            str(sum(arm.num_requests for arm in arms)),
+            str(sum(arm.num_failed for arm in arms)),
+            *(f"{arm.tokens_per_s:.1f}" for arm in arms),
+            *ratio,
+            "" if own.acceptance_rate is None else f"{100 * own.acceptance_rate:.0f} %",
+            "" if own.tokens_per_target_pass is None else f"{own.tokens_per_target_pass:.2f}",
+        )
+    return table
+
+
+def _latency(rungs: Sequence[RungFigures]) -> Table:
+    columns = ("first token, ms", "each further token, ms", "whole answer, s")
+    table = _table("Latency: p50 / p95 / p99", "at once", "speculation", *columns)
+    for rung in rungs:
+        for index, (name, arm) in enumerate(rung.arms.items()):
+            table.add_row(
+                str(rung.concurrency) if index == 0 else "",
+                name,
+                _shown(arm.first_token_s, 1e3, 1),
+                _shown(arm.token_s, 1e3, 1),
+                _shown(arm.answer_s, 1, 2),
+            )
+    return table
+
+
+def _shown(found: Percentiles, factor: float, digits: int) -> str:
+    values = (found.p50, found.p95, found.p99)
+    return " / ".join("-" if value is None else f"{factor * value:.{digits}f}" for value in values)
+
+
+def _interval(rung: RungFigures) -> str:
+    interval = None if rung.gain is None else rung.gain.interval
+    return "" if interval is None else f" ({interval[0]:.2f}-{interval[1]:.2f})"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "speculation" else "right", no_wrap=True)
+    return table
+
+
+def to_json(rungs: Sequence[RungFigures]) -> list[dict[str, Any]]:
+    """Return all figures, times in seconds."""
+    return [
+        {
+            "concurrency": rung.concurrency,
+            "num_turns": rung.num_turns,
+            "arms": {name: asdict(arm) for name, arm in rung.arms.items()},
+            "gain": None if rung.gain is None else {**asdict(rung.gain), "pays": rung.gain.pays},
+        }
+        for rung in rungs
+    ]
