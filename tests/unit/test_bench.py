@@ -98,7 +98,7 @@ def benched(*args: str) -> Result:
     ("args", "words"),
     [
         (("--gateway", "127.0.0.1:1"), ("no answer from http://127.0.0.1:1", "outrider up", "--gateway")),
-        (("--gateway", "ftp://a"), ("ftp://a", "must be a URL")),
+        (("--gateway", "ftp://a"), ("ftp://a", "must look like http://HOST:PORT")),
         (("--gateway", "http://a", "--tls"), ("http://a", "https://")),
         (("--gateway", "https://a", "--tls-cert", "README.md", "--tls-key", "README.md"), ("tls_key", "README.md")),
         (("--concurrency", "0"), ("--concurrency is 0", "at least 1")),
