@@ -1,0 +1,47 @@
+// Tokens as they are drawn everywhere: a colour, and a shape that says the same without it.
+
+import { el } from "./dom.js";
+
+const LOOKS = {
+  accepted: "accepted",
+  predicted: "accepted", // from the request's prediction
+  forced: "accepted", // the grammar left no choice
+  recovered: "own",
+  bonus: "own",
+  plain: "own",
+};
+
+/** Return a token's text on one line; one without text, such as an end of sequence, shows its id. */
+export function shown({ id, text }) {
+  return text === "" ? `‹${id}›` : onOneLine(text);
+}
+
+export const onOneLine = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+
+/** Draw a token; `look` is accepted, rejected, unseen or own. */
+export function tokenOf(token, look) {
+  return el("span", { class: `token ${look}` }, shown(token));
+}
+
+/** Draw the committed tokens of a round, with the rejected ones where they were refused. */
+export function drawn(round) {
+  const parts = [];
+  const own = round.tokens.filter((token) => LOOKS[token.kind] === "own");
+  const kept = round.tokens.filter((token) => LOOKS[token.kind] !== "own");
+  const refused = round.draft.filter((token) => fate(token, round) === "rejected");
+  for (const [look, said, tokens] of [
+    ["accepted", "accepted: ", kept],
+    ["rejected", "rejected: ", refused],
+    ["own", "the target’s own: ", own],
+  ]) {
+    if (tokens.length === 0) continue;
+    parts.push(el("span", { class: "unseen" }, said), ...tokens.map((token) => tokenOf(token, look)), " ");
+  }
+  return parts;
+}
+
+/** Return what became of a draft token: accepted, rejected, or never looked at since one before it was refused. */
+export function fate(token, round) {
+  if (token.accepted) return "accepted";
+  return round.rejection !== null && token.parent === round.rejection.parent ? "rejected" : "skipped";
+}
