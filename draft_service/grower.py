@@ -296,12 +296,16 @@ class Grower:
         if said is None:
             return False
         owners = {id(growing.tree): growing for growing, _ in wanted}
-        num_rows = len(said)
+        num_rows, began_s = len(said), now
         while said:
             drawn, searched = [s for s in said if not _searches(s)], [s for s in said if _searches(s)]
             for tree, why in (*grow(drawn), *grow_beams(searched)):
                 self._give_up(owners[id(tree)], why)
             self._metrics.steps.labels(kind="grow").inc(len(said))
+            ended_s = time.monotonic()
+            for grown in {id(each.tree) for each in said}:
+                owners[grown].spent_s += ended_s - began_s
+            began_s = ended_s
             self._push_drawn(owners.values())
             said = [more for each in said if (more := _follow(owners[id(each.tree)], each)) is not None]
         num_rows += sum(self._drop_guesses(growing) for growing in owners.values())

@@ -24,6 +24,8 @@ class Growing:
     tree: GrowingTree | GrowingBeams | None = None
     """None until it is told what is committed, and after a stop."""
     pushed_s: float = 0.0
+    spent_s: float = 0.0
+    """What steps took that grew it since nodes of it were last sent."""
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
     block: Block | SequentialBlock | None = None

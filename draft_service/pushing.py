@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from draft_service.growing import Growing
@@ -59,8 +60,10 @@ class Pusher:
         ended, tree.ended = tree.ended, []
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         for group in _groups(unsent):
-            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, group, ended)))
-            ended = []
+            message, laws, is_cut = _message(growing.ticket, tree, group, ended)
+            told = replace(message, draft_us=max(1, int(1e6 * growing.spent_s)))
+            self._engine.answer(partial(self._encode, send, told, laws, is_cut))
+            growing.spent_s, ended = 0.0, []
         if ended:
             self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, (), ended)))
         if not growing.slot.params.determined:

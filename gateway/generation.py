@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading
+from outrider.v1 import gateway_pb2
 from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
 from outrider.wire.kinds import Drafter as Drafter
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
@@ -36,6 +37,8 @@ class SpeculationOptions:
     tree: TreeShape | None = None
     adaptive: bool = False
     """K is chosen step by step, whatever the server's default is."""
+    explain: bool = False
+    """Each round says what was verified and what was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ class RoundOutput:
     """Of a beam search, which of its answers this is: the whole of it. 0 is the best."""
     score: float | None = None
     """Of such an answer: its sum of log-probs, in nats, over length ** length_penalty."""
+    explanation: gateway_pb2.RoundExplanation | None = None
+    """Where the request asks for it; as it is sent, for it would be the same as a plain value."""
 
 
 @dataclass(frozen=True, slots=True)

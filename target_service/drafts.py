@@ -221,7 +221,7 @@ class Drafts:
         else:
             tree = DraftTree.checked([draft.token_id for _, draft, _ in nodes], [parent for _, _, parent in nodes])
         said = [(part.whose, own) for part in parts if (own := said_in(tree, part))]
-        sources = [Source(whose, {node: draft.rank for node, draft in own.items()}) for whose, own in said]
+        sources = [Source(whose, {node: draft.rank for node, draft in own.items()}, own) for whose, own in said]
         drafter = _drafter_of(whose for whose, _ in said) if said else found.drafter
         is_chain = tree.parents == tuple(range(-1, len(tree.ids) - 1))
         ready = Ready(slot, list(tree.ids), None, None if is_chain else tree, drafter=drafter, sources=sources)

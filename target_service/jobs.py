@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import Drafter, TokenKind
+from outrider.wire.kinds import Drafter, DraftTokenKind, TokenKind
 
 
 class Finish(Enum):
@@ -111,6 +111,46 @@ class DraftOutcome:
     num_wasted: int
 
 
+Ranked = tuple[int, float]
+"""A token id and its log-prob, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Where the path of accepted draft tokens ended with one refused."""
+
+    parent: int
+    """Index of the last accepted one; -1 = none was."""
+    token_id: int
+    """What the target said there."""
+    target: Sequence[Ranked]
+    """Its best, best first, under its law; at temperature 0 under that of temperature 1."""
+    draft_law: Sequence[Ranked]
+    """The best of what the draft drew from there; empty where nothing was drawn."""
+    draft_guesses: Sequence[int]
+    """Elsewhere what it guessed there, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a step verified and why it went no further."""
+
+    ids: Sequence[int]
+    parents: Sequence[int]
+    """Of each the index of the one that it follows; -1 = the last committed token."""
+    kinds: Sequence[DraftTokenKind]
+    accepted: Sequence[int]
+    """Indices of those kept, first to last."""
+    rejection: Rejection | None
+    """None where all was kept."""
+    draft_us: int | None
+    """What draft workers spent on it, in microseconds; None where none drafted or said."""
+
+    def cut(self, num_tokens: int) -> Explanation:
+        """Return it for a step of which so many tokens stay: what was said behind an end was never said."""
+        return self if num_tokens > len(self.accepted) else replace(self, rejection=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision on one step of a slot."""
@@ -149,3 +189,5 @@ class Verdict:
     num_own_accepted: int = 0
     drafts: Sequence[DraftOutcome] = ()
     """Of several drafts, each by itself, in the order of their tickets."""
+    explanation: Explanation | None = None
+    """Where the slot asks for it."""

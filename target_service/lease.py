@@ -193,6 +193,8 @@ class Source:
     """What a draft delivered, or the target's own drafter."""
     ranks: Mapping[int, int]
     """Of the nodes that it says, perhaps as others do, the place among their siblings there."""
+    drafts: Mapping[int, Draft] = field(default_factory=dict)
+    """The same nodes as it says them."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,18 @@ MAX_PARKED_NODES = 1024
 
 
 @dataclass(slots=True)
+class Spent:
+    """What a draft spent on one delivery."""
+
+    us: int
+    """Microseconds; 0 once they are told."""
+
+    def take_us(self) -> int:
+        us, self.us = self.us, 0
+        return us
+
+
+@dataclass(slots=True)
 class ParkedNode:
     """A draft token that has arrived and not been decided on."""
 
@@ -37,6 +49,8 @@ class ParkedNode:
     """Nothing that is waited for will follow it."""
     missed_len: int | None = None
     """Committed tokens of the step that was running when it came."""
+    spent: Spent | None = None
+    """On all nodes that came with it; None where that is not known."""
 
     def drawn(self) -> list[ParkedNode]:
         """Return its LAW children in the order in which they were drawn."""
@@ -81,6 +95,7 @@ class Parked:
         if nodes.root_len <= num_committed:
             places[TREE_ROOT] = (nodes.root_len, self.root if nodes.root_len == num_committed else None)
         row_of, new, late, no_room = _rows_of(nodes), 0, 0, False
+        spent = Spent(nodes.draft_us) if nodes.draft_us else None
         for index, (token_id, parent_index) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
             place, places[index] = places.get(parent_index), None
             if place is None:
@@ -98,7 +113,7 @@ class Parked:
                 child = self._add(parent, nodes, index, row_of.get(parent_index), num_bytes)
                 if child is not None:
                     new += 1
-                    child.missed_len = num_committed if in_step else None
+                    child.missed_len, child.spent = num_committed if in_step else None, spent
             if child is not None:
                 places[index] = (length + 1, child)
         for index in nodes.ends:
@@ -175,6 +190,14 @@ class Parked:
             node = following[0]
             found.append(node)
         return found
+
+    def guesses_after(self, ids: Sequence[int]) -> list[int]:
+        """Return what is guessed to follow a path under the committed tokens that is here, best first."""
+        node = self.root
+        for token_id in ids:
+            node = node.children[token_id]
+        guesses = [child for child in node.children.values() if child.kind is NodeKind.GUESS]
+        return [child.token_id for child in sorted(guesses, key=lambda child: child.rank)]
 
     def best(self, share: Callable[[int], float], most: int) -> list[tuple[float, ParkedNode, int]]:
         """Return the likeliest guesses of the tree, best first: (chance, node, index of its parent among them)."""

@@ -24,7 +24,7 @@ from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
-from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
+from target_service.jobs import Explanation, ExtendJob, RefusedDelivery, Rejection, Verdict, VerifyJob
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -180,8 +180,31 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         hypotheses=[
             tpb.Hypothesis(ids=each.ids, score=each.score, stop_token_id=each.stop_id) for each in result.hypotheses
         ],
+        explanation=None if result.explanation is None else _explanation(result.explanation),
     )
     return {"verdict": verdict}
+
+
+def _explanation(told: Explanation) -> pb.Explanation:
+    kept = set(told.accepted)
+    return pb.Explanation(
+        draft=[
+            pb.DraftToken(id=token_id, parent=parent, kind=kind.value, accepted=node in kept)
+            for node, (token_id, parent, kind) in enumerate(zip(told.ids, told.parents, told.kinds, strict=True))
+        ],
+        rejection=None if told.rejection is None else _rejection(told.rejection),
+        draft_us=told.draft_us,
+    )
+
+
+def _rejection(told: Rejection) -> pb.Rejection:
+    return pb.Rejection(
+        parent=told.parent,
+        token=pb.RankedToken(id=told.token_id),
+        target=[pb.RankedToken(id=token_id, logprob=logprob) for token_id, logprob in told.target],
+        draft_law=[pb.RankedToken(id=token_id, logprob=logprob) for token_id, logprob in told.draft_law],
+        draft_guesses=[pb.RankedToken(id=token_id) for token_id in told.draft_guesses],
+    )
 
 
 def _us(seconds: float) -> int:

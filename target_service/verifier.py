@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 import torch
@@ -31,9 +31,20 @@ from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_kept, decide
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
+from target_service.explaining import Asking, explain
 from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
-from target_service.jobs import DraftOutcome, ExtendJob, Finish, Logprobs, RefusedDelivery, Timings, Verdict, VerifyJob
+from target_service.jobs import (
+    DraftOutcome,
+    Explanation,
+    ExtendJob,
+    Finish,
+    Logprobs,
+    RefusedDelivery,
+    Timings,
+    Verdict,
+    VerifyJob,
+)
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -272,10 +283,10 @@ class Verifier:
             decided = decide(ready, states, logits)
         except NonFiniteLogits as error:
             return self._decide_without(error, going, logits, started)
-        forwarded, ended = started + self._runner.forward_s(), time.monotonic()
-        self._leases.take_delivered(in_step=True)
-        num_committed = 0
-        for (lease, r), state, own in zip(going, states, decided, strict=True):
+        forwarded = started + self._runner.forward_s()
+        sound, asking = list[tuple[Lease, Ready, Decided]](), dict[SlotKey, Asking]()
+        starts = accumulate((len(r.draft_ids) + 1 for r in ready), initial=0)
+        for (lease, r), state, own, start in zip(going, states, decided, starts, strict=False):
             num_sound = _num_led_to(state, _accepted_ids(r, own))
             if num_sound == 0:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
@@ -284,7 +295,16 @@ class Verifier:
             if num_sound is not None:  # the next step fails; the draft that leads there takes the place of the last
                 last_id = _accepted_ids(r, own)[num_sound - 1]
                 own = replace(own, num_accepted=num_sound - 1, next_id=last_id, path=own.path[: num_sound - 1])
-            num_committed += self._commit(lease, r, own, self._timings(lease, started, forwarded, ended))
+            sound.append((lease, r, own))
+            if lease.speculation.explain:
+                asking[lease.slot.key] = Asking(r, state, own, start)
+        told = dict(zip(asking, explain(list(asking.values()), logits), strict=True)) if asking else {}
+        ended = time.monotonic()
+        self._leases.take_delivered(in_step=True)
+        num_committed = 0
+        for lease, r, own in sound:
+            timings = self._timings(lease, started, forwarded, ended)
+            num_committed += self._commit(lease, r, own, timings, told.get(lease.slot.key))
         return num_committed
 
     def _decide_without(
@@ -366,7 +386,9 @@ class Verifier:
         queue_s = max(0.0, started - lease.ready_s - held_s)
         return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._rows), *self._num_fed)
 
-    def _commit(self, lease: Lease, r: Ready, decided: Decided, timings: Timings) -> int:
+    def _commit(
+        self, lease: Lease, r: Ready, decided: Decided, timings: Timings, explanation: Explanation | None
+    ) -> int:
         slot = r.slot
         committed_len = len(slot.committed)
         accepted_ids = _accepted_ids(r, decided)
@@ -406,6 +428,7 @@ class Verifier:
             num_own_drafted=_num_own(r, range(len(r.draft_ids))),
             num_own_accepted=_num_own(r, path),
             drafts=_draft_outcomes(lease, r, path, seen, num_wasted),
+            explanation=explanation if explanation is None else explanation.cut(len(commit.token_ids)),
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)

@@ -388,6 +388,7 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         "speculation.tree": options.tree is not None,
         "speculation.lenience": options.lenience is not None and options.lenience < 1.0,
         "speculation.drafter": options.drafter not in (None, Drafter.MODEL),
+        "speculation.explain": options.explain,
     }
     for name in (name for name, is_given in beside.items() if is_given):
         raise InvalidRequest(

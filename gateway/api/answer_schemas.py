@@ -54,10 +54,68 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
+class TokenOfKind(_Answer):
+    id: int
+    text: str
+    kind: Literal["accepted", "recovered", "bonus", "plain", "forced", "predicted"]
+
+
+class DraftToken(_Answer):
+    id: int
+    text: str
+    parent: int = Field(description="Index of the draft token that it follows; -1 = the last committed token.")
+    accepted: bool
+    kind: Literal["drawn", "guess", "forced", "predicted"]
+
+
+class NamedToken(_Answer):
+    id: int
+    text: str
+
+
+class RankedToken(NamedToken):
+    logprob: float
+
+
+class Rejection(_Answer):
+    parent: int = Field(description="Index of the last accepted draft token; -1 = none was.")
+    token: NamedToken = Field(description="What the target said instead.")
+    target: list[RankedToken] = Field(description="Its best there, at most 5, under the law that it draws from.")
+    draft_law: list[RankedToken] | None = Field(description="The best of the law that the draft drew from, at most 5.")
+    draft_guesses: list[NamedToken] | None = Field(description="Where nothing was drawn; at most 5.")
+
+
+class RoundTimings(_Answer):
+    total_us: int
+    hold_us: int
+    queue_us: int
+    forward_us: int
+    accept_us: int
+    other_us: int
+    draft_us: int | None = Field(description="Of the draft's steps, beside all these; null = not known.")
+
+
+class Round(_Answer):
+    committed_len: int = Field(description="Tokens of prompt and output before it.")
+    drafter: str | None = Field(description="null for a plain step.")
+    num_drafted: int
+    num_accepted: int
+    batch_size: int
+    draft: list[DraftToken] = Field(description="What was verified, parents before their children.")
+    rejection: Rejection | None = Field(description="null where all was kept, and where the answer ended before.")
+    timings: RoundTimings
+
+
+class ChoiceSpeculation(_Answer):
+    tokens: list[TokenOfKind]
+    round: Round | None = Field(default=None, description="With speculation.explain, of a stream.")
+
+
 class _Choice(_Answer):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(description="tool_calls: of chats alone.")
     stop_reason: str | int | None
+    speculation: ChoiceSpeculation | None = Field(default=None, description="With speculation.token_kinds or explain.")
 
 
 class _Whole(_Answer):

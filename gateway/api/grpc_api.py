@@ -231,6 +231,7 @@ def _speculation_of(options: gateway_pb2.SpeculationOptions) -> SpeculationOptio
         drafter=drafter_of(options.drafter, "speculation.drafter"),
         tree=TreeShape.from_proto(options.tree, "speculation.tree") if options.HasField("tree") else None,
         adaptive=options.adaptive,
+        explain=options.explain,
     )
 
 
@@ -247,6 +248,7 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
         stop_reason="" if output.stop_reason is None else str(output.stop_reason),
         timings=_timings_of(output.timings),
         score=output.score,
+        explanation=output.explanation,
     )
 
 

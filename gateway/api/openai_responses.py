@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.api.speculation_answers import speculation_of
 from gateway.generation import AnswerUsage, FinishReason, OutputLogprobs, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
@@ -27,6 +28,8 @@ class CompletionForm:
     tokenizer: Tokenizer
     logprobs: bool
     echoes: Sequence[str]
+    token_kinds: bool = False
+    """Each choice says what its tokens are, and what is explained of its round."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
@@ -35,14 +38,15 @@ class CompletionForm:
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
-        if first or output.text_delta or output.finish_reason or self.logprobs:
+        if first or output.text_delta or output.finish_reason or self.logprobs or self.token_kinds:
             return self._spelt(index, output, first)
         return None
 
     def _spelt(self, index: int, output: RoundOutput, first: bool) -> Json:
         text = self.echoes[index] + output.text_delta if first and self.echoes else output.text_delta
         logprobs = completion_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output)}
+        told = {"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {}
+        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output), **told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class ChatForm:
     logprobs: bool
     readings: Sequence[Reading | None]
     """Of each choice."""
+    token_kinds: bool = False
+    """As in CompletionForm."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     _texts: dict[int, ReadText] = field(default_factory=dict)
@@ -67,18 +73,18 @@ class ChatForm:
         if (text := self._text(index)) is not None:
             message |= message_of(text.read(output), text.call_id)
             has_calls = text.has_calls
-        return {"index": index, "message": message, "logprobs": self._logprobs(output), **_ending(output, has_calls)}
+        return {"index": index, "message": message, **self._beside(output), **_ending(output, has_calls)}
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
         text = self._text(index)
         delta = {"content": output.text_delta} if text is None else delta_of(text.read(output), text.call_id)
-        if not (first or any(delta.values()) or output.finish_reason or self.logprobs):
+        if not (first or any(delta.values()) or output.finish_reason or self.logprobs or self.token_kinds):
             return None
         if first:
             delta = {"role": "assistant", "content": "", **delta}
         ending = _ending(output, text is not None and text.has_calls)
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **ending}
+        return {"index": index, "delta": delta, **self._beside(output), **ending}
 
     def _text(self, index: int) -> ReadText | None:
         reading = self.readings[index]
@@ -86,8 +92,9 @@ class ChatForm:
             self._texts[index] = ReadText(reading)
         return self._texts.get(index)
 
-    def _logprobs(self, output: RoundOutput) -> Json | None:
-        return chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
+    def _beside(self, output: RoundOutput) -> Json:
+        told: Json = {"logprobs": chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None}
+        return told | ({"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {})
 
 
 class ReadText:

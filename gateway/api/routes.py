@@ -136,7 +136,7 @@ class Routes:
     async def _events(
         self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
     ) -> AsyncGenerator[bytes]:
-        """One event per round and choice; rounds that only held text back send none."""
+        """One event per round and choice; rounds that only held text back send none, unless tokens' kinds are asked for."""
         usages: dict[int, AnswerUsage] = {}
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
@@ -162,9 +162,9 @@ class Routes:
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
-            return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests])
+            return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests], body.token_kinds)
         echoes = [tokenizer.decode(each.asked_ids) for each in requests] if body.echo else ()
-        return CompletionForm(tokenizer, body.logprobs is not None, echoes)
+        return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds)
 
     async def models(self) -> Response:
         """List the served models."""

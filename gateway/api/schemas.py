@@ -213,6 +213,10 @@ class SpeculationBody(_Strict):
         "children by depth, 4x2x1, or best:NODESxDEPTH",
         pattern="^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$",
     )
+    token_kinds: bool | None = described("each choice says which of its tokens were drafted. Default: false")
+    explain: bool | None = described(
+        "each event of a stream says what its round verified and what the target refused. Default: false"
+    )
 
     def options(self) -> SpeculationOptions:
         """Raises InvalidRequest for a text that cannot be read."""
@@ -232,6 +236,7 @@ class SpeculationBody(_Strict):
             drafter=None if self.drafter is None else DRAFTERS[self.drafter],
             tree=None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree"),
             adaptive=adaptive,
+            explain=bool(self.explain),
         )
 
 
@@ -511,6 +516,11 @@ class _Body(_Strict):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def token_kinds(self) -> bool:
+        asked = self.speculation
+        return asked is not None and bool(asked.token_kinds or asked.explain)
+
     def _output(self) -> OutputFormat | None:
         """Raises InvalidRequest when two fields ask for something."""
         output = None if self.response_format is None else self.response_format.output()
@@ -538,6 +548,9 @@ class _Body(_Strict):
         """Raises InvalidRequest. Most ranges are checked later, with the model's own."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        if self.speculation is not None and self.speculation.explain and not self.stream:
+            text = "speculation.explain is only allowed when stream is true: an event is bounded, a whole answer is not"
+            raise InvalidRequest(text, param="speculation.explain")
         if self.seed is not None:
             SEED.check("seed", self.seed)
         for key in self.logit_bias or {}:

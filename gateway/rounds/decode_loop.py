@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.draft_limits import speculation_of
 from gateway.rounds.drafting import Drafting, outcomes_of
+from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
@@ -20,7 +21,7 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import Unavailable, WorkerLost
-from outrider.wire.kinds import Drafter
+from outrider.wire.kinds import GRAMMAR, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.speculation import Speculation
 
@@ -29,8 +30,6 @@ log = get_logger(__name__)
 MAX_RECOVERIES = 8
 """A request fails after so many fresh starts in a row without a committed token between them. Twice as many let it
 survive longer where targets keep dying, and let one that kills them kill more."""
-GRAMMAR = "grammar"
-"""Stands for a draft where the request's grammar left no choice: its label in logs and series."""
 MOVES = ("full", "draining")
 """Reasons to go elsewhere for which nobody failed: they use up neither fresh starts nor retries."""
 
@@ -174,7 +173,7 @@ class Decoder:
         verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
         if verdict.drafter == Drafter.PREDICTION.value:
             own = Drafter.PREDICTION
-        if verdict.num_drafted and verdict.drafter == pb.DRAFTER_UNSPECIFIED:
+        if is_forced(verdict):
             pair, record.draft = metrics.pair(self.model.reference.info.model_id, GRAMMAR), GRAMMAR
         elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
             pair, record.draft = self.model.own_metrics(own), own.label

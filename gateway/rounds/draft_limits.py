@@ -50,6 +50,7 @@ def speculation_of(
         draft_topk=min(options.draft_topk or size or DEFAULT_TOPK, workers[0].vocab_size),
         min_confidence=0.0 if is_named else config.min_confidence,
         sequential=not config.overlap,
+        explain=options.explain,
     )
 
 

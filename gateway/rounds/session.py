@@ -14,9 +14,9 @@ from gateway.generation import (
     OutputTimings,
     OutputToken,
     RoundOutput,
-    TokenKind,
 )
 from gateway.rounds.detokenizer import Detokenizer, Pushed
+from gateway.rounds.explaining import explained, kinds_of
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
@@ -107,6 +107,7 @@ class Session:
         self.usage.num_completion_tokens = self.num_output
         self._count_foretold(min(verdict.num_foretold, len(ids)))
         self.finished = finish is not None
+        explains = self.request.speculation.explain
         return RoundOutput(
             tokens=self._tokens(verdict, ids, pushed),
             text_delta=delta,
@@ -116,6 +117,7 @@ class Session:
             finish_reason=finish,
             stop_reason=stop_reason,
             usage=replace(self.usage) if finish is not None else None,
+            explanation=explained(verdict, len(ids), self._tokenizer) if explains else None,
         )
 
     def _count(self, verdict: tpb.Verdict) -> None:
@@ -136,7 +138,7 @@ class Session:
         usage.num_rejected_prediction_tokens = max(0, num_left)  # a passage may be copied twice
 
     def _tokens(self, verdict: tpb.Verdict, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
-        tokens = []
+        tokens, kinds = [], kinds_of(verdict)
         for index, token_id in enumerate(ids):
             text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
             logprobs = None
@@ -144,5 +146,5 @@ class Session:
                 message = verdict.logprobs[index]
                 top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
                 logprobs = OutputLogprobs(message.logprob, top)
-            tokens.append(OutputToken(token_id, TokenKind(verdict.kinds[index]), text, offset, logprobs))
+            tokens.append(OutputToken(token_id, kinds[index], text, offset, logprobs))
         return tuple(tokens)

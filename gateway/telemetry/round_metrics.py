@@ -59,7 +59,7 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
     """
     searched = [TokenKind(kind) for kind in verdict.kinds] if verdict.levels else []  # a level counts as a token
     for kind in (*searched, *(token.kind for token in output.tokens)):
-        metrics.emitted_tokens.labels(kind=kind.name.lower()).inc()
+        metrics.emitted_tokens.labels(kind=kind.counted.label).inc()
     if not verdict.num_drafted:
         metrics.plain_steps.labels(reason=reason).inc()
         return

@@ -15,6 +15,8 @@ STYLES = {
     TokenKind.RECOVERED: "blue",
     TokenKind.BONUS: "default",
     TokenKind.PLAIN: "dim",
+    TokenKind.FORCED: "cyan",
+    TokenKind.PREDICTED: "magenta",
 }
 _FRAGMENT = "\ufffd"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from outrider.client.types import (
     Drafter,
+    DraftToken,
+    DraftTokenKind,
+    Explanation,
     FinishReason,
     Model,
+    RankedToken,
+    Rejection,
     Round,
     RoundTimings,
     Token,
@@ -22,6 +29,14 @@ _KINDS = {
     common_pb2.TOKEN_KIND_RECOVERED: TokenKind.RECOVERED,
     common_pb2.TOKEN_KIND_BONUS: TokenKind.BONUS,
     common_pb2.TOKEN_KIND_PLAIN: TokenKind.PLAIN,
+    common_pb2.TOKEN_KIND_FORCED: TokenKind.FORCED,
+    common_pb2.TOKEN_KIND_PREDICTED: TokenKind.PREDICTED,
+}
+_DRAFT_KINDS = {
+    common_pb2.DRAFT_TOKEN_KIND_DRAWN: DraftTokenKind.DRAWN,
+    common_pb2.DRAFT_TOKEN_KIND_GUESS: DraftTokenKind.GUESS,
+    common_pb2.DRAFT_TOKEN_KIND_FORCED: DraftTokenKind.FORCED,
+    common_pb2.DRAFT_TOKEN_KIND_PREDICTED: DraftTokenKind.PREDICTED,
 }
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -48,6 +63,7 @@ def parse_round(message: gateway_pb2.GenerateResponse) -> Round:
         stop_reason=message.stop_reason or None,
         usage=_usage(message.usage) if message.HasField("usage") else None,
         score=message.score if message.HasField("score") else None,
+        explanation=_explanation(message.explanation) if message.HasField("explanation") else None,
     )
 
 
@@ -69,6 +85,43 @@ def _token(message: gateway_pb2.GeneratedToken) -> Token:
         top = zip(message.logprobs.top_ids, message.logprobs.top_logprobs, strict=True)
         logprobs = TokenLogprobs(logprob=message.logprobs.logprob, top=tuple(top))
     return Token(id=message.id, kind=_KINDS[message.kind], text=message.text, logprobs=logprobs)
+
+
+def _explanation(message: gateway_pb2.RoundExplanation) -> Explanation:
+    verified = message.verified
+    return Explanation(
+        committed_len=message.committed_len,
+        drafter=message.drafter or None,
+        batch_size=message.batch_size,
+        draft=tuple(map(_draft_token, verified.draft)),
+        rejection=_rejection(verified.rejection) if verified.HasField("rejection") else None,
+        queue_s=message.queue_us * _S_PER_US,
+        forward_s=message.forward_us * _S_PER_US,
+        accept_s=message.accept_us * _S_PER_US,
+        draft_s=verified.draft_us * _S_PER_US if verified.HasField("draft_us") else None,
+    )
+
+
+def _draft_token(message: common_pb2.DraftToken) -> DraftToken:
+    if message.kind not in _DRAFT_KINDS:
+        raise OutriderError(f"unknown kind {message.kind} of a draft token from the gateway; upgrade this client")
+    return DraftToken(message.id, message.text, message.parent, message.accepted, _DRAFT_KINDS[message.kind])
+
+
+def _rejection(message: common_pb2.Rejection) -> Rejection:
+    return Rejection(
+        parent=message.parent,
+        token=_ranked([message.token])[0],
+        target=_ranked(message.target),
+        draft_law=_ranked(message.draft_law),
+        draft_guesses=_ranked(message.draft_guesses),
+    )
+
+
+def _ranked(messages: Iterable[common_pb2.RankedToken]) -> tuple[RankedToken, ...]:
+    return tuple(
+        RankedToken(each.id, each.text, each.logprob if each.HasField("logprob") else None) for each in messages
+    )
 
 
 def _timings(message: gateway_pb2.RoundTimings) -> RoundTimings:

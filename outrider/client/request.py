@@ -204,7 +204,7 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
         raise InvalidRequest(
             f"speculation.draft_topk is {options.draft_topk}, must be at least 1", param="speculation.draft_topk"
         )
-    message = gateway_pb2.SpeculationOptions(enabled=options.enabled)
+    message = gateway_pb2.SpeculationOptions(enabled=options.enabled, explain=options.explain)
     if options.num_draft_tokens == AUTO:
         message.adaptive = True
     elif options.num_draft_tokens is not None:

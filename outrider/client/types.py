@@ -22,6 +22,21 @@ class TokenKind(Enum):
     """The extra token after all drafts were kept."""
     PLAIN = "plain"
     """Made by a step without drafts."""
+    FORCED = "forced"
+    """Drafted and kept, where the grammar left no choice."""
+    PREDICTED = "predicted"
+    """Drafted from the call's prediction, and kept."""
+
+
+class DraftTokenKind(Enum):
+    """What a draft token is."""
+
+    DRAWN = "drawn"
+    """Drawn from a law, against which it is tested."""
+    GUESS = "guess"
+    """Kept where the target says the same, as are the others."""
+    FORCED = "forced"
+    PREDICTED = "predicted"
 
 
 class FinishReason(Enum):
@@ -105,6 +120,9 @@ class Speculation:
     tree: str | None = None
     """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
     with num_draft_tokens or lenience."""
+    explain: bool = False
+    """Let each round say what was verified and what was refused: `Round.explanation`. It changes no law. Not with a beam
+    search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +174,68 @@ class RoundTimings:
     """Queue, forward and acceptance in the target."""
     overhead_s: float
     """The rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftToken:
+    """A token that a round verified."""
+
+    id: int
+    text: str
+    parent: int
+    """Index of the draft token that it follows, which comes before it; -1 = the last committed token."""
+    accepted: bool
+    """Kept by the rule, before any stop cuts it."""
+    kind: DraftTokenKind
+
+
+@dataclass(frozen=True, slots=True)
+class RankedToken:
+    """A token that might have come."""
+
+    id: int
+    text: str
+    logprob: float | None
+    """Nats; None of a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Where the path of accepted draft tokens ended with one refused."""
+
+    parent: int
+    """Index of the last accepted one; -1 = none was."""
+    token: RankedToken
+    """What the target said instead."""
+    target: tuple[RankedToken, ...]
+    """The target's best there, at most 5, best first, under the law that it draws from; at temperature 0, where all
+    mass is on the first, under that of temperature 1."""
+    draft_law: tuple[RankedToken, ...]
+    """The same of the law that the draft drew from; empty where nothing was drawn."""
+    draft_guesses: tuple[RankedToken, ...]
+    """Where nothing was drawn, what the draft guessed, at most 5, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one round verified, why it went no further, and where its time went."""
+
+    committed_len: int
+    """Tokens of prompt and output before it."""
+    drafter: str | None
+    """Who drafted, such as "model", "ngram" or "grammar"; None for a plain step."""
+    batch_size: int
+    """Answers that shared the target's forward."""
+    draft: tuple[DraftToken, ...]
+    """Parents before their children."""
+    rejection: Rejection | None
+    """None where all was kept, and where the answer ended before."""
+    queue_s: float
+    """This and the next two are `RoundTimings.verify_s`."""
+    forward_s: float
+    accept_s: float
+    draft_s: float | None
+    """What the draft's steps took, beside all that; None where no draft worker drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +300,8 @@ class Round:
     usage: Usage | None = None
     score: float | None = None
     """Of a beam search, whose answers come whole: the sum of log-probs, nats, over length ** length_penalty."""
+    explanation: Explanation | None = None
+    """Where `Speculation.explain` asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,16 @@ class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_KIND_RECOVERED: _ClassVar[TokenKind]
     TOKEN_KIND_BONUS: _ClassVar[TokenKind]
     TOKEN_KIND_PLAIN: _ClassVar[TokenKind]
+    TOKEN_KIND_FORCED: _ClassVar[TokenKind]
+    TOKEN_KIND_PREDICTED: _ClassVar[TokenKind]
+
+class DraftTokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_TOKEN_KIND_UNSPECIFIED: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_DRAWN: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_GUESS: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_FORCED: _ClassVar[DraftTokenKind]
+    DRAFT_TOKEN_KIND_PREDICTED: _ClassVar[DraftTokenKind]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -115,6 +125,13 @@ TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind
 TOKEN_KIND_BONUS: TokenKind
 TOKEN_KIND_PLAIN: TokenKind
+TOKEN_KIND_FORCED: TokenKind
+TOKEN_KIND_PREDICTED: TokenKind
+DRAFT_TOKEN_KIND_UNSPECIFIED: DraftTokenKind
+DRAFT_TOKEN_KIND_DRAWN: DraftTokenKind
+DRAFT_TOKEN_KIND_GUESS: DraftTokenKind
+DRAFT_TOKEN_KIND_FORCED: DraftTokenKind
+DRAFT_TOKEN_KIND_PREDICTED: DraftTokenKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -232,6 +249,54 @@ class TokenSequence(_message.Message):
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DraftToken(_message.Message):
+    __slots__ = ("id", "parent", "kind", "accepted", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    parent: int
+    kind: DraftTokenKind
+    accepted: bool
+    text: str
+    def __init__(self, id: _Optional[int] = ..., parent: _Optional[int] = ..., kind: _Optional[_Union[DraftTokenKind, str]] = ..., accepted: _Optional[bool] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RankedToken(_message.Message):
+    __slots__ = ("id", "logprob", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    logprob: float
+    text: str
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("parent", "token", "target", "draft_law", "draft_guesses")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LAW_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    token: RankedToken
+    target: _containers.RepeatedCompositeFieldContainer[RankedToken]
+    draft_law: _containers.RepeatedCompositeFieldContainer[RankedToken]
+    draft_guesses: _containers.RepeatedCompositeFieldContainer[RankedToken]
+    def __init__(self, parent: _Optional[int] = ..., token: _Optional[_Union[RankedToken, _Mapping]] = ..., target: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., draft_law: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., draft_guesses: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("draft", "rejection", "draft_us")
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    draft: _containers.RepeatedCompositeFieldContainer[DraftToken]
+    rejection: Rejection
+    draft_us: int
+    def __init__(self, draft: _Optional[_Iterable[_Union[DraftToken, _Mapping]]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -418,7 +483,7 @@ class OpenSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential", "place")
+    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential", "place", "explain")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +492,7 @@ class Speculation(_message.Message):
     MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
     max_draft_tokens: int
     tree: TreeShape
@@ -435,7 +501,8 @@ class Speculation(_message.Message):
     min_confidence: float
     sequential: bool
     place: int
-    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., min_confidence: _Optional[float] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ...) -> None: ...
+    explain: bool
+    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., min_confidence: _Optional[float] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)

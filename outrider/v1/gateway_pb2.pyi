@@ -76,7 +76,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience", "drafter", "tree", "adaptive")
+    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience", "drafter", "tree", "adaptive", "explain")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class SpeculationOptions(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     num_draft_tokens: int
     draft_logprobs: _common_pb2.DraftLogprobs
@@ -95,7 +96,8 @@ class SpeculationOptions(_message.Message):
     drafter: _common_pb2.Drafter
     tree: _common_pb2.TreeShape
     adaptive: bool
-    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., tree: _Optional[_Union[_common_pb2.TreeShape, _Mapping]] = ..., adaptive: _Optional[bool] = ...) -> None: ...
+    explain: bool
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., tree: _Optional[_Union[_common_pb2.TreeShape, _Mapping]] = ..., adaptive: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "kind", "logprobs", "text")
@@ -110,7 +112,7 @@ class GeneratedToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.TokenKind, str]] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "choice", "tokens", "text_delta", "finish_reason", "num_drafted", "num_accepted", "usage", "stop_reason", "timings", "score")
+    __slots__ = ("request_id", "choice", "tokens", "text_delta", "finish_reason", "num_drafted", "num_accepted", "usage", "stop_reason", "timings", "score", "explanation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +124,7 @@ class GenerateResponse(_message.Message):
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
@@ -133,7 +136,26 @@ class GenerateResponse(_message.Message):
     stop_reason: str
     timings: RoundTimings
     score: float
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
+    explanation: RoundExplanation
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text_delta: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., stop_reason: _Optional[str] = ..., timings: _Optional[_Union[RoundTimings, _Mapping]] = ..., score: _Optional[float] = ..., explanation: _Optional[_Union[RoundExplanation, _Mapping]] = ...) -> None: ...
+
+class RoundExplanation(_message.Message):
+    __slots__ = ("committed_len", "drafter", "batch_size", "queue_us", "forward_us", "accept_us", "verified")
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    committed_len: int
+    drafter: str
+    batch_size: int
+    queue_us: int
+    forward_us: int
+    accept_us: int
+    verified: _common_pb2.Explanation
+    def __init__(self, committed_len: _Optional[int] = ..., drafter: _Optional[str] = ..., batch_size: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., verified: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ...) -> None: ...
 
 class RoundTimings(_message.Message):
     __slots__ = ("total_us", "deliver_us", "verify_us", "overhead_us")

@@ -122,7 +122,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "levels", "hypotheses")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "explanation", "levels", "hypotheses")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Verdict(_message.Message):
     NUM_OWN_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_OWN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
@@ -177,9 +178,10 @@ class Verdict(_message.Message):
     num_own_drafted: int
     num_own_accepted: int
     drafts: _containers.RepeatedCompositeFieldContainer[DraftOutcome]
+    explanation: _common_pb2.Explanation
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused", "num_wasted")
@@ -216,7 +218,7 @@ class DeliveryBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[FeatureAsk, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ticket", "target_epoch", "root_len", "ids", "parents", "ranks", "kinds", "distributions", "ends")
+    __slots__ = ("ticket", "target_epoch", "root_len", "ids", "parents", "ranks", "kinds", "distributions", "ends", "draft_us")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +228,7 @@ class Delivery(_message.Message):
     KINDS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     ticket: int
     target_epoch: int
     root_len: int
@@ -235,7 +238,8 @@ class Delivery(_message.Message):
     kinds: bytes
     distributions: _common_pb2.TokenDistributions
     ends: bytes
-    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bytes] = ...) -> None: ...
+    draft_us: int
+    def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bytes] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class FeatureAsk(_message.Message):
     __slots__ = ("head", "weights", "rows", "probe")

@@ -12,12 +12,34 @@ which had no number, rounds."""
 
 
 class TokenKind(Enum):
-    """Why a token is in the answer."""
+    """Why a token is in the answer. A target knows the first four; the gateway tells the accepted ones apart."""
 
     ACCEPTED = pb.TOKEN_KIND_ACCEPTED
     RECOVERED = pb.TOKEN_KIND_RECOVERED
     BONUS = pb.TOKEN_KIND_BONUS
     PLAIN = pb.TOKEN_KIND_PLAIN
+    FORCED = pb.TOKEN_KIND_FORCED
+    """Accepted, where the grammar left no choice."""
+    PREDICTED = pb.TOKEN_KIND_PREDICTED
+    """Accepted from the request's prediction."""
+
+    @property
+    def counted(self) -> TokenKind:
+        """Return what it counts as: accepted, recovered, bonus or plain."""
+        return TokenKind.ACCEPTED if self in (TokenKind.FORCED, TokenKind.PREDICTED) else self
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+class DraftTokenKind(Enum):
+    """What a draft token is that a target has verified."""
+
+    DRAWN = pb.DRAFT_TOKEN_KIND_DRAWN
+    GUESS = pb.DRAFT_TOKEN_KIND_GUESS
+    FORCED = pb.DRAFT_TOKEN_KIND_FORCED
+    PREDICTED = pb.DRAFT_TOKEN_KIND_PREDICTED
 
 
 class AcceptanceRule(Enum):
@@ -84,6 +106,10 @@ DRAFTERS = {each.label: each for each in Drafter}
 """Drafters by label."""
 OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
 """Those that count in a text."""
+
+
+GRAMMAR = "grammar"
+"""Stands for a drafter where the request's grammar left no choice: its label in logs, series and answers."""
 
 
 def drafter_label(text: str) -> str:

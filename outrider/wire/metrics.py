@@ -218,8 +218,8 @@ class PairMetrics:
         self.plain_steps = _Bound(metrics.plain_steps, pair)
         for reason in PLAIN_REASONS:  # there from the start, at 0: a rate misses what a series is born with
             self.plain_steps.labels(reason=reason)
-        for kind in TokenKind:
-            self.emitted_tokens.labels(kind=kind.name.lower())
+        for kind in {kind.counted for kind in TokenKind}:
+            self.emitted_tokens.labels(kind=kind.label)
         self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
         self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
         self.round_seconds = _Bound(metrics.round_seconds, pair)

@@ -35,6 +35,8 @@ class Speculation:
     """Draft and target take turns."""
     place: int = 0
     """Of a draft, among those of the answer."""
+    explain: bool = False
+    """Of a target: its verdicts say what was verified and what was refused."""
 
     @property
     def is_fixed(self) -> bool:
@@ -51,6 +53,7 @@ class Speculation:
             min_confidence=self.min_confidence,
             sequential=self.sequential,
             place=self.place,
+            explain=self.explain,
         )
 
     @classmethod
@@ -75,4 +78,5 @@ class Speculation:
             message.min_confidence,
             message.sequential,
             message.place,
+            message.explain,
         )

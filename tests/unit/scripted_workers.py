@@ -77,7 +77,7 @@ class ScriptedTarget(ScriptedConnection):
 
     def says(self, committed_len: int, ids: list[int], kinds: str, **facts: Any) -> None:
         """Give a verdict under the last lease. kinds: a letter for each token: a, r, b or p."""
-        names = {kind.name[0].lower(): kind.value for kind in TokenKind}
+        names = {kind.name[0].lower(): kind.value for kind in TokenKind if kind.counted is kind}
         verdict = tpb.Verdict(
             committed_len=committed_len, token_ids=ids, kinds=[names[letter] for letter in kinds], **facts
         )

@@ -57,7 +57,7 @@ class Acceptance:
         num_reached = sum(self.reached[last])
         after_all = sum(self.accepted[last]) / num_reached if num_reached else self.alpha
         of = {
-            TokenKind.ACCEPTED: 1.0,
+            **dict.fromkeys((TokenKind.ACCEPTED, TokenKind.FORCED, TokenKind.PREDICTED), 1.0),
             TokenKind.RECOVERED: 0.0,
             TokenKind.BONUS: after_all,
             TokenKind.PLAIN: self.alpha,

@@ -53,6 +53,8 @@ class Nodes:
     num_bytes: int = 0
     vocab_size: int | None = None
     """Width of the laws; None: that of the draft's own logits."""
+    draft_us: int = 0
+    """What the draft spent on them, in microseconds; 0 = not known."""
 
     def with_rows(self, rows: Rows, vocab_size: int) -> Nodes:
         return replace(self, rows=rows, vocab_size=vocab_size)
@@ -69,6 +71,7 @@ def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:
         kinds=bytes(kind.value for kind in nodes.kinds),
         distributions=None if nodes.rows is None else rows_to_proto(nodes.rows, vocab_size),
         ends=np.array(nodes.ends, dtype="<i4").tobytes(),
+        draft_us=nodes.draft_us,
     )
 
 
@@ -105,6 +108,7 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
         rows,
         ends,
         item.ByteSize(),
+        draft_us=item.draft_us,
     )
 
 
