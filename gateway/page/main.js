@@ -19,8 +19,8 @@ const NUM_LANES = 24; // rounds in the picture of time: as many as can be told a
 const SLOW_MS = 250; // between two drawings of what is read, not watched
 const SAY_MS = 5000; // between two words of a screen reader on how far an answer is
 
-const replay = new Replay();
 const rounds = new RoundList((number) => replay.go(number));
+const replay = new Replay((number) => rounds.mark(number));
 const transcript = new Transcript();
 let answer = null; // the one that is shown
 let messages = []; // of the chat so far
@@ -32,7 +32,10 @@ const mode = () => byId("form").elements.mode.value;
 // --- what is asked ---
 
 function bodyOf() {
-  const speculation = { explain: true, num_draft_tokens: byId("k").value === "auto" ? "auto" : Number(byId("k").value) };
+  const speculation = {
+    explain: true,
+    num_draft_tokens: byId("k").value === "auto" ? "auto" : Number(byId("k").value),
+  };
   for (const name of ["drafter", "acceptance"]) if (byId(name).value) speculation[name] = byId(name).value;
   const body = { model: byId("model").value, stream: true, max_tokens: Number(byId("max-tokens").value), speculation };
   for (const name of ["temperature", "seed"]) if (byId(name).value !== "") body[name] = Number(byId(name).value);
@@ -99,7 +102,8 @@ async function send() {
   say("Asking.");
   await during(async () => {
     const got = await run(body, body.model);
-    if (body.messages) messages = [...body.messages.filter(({ role }) => role !== "system"), { role: "assistant", content: got.text }];
+    if (body.messages)
+      messages = [...body.messages.filter(({ role }) => role !== "system"), { role: "assistant", content: got.text }];
     say(`Done. ${progress()}`);
   });
 }
@@ -159,7 +163,10 @@ function startWatching() {
 
 function showServed(models, readiness) {
   served = models;
-  fill(byId("model"), models.map(({ id }) => [id, id]));
+  fill(
+    byId("model"),
+    models.map(({ id }) => [id, id]),
+  );
   showDrafters();
   const chosen = models.find(({ id }) => id === byId("model").value);
   if (chosen) showSystem(chosen, readiness);
@@ -174,7 +181,8 @@ function showDrafters() {
 
 /** Give a select these options, unless it has them already, and keep what is chosen. */
 function fill(select, options) {
-  if (options.length === select.length && options.every(([value], index) => select.options[index].value === value)) return;
+  if (options.length === select.length && options.every(([value], index) => select.options[index].value === value))
+    return;
   const chosen = select.value;
   select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
   if (options.some(([value]) => value === chosen)) select.value = chosen;

@@ -4,7 +4,7 @@ import { depths } from "./answer.js";
 import { bar } from "./bars.js";
 import { byId, el, ms } from "./dom.js";
 import { lanes, phases } from "./timeline.js";
-import { drawn, fate, onOneLine, shown, tokenOf } from "./tokens.js";
+import { drawn, fate, own, pastOf, shown, tokenOf } from "./tokens.js";
 
 const STEP_MS = 900; // between rounds of Play: time to read one
 const FATES = { accepted: "accepted", rejected: "rejected", skipped: "not looked at" };
@@ -15,7 +15,11 @@ export class Replay {
   #timer = null;
   #slider = byId("position");
 
-  constructor() {
+  #onShown;
+
+  /** `onShown` is called with the number of the round that is shown. */
+  constructor(onShown) {
+    this.#onShown = onShown;
     byId("previous").addEventListener("click", () => this.go(this.#number - 1));
     byId("next").addEventListener("click", () => this.go(this.#number + 1));
     byId("play").addEventListener("click", () => this.#toggle());
@@ -47,6 +51,7 @@ export class Replay {
     this.#slider.value = this.#number;
     this.#tellPlace();
     byId("step").replaceChildren(...stepOf(this.#answer.rounds[this.#number - 1]));
+    this.#onShown(this.#number);
   }
 
   #tellPlace() {
@@ -89,7 +94,7 @@ export class Replay {
 
 function stepOf(round) {
   return [
-    el("p", { class: "line" }, el("span", { class: "past" }, onOneLine(round.past)), ...drawn(round)),
+    el("p", { class: "line" }, pastOf(round), ...drawn(round)),
     el("p", { class: "sentence" }, sentence(round)),
     ...(round.draft.length ? [el("h3", {}, "Proposal"), proposal(round)] : []),
     ...(round.rejection ? [opinions(round)] : []),
@@ -100,13 +105,19 @@ function stepOf(round) {
 }
 
 function sentence(round) {
-  const own = round.tokens.filter((token) => ["recovered", "bonus", "plain"].includes(token.kind)).map(shown).join("");
+  const said = own(round)
+    .map((token) => `“${shown(token)}”`)
+    .join("");
   const beside = round.batch_size > 1 ? ` The pass served ${round.batch_size} answers.` : "";
-  if (!round.num_drafted) return `Nothing was drafted: a plain step of the target, which said “${own}”.${beside}`;
+  if (!round.num_drafted) return `A plain step: nothing was drafted, and the target said ${said}.${beside}`;
+  const who = round.drafter === "model" ? "The draft" : `The drafter ${round.drafter}`;
   const tokens = round.num_drafted === 1 ? "one token" : `${round.num_drafted} tokens`;
   const kept = round.num_accepted === round.num_drafted ? "all" : round.num_accepted || "none";
-  const last = own && (round.rejection ? `, and said “${own}” instead of the next` : `, and added “${own}”`);
-  return `The draft (${round.drafter}) proposed ${tokens}. The target kept ${kept}${last}.${beside}`;
+  const refused = round.draft.filter((token) => fate(token, round) === "rejected").map((token) => `“${shown(token)}”`);
+  const last = refused.length
+    ? `, refused ${refused.join(" and ")}${said && ` and said ${said} instead`}`
+    : said && ` and added ${said}`;
+  return `${who} proposed ${tokens}. The target kept ${kept}${last}.${beside}`;
 }
 
 function proposal(round) {
@@ -115,7 +126,10 @@ function proposal(round) {
     return el("li", {}, tokenOf(token, found), el("span", { class: "remark" }, FATES[found]));
   };
   if (round.draft.every((token, index) => token.parent === index - 1)) {
-    return el("ol", { class: "chain" }, ...round.draft.map(chip));
+    const last = own(round).map((token) =>
+      el("li", {}, tokenOf(token, "own"), el("span", { class: "remark" }, "target")),
+    );
+    return el("ol", { class: "chain" }, ...round.draft.map(chip), ...last);
   }
   const lines = depths(round.draft).map((depth, index) => {
     const line = chip(round.draft[index]);
@@ -134,13 +148,18 @@ function byBranch(draft, parent = -1) {
 function opinions(round) {
   const { rejection } = round;
   const guessed = new Set(round.draft.filter((token) => fate(token, round) === "rejected").map((token) => token.id));
-  const remark = ({ id }) => [guessed.has(id) ? "drafted" : "", id === rejection.token.id ? "said" : ""].filter(Boolean).join(", ");
+  const remark = ({ id }) =>
+    [guessed.has(id) ? "drafted" : "", id === rejection.token.id ? "said" : ""].filter(Boolean).join(", ");
   const look = ({ id }) => (id === rejection.token.id ? "own" : guessed.has(id) ? "rejected" : "other");
-  const law = (tokens) => tokens.map((token) => bar(tokenOf(token, look(token)), Math.exp(token.logprob), remark(token)));
+  const law = (tokens) =>
+    tokens.map((token) => bar(tokenOf(token, look(token)), Math.exp(token.logprob), remark(token)));
   const columns = [["What the target thought here", el("ol", { class: "bars" }, ...law(rejection.target))]];
-  if (rejection.draft_law) columns.push(["What the draft drew from", el("ol", { class: "bars" }, ...law(rejection.draft_law))]);
+  if (rejection.draft_law)
+    columns.push(["What the draft drew from", el("ol", { class: "bars" }, ...law(rejection.draft_law))]);
   if (rejection.draft_guesses) {
-    const ranked = rejection.draft_guesses.map((token) => el("li", {}, tokenOf(token, look(token)), el("span", { class: "remark" }, remark(token))));
+    const ranked = rejection.draft_guesses.map((token) =>
+      el("li", {}, tokenOf(token, look(token)), el("span", { class: "remark" }, remark(token))),
+    );
     columns.push(["What the draft guessed, best first", el("ol", { class: "ranks" }, ...ranked)]);
   }
   return el("div", { class: "columns" }, ...columns.map(([title, list]) => el("div", {}, el("h3", {}, title), list)));

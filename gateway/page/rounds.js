@@ -1,7 +1,7 @@
 // The rounds as they happen, a line each, in the manner of Figure 1 of Leviathan et al. (2023).
 
 import { byId, el, paced } from "./dom.js";
-import { drawn, onOneLine } from "./tokens.js";
+import { drawn, pastOf } from "./tokens.js";
 
 const LINES = 120; // kept in the document; the replay has all rounds
 
@@ -9,6 +9,7 @@ export class RoundList {
   #list = byId("rounds");
   #answer = null;
   #numDrawn = 0;
+  #marked = 0;
   draw = paced(() => this.#draw());
 
   /** `onPick` is called with the number of a round whose line is clicked. */
@@ -26,15 +27,25 @@ export class RoundList {
     this.draw();
   }
 
+  /** Mark the line of the round that the replay shows, where it is in the list. */
+  mark(number) {
+    this.#marked = number;
+    this.#list.querySelector("[aria-current]")?.removeAttribute("aria-current");
+    this.#list.querySelector(`[value="${number}"]`)?.setAttribute("aria-current", "true");
+  }
+
   #draw() {
     const { rounds } = this.#answer;
     byId("rounds-empty").hidden = rounds.length > 0;
     const from = Math.max(this.#numDrawn, rounds.length - LINES);
     this.#list.append(...rounds.slice(from).map(lineOf));
     this.#numDrawn = rounds.length;
+    this.mark(this.#marked);
     while (this.#list.childElementCount > LINES) this.#list.firstElementChild.remove();
     const earlier = rounds.length - this.#list.childElementCount;
-    byId("rounds-note").textContent = earlier ? `The latest ${LINES}; the ${earlier} before them are in the replay.` : "";
+    byId("rounds-note").textContent = earlier
+      ? `The latest ${LINES}; the ${earlier} before them are in the replay.`
+      : "";
   }
 }
 
@@ -47,8 +58,4 @@ function lineOf(round) {
     el("span", { class: "text" }, pastOf(round), el("span", { class: "new" }, ...drawn(round))),
     el("span", { class: "did" }, did),
   );
-}
-
-function pastOf(round) {
-  return el("span", { class: "past" }, el("span", {}, onOneLine(round.past)));
 }

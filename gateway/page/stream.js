@@ -4,16 +4,18 @@
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let complete = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
+      if (done && complete) return;
       if (done) throw new Error("the stream broke off before its end");
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
         const data = part.replace(/^data: ?/, "");
-        if (data === "[DONE]") return;
-        yield JSON.parse(data);
+        if (data === "[DONE]") complete = true;
+        else yield JSON.parse(data);
       }
     }
   } finally {

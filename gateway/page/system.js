@@ -41,6 +41,14 @@ function show(parts) {
   const said = JSON.stringify(parts);
   if (said === last) return;
   last = said;
-  byId("system").replaceChildren(...parts.map(([role, name, state, words]) =>
-    el("div", { "data-state": state }, el("dt", {}, role), el("dd", {}, el("span", { class: "name" }, name), el("span", { class: "state" }, words)))));
+  byId("system").replaceChildren(
+    ...parts.map(([role, name, state, words]) =>
+      el(
+        "div",
+        { "data-state": state },
+        el("dt", {}, role),
+        el("dd", {}, el("span", { class: "name" }, name), el("span", { class: "state" }, words)),
+      ),
+    ),
+  );
 }

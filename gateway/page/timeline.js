@@ -1,4 +1,4 @@
-// Where the time of rounds went: lanes of draft, wire and target, and the same as a table.
+// Where the time of rounds went: lanes of draft, wire and target, and the same as a list.
 
 import { el, ms, percent } from "./dom.js";
 
@@ -28,7 +28,8 @@ export function lanes(rounds) {
   };
   let start = 0;
   for (const { timings } of rounds) {
-    if (timings.draft_us) box("draft", "draft", start + timings.hold_us + timings.queue_us - timings.draft_us, timings.draft_us);
+    if (timings.draft_us)
+      box("draft", "draft", start + timings.hold_us + timings.queue_us - timings.draft_us, timings.draft_us);
     let at = start;
     for (const [name, lane, look] of PHASES) {
       box(lane, look, at, timings[name]);
@@ -37,23 +38,25 @@ export function lanes(rounds) {
     start += timings.total_us;
     picture.append(svg("line", { x1: start * scale, x2: start * scale, y1: 0, y2: LANES.length * LANE_HEIGHT }));
   }
-  const told = `${ms(total)} of ${rounds.length === 1 ? "one round" : `${rounds.length} rounds`}; the table has the numbers`;
-  const names = el("div", { class: "lane-names", "aria-hidden": "true" }, ...["Draft", "Wire", "Target"].map((name) => el("span", {}, name)));
+  const told = `${ms(total)} of ${rounds.length === 1 ? "one round" : `${rounds.length} rounds`}; the list has the numbers`;
+  const names = el(
+    "div",
+    { class: "lane-names", "aria-hidden": "true" },
+    ...["Draft", "Wire", "Target"].map((name) => el("span", {}, name)),
+  );
   return el("div", { class: "lanes", role: "img", "aria-label": told }, names, picture);
 }
 
-/** Tell the phases of `numRounds` rounds whose timings sum to `spent` as a table. */
+/** Tell the phases of `numRounds` rounds whose timings sum to `spent`: the mean of a round, and its share. */
 export function phases(spent, numRounds) {
-  const total = spent.total_us || 1;
-  const rows = PHASES.map(([name, , look, words]) => row(look, words, spent[name] ?? 0, numRounds, percent((spent[name] ?? 0) / total)));
-  rows.push(row("draft", "Draft’s passes", spent.draft_us ?? 0, numRounds, "alongside"));
-  const head = el("tr", {}, ...["Phase", "A round", "Share"].map((name) => el("th", { scope: "col" }, name)));
-  return el("table", { class: "phases" }, el("thead", {}, head), el("tbody", {}, ...rows));
+  const share = (us) => percent(us / (spent.total_us || 1));
+  const items = PHASES.map(([name, , look, words]) => item(look, words, spent[name] / numRounds, share(spent[name])));
+  if (spent.draft_us) items.push(item("draft", "Draft’s passes", spent.draft_us / numRounds, "alongside"));
+  return el("ul", { class: "phases" }, ...items);
 }
 
-function row(look, words, us, numRounds, share) {
-  const mean = numRounds ? ms(us / numRounds) : "–";
-  return el("tr", {}, el("th", { scope: "row" }, el("span", { class: `swatch ${look}` }), words), el("td", {}, mean), el("td", {}, share));
+function item(look, words, us, share) {
+  return el("li", {}, el("span", { class: `swatch ${look}` }), `${words} `, el("b", {}, ms(us)), ` ${share}`);
 }
 
 function svg(name, attributes) {

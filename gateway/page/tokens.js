@@ -16,7 +16,10 @@ export function shown({ id, text }) {
   return text === "" ? `‹${id}›` : onOneLine(text);
 }
 
-export const onOneLine = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+const onOneLine = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+
+/** Return the text before a round on one line, without its indentation: it is there to be recognised. */
+export const pastOf = (round) => el("span", { class: "past" }, el("span", {}, round.past.replace(/\s*\n\s*/g, "↵")));
 
 /** Draw a token; `look` is accepted, rejected, unseen or own. */
 export function tokenOf(token, look) {
@@ -26,19 +29,21 @@ export function tokenOf(token, look) {
 /** Draw the committed tokens of a round, with the rejected ones where they were refused. */
 export function drawn(round) {
   const parts = [];
-  const own = round.tokens.filter((token) => LOOKS[token.kind] === "own");
   const kept = round.tokens.filter((token) => LOOKS[token.kind] !== "own");
   const refused = round.draft.filter((token) => fate(token, round) === "rejected");
   for (const [look, said, tokens] of [
     ["accepted", "accepted: ", kept],
     ["rejected", "rejected: ", refused],
-    ["own", "the target’s own: ", own],
+    ["own", "target: ", own(round)],
   ]) {
     if (tokens.length === 0) continue;
     parts.push(el("span", { class: "unseen" }, said), ...tokens.map((token) => tokenOf(token, look)), " ");
   }
   return parts;
 }
+
+/** Return the tokens of a round that are the target's own: in place of a refused one, after the last kept one, or plain. */
+export const own = (round) => round.tokens.filter((token) => LOOKS[token.kind] === "own");
 
 /** Return what became of a draft token: accepted, rejected, or never looked at since one before it was refused. */
 export function fate(token, round) {

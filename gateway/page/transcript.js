@@ -42,7 +42,10 @@ export class Transcript {
   begin(asked, name, answer) {
     const reasoning = el("div", { class: "text reasoning" });
     const text = el("div", { class: "text" });
-    this.#root.append(message("asked", "You", el("div", { class: "text" }, asked)), message("answered", name, reasoning, text));
+    this.#root.append(
+      message("asked", "You", el("div", { class: "text" }, asked)),
+      message("answered", name, reasoning, text),
+    );
     this.#answer = answer;
     this.#reasoning = new GrowingText(reasoning);
     this.#text = new GrowingText(text);
