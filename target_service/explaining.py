@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, exactly_best
@@ -52,7 +52,7 @@ def explain(asking: Sequence[Asking], logits: Tensor) -> list[Explanation]:
     trees = [_tree(each.ready) for each in asking]
     ended = [_is_refused(each, tree) for each, tree in zip(asking, trees, strict=True)]
     rows = [each.start + 1 + each.last for each, is_refused in zip(asking, ended, strict=True) if is_refused]
-    host = HostLogits(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)])
+    host = HostLogits(logits[to_device(np.array(rows, dtype=np.int64), logits.device)])
     places = iter(range(len(rows)))
     return [
         _explanation(each, tree, _target_best(each, tree, host, next(places)) if is_refused else None)

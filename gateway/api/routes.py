@@ -136,7 +136,7 @@ class Routes:
     async def _events(
         self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
     ) -> AsyncGenerator[bytes]:
-        """One event per round and choice; rounds that only held text back send none, unless tokens' kinds are asked for."""
+        """One event per round and choice; rounds that only held text back send none, unless kinds are asked for."""
         usages: dict[int, AnswerUsage] = {}
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:

@@ -42,7 +42,7 @@ def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gate
     verified = told.verified
     if num_kept < len(verdict.token_ids):  # a stop string came before
         verified.ClearField("rejection")
-    tokens = [*verified.draft]
+    tokens: list[pb.DraftToken | pb.RankedToken] = [*verified.draft]
     if verified.HasField("rejection"):
         rejection = verified.rejection
         tokens += [rejection.token, *rejection.target, *rejection.draft_law, *rejection.draft_guesses]

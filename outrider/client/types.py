@@ -121,8 +121,8 @@ class Speculation:
     """Draft a tree: children by depth such as "4x2x1", or "best:12x4", the 12 most likely nodes up to a depth of 4. Not
     with num_draft_tokens or lenience."""
     explain: bool = False
-    """Let each round say what was verified and what was refused: `Round.explanation`. It changes no law. Not with a beam
-    search."""
+    """Let each round say what was verified and what was refused: `Round.explanation`. It changes no law. Not with a
+    beam search."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ _SPECULATION = st.sampled_from(
     [
         pb.Speculation(),
         pb.Speculation(max_draft_tokens=8),
-        pb.Speculation(max_draft_tokens=3, num_draft_tokens=3),
+        pb.Speculation(max_draft_tokens=3, num_draft_tokens=3, explain=True),
         pb.Speculation(max_draft_tokens=8, num_draft_tokens=2, sequential=True),
         pb.Speculation(max_draft_tokens=8, tree=pb.TreeShape(widths=[2, 1])),
         pb.Speculation(max_draft_tokens=8, draft_logprobs=pb.DRAFT_LOGPROBS_TOPK, draft_topk=5),

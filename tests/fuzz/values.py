@@ -27,6 +27,7 @@ _F = FieldDescriptor
 _BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     _F.TYPE_UINT32: _UINT32,
     _F.TYPE_UINT64: _UINT64,
+    _F.TYPE_FIXED32: _UINT32,
     _F.TYPE_FIXED64: _UINT64,
     _F.TYPE_DOUBLE: _FLOAT,
     _F.TYPE_FLOAT: _FLOAT,

@@ -21,6 +21,7 @@ from tests.mutants.beams import BEAMS
 from tests.mutants.cascade import CASCADES
 from tests.mutants.deliveries import DELIVERIES
 from tests.mutants.encoder import ENCODER
+from tests.mutants.explaining import EXPLAINING
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
@@ -35,6 +36,7 @@ REPO = Path(__file__).resolve().parent.parent.parent
 MUTANTS = (
     *ACCEPTANCE,
     *SAMPLING,
+    *EXPLAINING,
     *GRAMMAR,
     *TRUNCATION,
     *DELIVERIES,

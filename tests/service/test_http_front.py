@@ -127,6 +127,25 @@ async def test_token_id_prompts_go_through_as_they_are(generator: ScriptedGenera
     assert generator.requests[0].prompt_ids == (5, 6, 7)
 
 
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
+async def test_with_kinds_each_round_sends_its_tokens_though_its_text_is_held_back(
+    generator: ScriptedGenerator, endpoint: str
+) -> None:
+    ids, kinds = TOKENIZER.encode(TEXT), ["accepted", "accepted", "recovered"]
+    expected = [
+        {"id": token_id, "text": TOKENIZER.token_text(token_id), "kind": kinds[place % 3]}
+        for place, token_id in enumerate(ids)
+    ]
+    body: dict[str, Any] = {"stop": [TEXT + " jumps"], "speculation": {"token_kinds": True}}
+    body |= {"prompt": "x"} if endpoint == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
+    async with in_process(generator) as http:
+        whole = (await http.post(endpoint, json=body)).json()
+        events = events_of((await http.post(endpoint, json={**body, "stream": True})).text)
+    assert whole["choices"][0]["speculation"] == {"tokens": expected}
+    rounds = [event["choices"][0]["speculation"]["tokens"] for event in events]
+    assert rounds == [expected[start : start + 3] for start in range(0, len(ids), 3)] and len(rounds) > 1
+
+
 @pytest.mark.parametrize("default", ["rejection", "coupled"])
 async def test_a_request_names_the_rule_or_gets_the_servers(generator: ScriptedGenerator, default: str) -> None:
     async with in_process(generator, acceptance=default) as http:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.engine.sampling.tree_acceptance import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import PROTOCOL
+from outrider.wire.kinds import PROTOCOL, AcceptanceRule
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S
@@ -137,6 +139,72 @@ def blurred_drafts(
         drafts.append(draw(kept, float(torch.rand(1, generator=generator))))
         rows.append(kept)
     return drafts, torch.stack(rows)
+
+
+EXPLAINED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "rejection": {"temperature": 0.9, "top_k": 40, "repetition_penalty": 1.2},
+    "coupled": {"temperature": 0.9, "acceptance": AcceptanceRule.COUPLED},
+}
+
+
+@pytest.mark.parametrize("shape", [None, TreeShape((2, 1))], ids=["chain", "tree"])
+@pytest.mark.parametrize("rule", EXPLAINED)
+async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
+    target: ControlClient, reference: ReferenceModel, rule: str, shape: TreeShape | None
+) -> None:
+    """The same drafts for two slots, of which one asks: both say the same, and it what the laws were."""
+    parents, ranks = ([-1, 0, 1], [0, 0, 0]) if shape is None else ([-1, -1, 0, 1], [0, 1, 0, 0])
+    drawn, num_refused, num_explained = rule == "rejection", 0, 0
+    for seed in range(3):
+        options: dict[str, Any] = {**EXPLAINED[rule], "seed": seed, "max_tokens": 64}
+        params, ids = sampling(**options), list(PROMPT)
+        speculation = Speculation(3 if shape is None else 0, 8, shape)
+        for slot in (1, 2):
+            asked = dataclasses.replace(speculation, explain=slot == 2)
+            await target.opened(slot, PROMPT, speculation=asked, **options)
+        for _ in range(2):
+            first = reference.laws(ids, len(PROMPT), params, [])[0]
+            law = (first + torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))).log_softmax(0)
+            best = law.argsort(descending=True).tolist()
+            drafts = [best[0], *(best[place] for place in range(1, len(parents)))]
+            laws = law.expand(len(set(parents)), VOCAB) if drawn else None
+            said = list[tpb.Verdict]()
+            for slot in (1, 2):
+                ticket, ends = new_ticket(), [-1, *range(len(drafts))]
+                tree = {"parents": parents, "ranks": ranks, "ends": ends}
+                item = delivery(target, ticket, len(ids), drafts, laws, **tree)
+                item.draft_us = 70
+                said.append(await drafted(target, verify(slot, 0, ids, ticket), item))
+            plain, told = said
+            assert not plain.HasField("explanation")
+            for name in ("token_ids", "kinds", "num_drafted", "num_accepted", "drafter", "finish_reason"):
+                assert getattr(plain, name) == getattr(told, name)
+            found = told.explanation
+            paths = DraftTree.checked([each.id for each in found.draft], [each.parent for each in found.draft])
+            sent = DraftTree.checked(drafts, parents)
+            assert {paths.prefix(node) for node in range(len(drafts))} == {*map(sent.prefix, range(len(drafts)))}
+            assert found.draft_us == 70
+            kind = pb.DRAFT_TOKEN_KIND_DRAWN if drawn else pb.DRAFT_TOKEN_KIND_GUESS
+            assert {token.kind for token in found.draft} == {kind}
+            kept = [token.id for token in found.draft if token.accepted]
+            assert kept == list(told.token_ids)[:-1] and len(kept) == told.num_accepted
+            num_explained += 1
+            if told.kinds[-1] == RECOVERED:
+                num_refused += 1
+                rejection = found.rejection
+                assert rejection.token.id == told.token_ids[-1]
+                asked_params = dataclasses.replace(params, temperature=params.temperature or 1.0)
+                there = reference.laws(ids, len(PROMPT), asked_params, kept)[-1]
+                assert [token.id for token in rejection.target] == there.argsort(descending=True)[:5].tolist()
+                logprobs = there.sort(descending=True).values[:5].tolist()
+                assert [token.logprob for token in rejection.target] == pytest.approx(logprobs, abs=1e-3)
+                assert [token.id for token in rejection.draft_law] == (best[:5] if drawn else [])
+                assert bool(rejection.draft_guesses) is not drawn
+            ids += told.token_ids
+        for slot in (1, 2):
+            target.tell(pb.CloseSlot(slot=slot))
+    assert num_refused > 0 and num_explained == 6
 
 
 async def test_sampled_plain_steps_use_the_target_noise(target: ControlClient, reference: ReferenceModel) -> None:

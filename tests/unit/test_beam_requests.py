@@ -39,6 +39,13 @@ def info(beams: bool) -> pb.WorkerInfo:
     return found
 
 
+def test_no_round_of_a_search_is_explained() -> None:
+    asked = demand(BeamParams(4), speculation=SpeculationOptions(explain=True))
+    with pytest.raises(InvalidRequest, match="do not go together") as caught:
+        check_demand(asked, [ServedFacts("m", 512, 320, 0, 320, None)])
+    assert caught.value.param == "speculation.explain"
+
+
 @pytest.mark.parametrize("beams", [True, False])
 def test_a_target_that_takes_no_beams_is_told(beams: bool) -> None:
     """It is one of two: a search may be given either."""

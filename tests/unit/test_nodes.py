@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def test_what_is_read_is_what_was_sent() -> None:
     found = from_proto(message, VOCAB_SIZE)
     for name in ("ticket", "root_len", "ids", "parents", "ranks", "kinds", "ends"):
         assert getattr(found, name) == getattr(before, name), name
+    assert from_proto(to_proto(replace(before, draft_us=70), 4, VOCAB_SIZE), VOCAB_SIZE).draft_us == 70
     assert found.num_bytes == message.ByteSize() and found.rows is not None and found.rows.num_rows == 1
 
 

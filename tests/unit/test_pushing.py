@@ -84,10 +84,14 @@ def test_the_target_has_the_tree_that_grows(rule: dict[str, Any], turns: list[An
 
 def test_a_message_names_what_leads_to_its_nodes_and_carries_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, Draft(takes_trees=False, **REJECTION).grow(2, most=1))
+    course.growing.spent_s = 0.0025
     assert course.push() == 1
     course.draft.grow(1, most=1)
     assert course.push() == 1
     first, second = course.sent
+    assert [each.draft_us for each in course.sent] == [2500, 1], (
+        "what it took, and never a field that would be left out"
+    )
     assert (first.kinds, second.kinds) == ([NodeKind.LAW] * 2, [NodeKind.KNOWN] * 2 + [NodeKind.LAW])
     assert [each.rows.num_rows for each in course.sent if each.rows is not None] == [2, 1]
     assert (second.ids[:2], second.parents, second.root_len) == (first.ids, [-1, 0, 1], len(PROMPT))

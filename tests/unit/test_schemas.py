@@ -151,6 +151,14 @@ def test_no_other_form_of_a_prediction(given: Any, param: str) -> None:
     assert chat(prediction=None) == chat()
 
 
+def test_rounds_are_explained_in_streams_alone() -> None:
+    explained = completion(stream=True, speculation={"explain": True})
+    assert explained.speculation.explain and not completion(speculation={"token_kinds": True}).speculation.explain
+    with pytest.raises(InvalidRequest, match="when stream is true") as caught:
+        completion(speculation={"explain": True})
+    assert caught.value.param == "speculation.explain"
+
+
 def test_wrong_types_are_not_converted_and_long_values_not_echoed() -> None:
     for body in ({"temperature": "1"}, {"max_tokens": 1.5}, {"stream": 1}, {"logit_bias": {"1": "x"}}):
         with pytest.raises(InvalidRequest):

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import FinishReason, GenerationRequest, RoundOutput
+from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions, TokenKind
 from gateway.rounds.session import Session
+from gateway.telemetry.round_metrics import note_round
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.params import SamplingParams
 from tests.service.scripted_generator import TIMINGS, demo_tokenizer
 
@@ -24,10 +26,14 @@ def tokenizer() -> Tokenizer:
 
 
 def session_of(
-    tokenizer: Tokenizer, *stop: str, stop_ids: tuple[int, ...] = (), prediction: tuple[int, ...] = ()
+    tokenizer: Tokenizer,
+    *stop: str,
+    stop_ids: tuple[int, ...] = (),
+    prediction: tuple[int, ...] = (),
+    explain: bool = False,
 ) -> Session:
-    params = SamplingParams(max_tokens=16, stop_token_ids=stop_ids)
-    request = GenerationRequest("r", "m", PROMPT, params, stop=stop, prediction_ids=prediction)
+    params, options = SamplingParams(max_tokens=16, stop_token_ids=stop_ids), SpeculationOptions(explain=explain)
+    request = GenerationRequest("r", "m", PROMPT, params, stop=stop, prediction_ids=prediction, speculation=options)
     return Session(request, tokenizer, slot_id=1)
 
 
@@ -62,6 +68,59 @@ def test_text_that_might_have_been_a_stop_comes_with_the_end(tokenizer: Tokenize
     assert apply(session, ids[:-1]).text_delta + apply(session, ids[-1:]).text_delta == "the "
     last = apply(session, tokenizer.encode(" r"), finish_reason=pb.FINISH_REASON_LENGTH)
     assert (last.text_delta, last.finish_reason, last.stop_reason) == ("quick r", FinishReason.LENGTH, None)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind"),
+    [(0, TokenKind.FORCED), (pb.DRAFTER_PREDICTION, TokenKind.PREDICTED), (pb.DRAFTER_NGRAM, TokenKind.ACCEPTED)],
+)
+def test_accepted_tokens_are_told_apart_and_count_alike(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
+    session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")
+    verdict = tpb.Verdict(
+        committed_len=3,
+        token_ids=ids[:3],
+        kinds=[pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_ACCEPTED, pb.TOKEN_KIND_RECOVERED],
+        num_drafted=3,
+        num_accepted=2,
+        drafter=drafter,
+    )
+    output = session.apply(verdict, TIMINGS)
+    assert [token.kind for token in output.tokens] == [kind, kind, TokenKind.RECOVERED]
+    metrics = GatewayMetrics()
+    note_round(metrics.pair("t", "d"), verdict, output, "")
+    counted = {kind.name.lower() for kind in TokenKind} - {"forced", "predicted"}
+    assert {
+        name: metrics.registry.get_sample_value(
+            "spec_emitted_tokens_total", {"target": "t", "draft": "d", "kind": name}
+        )
+        for name in (*counted, "forced", "predicted")
+    } == dict.fromkeys(counted, 0.0) | {"accepted": 2.0, "recovered": 1.0, "forced": None, "predicted": None}
+
+
+def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the quick brown fox")
+    rejection = pb.Rejection(
+        parent=0,
+        token=pb.RankedToken(id=ids[1]),
+        target=[pb.RankedToken(id=ids[1], logprob=-0.5)],
+        draft_guesses=[pb.RankedToken(id=ids[2])],
+    )
+    draft = [pb.DraftToken(id=ids[0], parent=-1, accepted=True), pb.DraftToken(id=ids[2])]
+    verified = pb.Explanation(draft=draft, rejection=rejection, draft_us=7)
+    facts = {"num_drafted": 2, "num_accepted": 1, "drafter": pb.DRAFTER_MODEL, "batch_size": 3, "queue_us": 5}
+    asked, not_asked = session_of(tokenizer, explain=True), session_of(tokenizer)
+    told = apply(asked, ids[:2], **facts, explanation=verified).explanation
+    assert apply(not_asked, ids[:2], **facts, explanation=verified).explanation is None
+    assert told is not None and (told.committed_len, told.drafter, told.batch_size, told.queue_us) == (3, "model", 3, 5)
+    texts = [tokenizer.token_text(token_id) for token_id in ids]
+    assert [token.text for token in told.verified.draft] == [texts[0], texts[2]]
+    assert told.verified.rejection.token.text == told.verified.rejection.target[0].text == texts[1]
+    assert told.verified.rejection.draft_guesses[0].text == texts[2] and told.verified.draft_us == 7
+    plain = apply(asked, ids[2:3]).explanation
+    assert plain is not None and plain.drafter == "" and not plain.verified.draft
+    stopped = session_of(tokenizer, tokenizer.decode(ids[:1]), explain=True)
+    cut = apply(stopped, ids[:2], **facts, explanation=verified).explanation
+    assert cut is not None and len(cut.verified.draft) == 2 and not cut.verified.HasField("rejection")
 
 
 def test_usage_adds_up_over_rounds(tokenizer: Tokenizer) -> None:
