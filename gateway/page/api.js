@@ -8,6 +8,8 @@ export function useKey(given) {
   key = given;
 }
 
+export const hasKey = () => key !== "";
+
 /** An answer of the gateway that is no success. `status` is HTTP's. */
 export class ApiError extends Error {
   constructor(message, status) {

@@ -1,6 +1,6 @@
 // The page: a form becomes a request, its stream an Answer, and the Answer is drawn by those who watch it.
 
-import { ask, useKey } from "./api.js";
+import { ask, hasKey, useKey } from "./api.js";
 import { Answer } from "./answer.js";
 import { showComparison } from "./compare.js";
 import { byId, el, paced, percent } from "./dom.js";
@@ -53,7 +53,7 @@ async function run(body, name) {
   transcript.begin(byId("prompt").value, name, answer);
   rounds.show(answer);
   replay.show(answer);
-  const sayProgress = paced(() => say(progress()), SAY_MS);
+  const sayProgress = paced(() => running && say(progress()), SAY_MS);
   try {
     for await (const chunk of ask(mode(), body, running.signal)) {
       answer.add(chunk, performance.now());
@@ -157,6 +157,7 @@ function startWatching() {
     if (error.status !== 401) return false;
     watching = false;
     askForKey();
+    if (hasKey()) showError(error.message);
     return true;
   });
 }
@@ -176,7 +177,7 @@ function showServed(models, readiness) {
 function showDrafters() {
   const drafters = served.find(({ id }) => id === byId("model").value)?.drafters ?? [];
   const usable = drafters.filter((drafter) => !drafter.startsWith("prediction")); // those need one in the request
-  fill(byId("drafter"), [["", "the server’s"], ...usable.map((drafter) => [drafter, drafter])]);
+  fill(byId("drafter"), [["", "default"], ...usable.map((drafter) => [drafter, drafter])]);
 }
 
 /** Give a select these options, unless it has them already, and keep what is chosen. */
@@ -190,7 +191,7 @@ function fill(select, options) {
 
 function askForKey() {
   byId("key-form").hidden = false;
-  byId("key").focus();
+  if (document.activeElement === document.body) byId("key").focus(); // else somebody is at work elsewhere
 }
 
 // --- what is pressed ---
