@@ -1,4 +1,4 @@
-"""The page at `/`: fixed files of gateway/page, read once, under a policy that lets them speak to this gateway alone."""
+"""The page at `/`: the files of gateway/page, read once, under a policy that lets them speak to this gateway alone."""
 
 from __future__ import annotations
 

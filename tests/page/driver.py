@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 ANSWER_MS = 300_000
 CODE = "class Stack:\n    def __init__(self):\n        self.items = []\n"
@@ -29,9 +30,9 @@ def wait_done(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
 
 
-def answer(page: Page) -> Locator:
-    """The text of the last answer."""
-    return page.locator(".message.answered").last.locator(".text").last
+def answer_text(page: Page) -> str:
+    """Of the last answer."""
+    return "\n".join(page.locator(".message.answered").last.locator(".text").last.locator("div").all_text_contents())
 
 
 def asking_for(page: Page, **more: Any) -> None:
@@ -40,4 +41,4 @@ def asking_for(page: Page, **more: Any) -> None:
     def go_on(route: Route) -> None:
         route.continue_(post_data=json.dumps(route.request.post_data_json | more))
 
-    page.route("**/v1/*completions", go_on)
+    page.route(re.compile("/completions$"), go_on)

@@ -1,4 +1,4 @@
-"""Everybody can use it: axe-core finds nothing in any state, in dark and light, and a narrow or zoomed page loses nothing."""
+"""Everybody can use it: axe-core finds nothing in any state, dark or light, and narrow or zoomed nothing is lost."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import OpenPage
-from tests.page.driver import answer, asking_for, send, wait_done
+from tests.page.driver import answer_text, asking_for, send, wait_done
 
 PAYLOADS = (
     "<script>pwned = 1</script><img src=x onerror='pwned = 1'>",
@@ -31,7 +31,7 @@ def test_prompts_and_answers_of_the_real_system(open_page: OpenPage, payload: st
     asking_for(page, structured_outputs={"choice": [payload]})
     send(page, payload, mode="Chat", Max_tokens=200, System_message=payload)
     wait_done(page)
-    assert answer(page).inner_text() == payload
+    assert answer_text(page) == payload
     assert page.locator(".asked .text").inner_text() == payload
     assert_only_text(page)
 
@@ -57,7 +57,7 @@ def events(payload: str) -> str:
             "draft_law": ranked,
             "draft_guesses": [token],
         },
-        "timings": {name: 1000 for name in ("total_us", "hold_us", "queue_us", "forward_us", "accept_us", "other_us")}
+        "timings": dict.fromkeys(("total_us", "hold_us", "queue_us", "forward_us", "accept_us", "other_us"), 1000)
         | {"draft_us": 500},
     }
     tokens = [{**token, "kind": "accepted"}, {**token, "id": 3, "kind": "recovered"}, {**token, "kind": payload}]
@@ -85,7 +85,7 @@ def test_names_tokens_and_errors_of_a_hostile_gateway(open_page: OpenPage, paylo
     wait_done(page)
     expect(page.get_by_role("alert")).to_have_text(payload)
     assert page.locator("#system .name").all_text_contents() == [payload] * 3
-    assert page.locator("#rounds .token").all_text_contents() == [payload] * 3
+    assert page.locator("#rounds .token").all_text_contents() == [payload] * 4
     assert page.locator("#step .bars .token").all_text_contents() == [payload] * 2
     expect(page.locator("#step .sentence")).to_contain_text(payload)
     assert_only_text(page)
@@ -94,12 +94,12 @@ def test_names_tokens_and_errors_of_a_hostile_gateway(open_page: OpenPage, paylo
 def test_the_policy_stops_a_script_that_came_into_the_page(open_page: OpenPage) -> None:
     """Were there a hole, the browser would still run no script that is inline, and read no string as HTML."""
     page = open_page(
-        expected=("script-src-elem", "script-src-attr", "style-src", "require-trusted-types", "Content Security")
+        expected=("script-src-elem", "script-src-attr", "style-src", "require-trusted-types", "Content Security", "404")
     )
 
     def with_scripts(route: Route) -> None:
         response = route.fetch()
-        inline = "<script>pwned = 1</script><img src='missing' onerror='pwned = 1'><p style='color: red'>x</p>"
+        inline = "<script>pwned = 1</script><img src='missing.svg' onerror='pwned = 1'><p style='color: red'>x</p>"
         route.fulfill(response=response, body=response.text().replace("<main>", f"<main>{inline}"))
 
     page.route(page.url, with_scripts)
