@@ -153,7 +153,10 @@ function opinions(round) {
   const look = ({ id }) => (id === rejection.token.id ? "own" : guessed.has(id) ? "rejected" : "other");
   const law = (tokens) =>
     tokens.map((token) => bar(tokenOf(token, look(token)), Math.exp(token.logprob), remark(token)));
-  const columns = [["What the target thought here", el("ol", { class: "bars" }, ...law(rejection.target))]];
+  const listed = rejection.target.some(({ id }) => id === rejection.token.id);
+  const rest = listed ? "" : `It drew “${shown(rejection.token)}”, which is none of these five.`;
+  const target = [el("ol", { class: "bars" }, ...law(rejection.target)), el("p", { class: "hint" }, rest)];
+  const columns = [["What the target thought here", ...target]];
   if (rejection.draft_law)
     columns.push(["What the draft drew from", el("ol", { class: "bars" }, ...law(rejection.draft_law))]);
   if (rejection.draft_guesses) {
@@ -162,5 +165,5 @@ function opinions(round) {
     );
     columns.push(["What the draft guessed, best first", el("ol", { class: "ranks" }, ...ranked)]);
   }
-  return el("div", { class: "columns" }, ...columns.map(([title, list]) => el("div", {}, el("h3", {}, title), list)));
+  return el("div", { class: "columns" }, ...columns.map(([title, ...parts]) => el("div", {}, el("h3", {}, title), ...parts)));
 }

@@ -41,7 +41,7 @@ def test_pictures(open_page: OpenPage, scheme: str) -> None:
     expect(page.locator("#system")).to_contain_text("outrider/demo-draft")
     send(page, CODE, Temperature=0.8, Max_tokens=96, Seed=5)
     wait_done(page)
-    page.locator("#rounds li", has=page.locator(".rejected")).nth(-3).click()
+    page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).last.click()
     page.locator("h1").hover()
     ending = "" if scheme == "light" else "-dark"
     chat, replay = (REPO / f"docs/images/page-{name}{ending}.png" for name in ("chat", "replay"))

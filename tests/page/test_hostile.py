@@ -94,7 +94,15 @@ def test_names_tokens_and_errors_of_a_hostile_gateway(open_page: OpenPage, paylo
 def test_the_policy_stops_a_script_that_came_into_the_page(open_page: OpenPage) -> None:
     """Were there a hole, the browser would still run no script that is inline, and read no string as HTML."""
     page = open_page(
-        expected=("script-src-elem", "script-src-attr", "style-src", "require-trusted-types", "Content Security", "404")
+        expected=(
+            "script-src-elem",
+            "script-src-attr",
+            "style-src",
+            "require-trusted-types",
+            "Content Security",
+            "TrustedHTML",
+            "404",
+        )
     )
 
     def with_scripts(route: Route) -> None:
