@@ -284,3 +284,14 @@ clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
 	$(BIN)/python -m tests.clients $(ARGS)
 
 .PHONY: clients
+
+# The page in a real Chromium on the demo pair; writes docs/images/page-*.png. Needs a Chromium; says so and exits 3 without.
+.work/page/.done: tests/page/requirements.txt
+	$(PYTHON) -m venv .work/page
+	.work/page/bin/python -m pip install --quiet --only-binary :all: -r $<
+	@touch $@
+
+page-test: $(STAMP) .work/page/.done
+	$(BIN)/python -m tests.page $(ARGS)
+
+.PHONY: page-test

@@ -162,6 +162,8 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     for gateway in endpoints.gateways:
         console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
+        if settings.gateway.get("page", True):
+            console.print(f"  page  {gateway.url}/")
     for refused in dict.fromkeys(refused for gateway in endpoints.gateways for refused in gateway.refused):
         console.print(f"  [bold yellow]not used[/]  the {escape(refused)}", highlight=False)
     for one in endpoints.workers:

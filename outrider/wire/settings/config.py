@@ -219,6 +219,8 @@ class GatewayConfig(_ProcessConfig):
     """HTTP port; 0 takes a free one and prints it."""
     grpc_port: Port = 8001
     """gRPC port; 0 takes a free one and prints it."""
+    page: bool = True
+    """Serve a page at / of the HTTP port, on which one asks the model and watches the rounds; off = 404."""
     num_draft_tokens: DraftTokens = AUTO
     """K: tokens drafted a step unless the request says otherwise; auto = what makes the most tokens per second, step by
     step, down to none."""

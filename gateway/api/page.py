@@ -1,0 +1,64 @@
+"""The page at `/`: the files of gateway/page, read once, under a policy that lets them speak to this gateway alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+"""By the ending of a name. Files of other endings are not served."""
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""The last two: the browser itself refuses to read a string as HTML (`innerHTML` and its like throw)."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def page_routes() -> list[Route]:
+    """Return a route for each file: `/` is index.html, the others are below /page/. GET and HEAD."""
+    routes = []
+    for file in files("gateway").joinpath("page").iterdir():
+        media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
+        if media_type is not None:
+            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            routes.append(Route(path, _endpoint(file.read_bytes(), media_type)))
+    return routes
+
+
+def _endpoint(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    headers = HEADERS | {"etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"', "content-type": media_type}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+    return serve

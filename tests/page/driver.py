@@ -1,0 +1,44 @@
+"""What a user does on the page, by the names that it has there."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from playwright.sync_api import Page, Route, expect
+
+ANSWER_MS = 300_000
+CODE = "class Stack:\n    def __init__(self):\n        self.items = []\n"
+
+
+def fill_in(page: Page, prompt: str, *, mode: str = "Completion", **settings: Any) -> None:
+    """Settings by their labels, with _ for a space."""
+    expect(page.locator("#system")).to_contain_text("ready")
+    page.get_by_role("radio", name=mode).check()
+    page.get_by_label("Prompt").fill(prompt)
+    for name, value in settings.items():
+        page.get_by_label(name.replace("_", " ")).fill(str(value))
+
+
+def send(page: Page, prompt: str, **settings: Any) -> None:
+    fill_in(page, prompt, **settings)
+    page.get_by_role("button", name="Send").click()
+
+
+def wait_done(page: Page) -> None:
+    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
+
+
+def answer_text(page: Page) -> str:
+    """Of the last answer."""
+    return "\n".join(page.locator(".message.answered").last.locator(".text").last.locator("div").all_text_contents())
+
+
+def asking_for(page: Page, **more: Any) -> None:
+    """What the page asks for is more than its form can say."""
+
+    def go_on(route: Route) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | more))
+
+    page.route(re.compile("/completions$"), go_on)

@@ -1,0 +1,57 @@
+"""What the page weighs and how soon it is there; and its pictures in the documentation."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Route, expect
+
+from tests.page.conftest import OpenPage, figures
+from tests.page.driver import CODE, send, wait_done
+
+REPO = Path(__file__).parents[2]
+MAX_PICTURE_BYTES = 150_000
+
+
+def test_figures(open_page: OpenPage) -> None:
+    files = [file.read_bytes() for file in sorted((REPO / "gateway/page").iterdir())]
+    raw, packed = sum(map(len, files)), sum(len(gzip.compress(file)) for file in files)
+    figures.append(f"{len(files)} files: {raw} bytes, {packed} with gzip")
+    page = open_page()
+    expect(page.locator("#system")).to_contain_text("ready")
+    (paint,) = page.evaluate("performance.getEntriesByName('first-contentful-paint').map((each) => each.startTime)")
+    figures.append(f"first contentful paint after {paint:.0f} ms")
+    assert page.evaluate("performance.getEntriesByType('resource').every((each) => each.startTime < 10000)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures(open_page: OpenPage, scheme: str) -> None:
+    page = open_page(color_scheme=scheme)
+
+    def with_short_names(route: Route) -> None:
+        response = route.fetch()
+        (model,) = response.json()["data"]
+        route.fulfill(json={"data": [model | {"draft": "outrider/demo-draft"}]})
+
+    page.route("**/v1/models", with_short_names)
+    expect(page.locator("#system")).to_contain_text("outrider/demo-draft")
+    send(page, CODE, Temperature=0.8, Max_tokens=96, Seed=5)
+    wait_done(page)
+    page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).last.click()
+    page.locator("h1").hover()
+    ending = "" if scheme == "light" else "-dark"
+    chat, replay = (REPO / f"docs/images/page-{name}{ending}.png" for name in ("chat", "replay"))
+    save(page.screenshot(), chat)
+    page.locator(".watching").evaluate("(column) => column.children[1].scrollIntoView()")
+    save(page.screenshot(), replay)
+
+
+def save(screenshot: bytes, path: Path) -> None:
+    """In 128 colours, which nobody sees and which are a third of the bytes."""
+    with Image.open(io.BytesIO(screenshot)) as picture:
+        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    assert path.stat().st_size < MAX_PICTURE_BYTES

@@ -1,0 +1,86 @@
+"""The files of the page as they are served: which, as what, under which policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.admission import Admission
+from gateway.api.app import create_app
+from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.settings.config import GatewayConfig, load
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+
+TOKENIZER = demo_tokenizer()
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+FILES = {file.name: file.read_bytes() for file in files("gateway").joinpath("page").iterdir()}
+
+
+def serving(**settings: object) -> httpx.AsyncClient:
+    app = create_app(Admission(ScriptedGenerator(TOKENIZER), config(**settings), CollectorRegistry()))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")
+
+
+@pytest_asyncio.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with serving() as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+async def test_each_file_is_served_as_what_it_is_under_a_strict_policy(http: httpx.AsyncClient, name: str) -> None:
+    path = "/" if name == "index.html" else f"/page/{name}"
+    response = await http.get(path)
+    headers = response.headers
+    assert response.status_code == 200 and response.content == FILES[name]
+    assert headers["content-type"].partition(";")[0] == TYPES[name.rpartition(".")[2]]
+    policy = dict(each.split(" ", 1) for each in headers["content-security-policy"].split("; "))
+    for directive in ("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"):
+        assert policy.pop(directive) == "'none'"
+    assert policy.pop("require-trusted-types-for") == "'script'"
+    assert set(policy.values()) == {"'self'"}
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert headers["cache-control"] == "no-cache"
+    again = await http.get(path, headers={"if-none-match": headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"") and "content-security-policy" in again.headers
+    head = await http.head(path)
+    assert (head.status_code, head.content) == (200, b"") and head.headers["content-length"] == str(len(FILES[name]))
+
+
+@pytest.mark.parametrize("path", ["/page", "/page/", "/page/index.html", "/page/none.js", "/page/..%2fapi%2fapp.py"])
+async def test_nothing_else_is_served(http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.get(path)).status_code == 404
+
+
+async def test_the_files_are_read_and_never_written(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/")).status_code == 405
+
+
+async def test_without_a_page_there_is_none() -> None:
+    assert load(GatewayConfig, ["--target", "127.0.0.1:1", "--no-page"]).page is False
+    async with serving(page=False) as http:
+        assert [(await http.get(path)).status_code for path in ("/", "/page/main.js")] == [404, 404]
+
+
+async def test_the_page_is_open_where_keys_are_asked_for_and_holds_none(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.yaml", (ApiKey(name="me", sha256=digest_of("or-me")),))
+    async with serving(api_keys=str(tmp_path / "keys.yaml")) as http:
+        assert (await http.get("/")).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 401
+
+
+def test_what_the_page_names_is_there_and_nothing_makes_html_of_text() -> None:
+    scripts = {name: text.decode() for name, text in FILES.items() if name.endswith(".js")}
+    named = set(re.findall(r'(?:src|href)="page/([^"]+)"', FILES["index.html"].decode()))
+    for text in scripts.values():
+        named |= set(re.findall(r'from "\./([^"]+)"', text))
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|cookie", text)
+    assert named | {"index.html"} == set(FILES)
+    assert b"http" not in FILES["index.html"]
