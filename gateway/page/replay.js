@@ -165,5 +165,9 @@ function opinions(round) {
     );
     columns.push(["What the draft guessed, best first", el("ol", { class: "ranks" }, ...ranked)]);
   }
-  return el("div", { class: "columns" }, ...columns.map(([title, ...parts]) => el("div", {}, el("h3", {}, title), ...parts)));
+  return el(
+    "div",
+    { class: "columns" },
+    ...columns.map(([title, ...parts]) => el("div", {}, el("h3", {}, title), ...parts)),
+  );
 }
