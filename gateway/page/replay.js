@@ -3,7 +3,7 @@
 import { depths } from "./answer.js";
 import { bar } from "./bars.js";
 import { byId, el, ms } from "./dom.js";
-import { lanes, phases } from "./timeline.js";
+import { lanes, phases, spanOf } from "./timeline.js";
 import { drawn, fate, own, pastOf, shown, tokenOf } from "./tokens.js";
 
 const STEP_MS = 900; // between rounds of Play: time to read one
@@ -98,7 +98,7 @@ function stepOf(round) {
     el("p", { class: "sentence" }, sentence(round)),
     ...(round.draft.length ? [el("h3", {}, "Proposal"), proposal(round)] : []),
     ...(round.rejection ? [opinions(round)] : []),
-    el("h3", {}, `Time: ${ms(round.timings.total_us)}`),
+    el("h3", {}, `Time: ${ms(spanOf(round.timings))}`),
     lanes([round]),
     phases(round.timings, 1),
   ];
@@ -165,5 +165,9 @@ function opinions(round) {
     );
     columns.push(["What the draft guessed, best first", el("ol", { class: "ranks" }, ...ranked)]);
   }
-  return el("div", { class: "columns" }, ...columns.map(([title, ...parts]) => el("div", {}, el("h3", {}, title), ...parts)));
+  return el(
+    "div",
+    { class: "columns" },
+    ...columns.map(([title, ...parts]) => el("div", {}, el("h3", {}, title), ...parts)),
+  );
 }

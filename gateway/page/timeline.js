@@ -15,9 +15,13 @@ const PHASES = [
   ["other_us", "wire", "other", "Wire and gateway"],
 ];
 
-/** Draw `rounds` one after the other. The draft's work ends where the pass that verifies it begins. */
+/** Return how long a round's parts took: longer than since the round before where the target had run ahead. */
+export const spanOf = (timings) => PHASES.reduce((sum, [name]) => sum + timings[name], 0);
+
+/** Draw `rounds` one after the other, each up to its verdict. The draft's work ends where the pass that verifies it begins. */
 export function lanes(rounds) {
-  const total = rounds.reduce((sum, round) => sum + round.timings.total_us, 0) || 1;
+  const before = rounds.length ? Math.max(0, spanOf(rounds[0].timings) - rounds[0].timings.total_us) : 0;
+  const total = rounds.reduce((sum, round) => sum + round.timings.total_us, before) || 1;
   const picture = svg("svg", { viewBox: `0 0 1000 ${LANES.length * LANE_HEIGHT}`, preserveAspectRatio: "none" });
   const scale = 1000 / total;
   const box = (lane, look, from, length) => {
@@ -26,17 +30,17 @@ export function lanes(rounds) {
     const y = LANES.indexOf(lane) * LANE_HEIGHT + 2;
     if (width > 0) picture.append(svg("rect", { class: look, x, y, width, height: LANE_HEIGHT - 4 }));
   };
-  let start = 0;
+  let end = before;
   for (const { timings } of rounds) {
+    end += timings.total_us;
+    let at = end - spanOf(timings);
     if (timings.draft_us)
-      box("draft", "draft", start + timings.hold_us + timings.queue_us - timings.draft_us, timings.draft_us);
-    let at = start;
+      box("draft", "draft", at + timings.hold_us + timings.queue_us - timings.draft_us, timings.draft_us);
     for (const [name, lane, look] of PHASES) {
       box(lane, look, at, timings[name]);
       at += timings[name];
     }
-    start += timings.total_us;
-    picture.append(svg("line", { x1: start * scale, x2: start * scale, y1: 0, y2: LANES.length * LANE_HEIGHT }));
+    picture.append(svg("line", { x1: end * scale, x2: end * scale, y1: 0, y2: LANES.length * LANE_HEIGHT }));
   }
   const told = `${ms(total)} of ${rounds.length === 1 ? "one round" : `${rounds.length} rounds`}; the list has the numbers`;
   const names = el(
@@ -49,7 +53,7 @@ export function lanes(rounds) {
 
 /** Tell the phases of `numRounds` rounds whose timings sum to `spent`: the mean of a round, and its share. */
 export function phases(spent, numRounds) {
-  const share = (us) => percent(us / (spent.total_us || 1));
+  const share = (us) => percent(us / (spanOf(spent) || 1));
   const items = PHASES.map(([name, , look, words]) => item(look, words, spent[name] / numRounds, share(spent[name])));
   if (spent.draft_us) items.push(item("draft", "Draft’s passes", spent.draft_us / numRounds, "alongside"));
   return el("ul", { class: "phases" }, ...items);
