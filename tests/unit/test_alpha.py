@@ -186,5 +186,7 @@ def test_an_error_is_one_line(folder: Path) -> None:
 
 def test_a_draft_without_an_encoder_is_not_measured_for_a_target_with_one(folder: Path, tmp_path: Path) -> None:
     make = tiny_llama if (folder / "target" / "config.json").read_text().count('"t5"') else tiny_t5
-    made = measured(folder, "--draft", make(tmp_path), "--max-tokens", "4")
-    assert made.exit_code == 1 and "use two encoder-decoder models, or two decoder-only ones" in made.stderr
+    drafter = DrafterSpec(MODEL, make(tmp_path))
+    events = measure(Task(str(folder / "target"), [drafter], ["the 1"], 4, [{"temperature": 0.0}]))
+    with pytest.raises(ConfigError, match="use two encoder-decoder models, or two decoder-only ones"):
+        list(events)
