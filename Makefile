@@ -42,8 +42,9 @@ check: $(STAMP)
 		done && echo "stubs are fresh"
 
 # In three processes, so that both of two cores are busy while tests wait. One alone: make test ARGS='-n 0'
+# Bytecode is kept, also where images forbid it: without, each process writes the asserts of all tests anew.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

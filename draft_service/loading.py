@@ -156,7 +156,7 @@ def _model_state(config: DraftConfig, loaded: Loaded) -> ModelState:
     if config.drafted_by != "none":
         by = kinds.Drafter[config.drafted_by.upper()]
         table = make_drafters((by,), None, tokenizer.tokenizer_json, runner.facts.vocab_size)[by]
-        log.info("what %s draws is guessed by %s", config.model, config.drafted_by)
+        log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
     return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, table=table)
 
 

@@ -84,16 +84,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         rest = (self._heads, service.engine, self._metrics, context.write, reading.cancel)
         stream, summary = FeatureStream(next(self._numbers), context.peer(), service.epoch, *rest), tpb.DeliverSummary()
         try:
-            async for batch in batches:
-                check_batch(len(batch.items) + len(batch.asks))
-                for item in batch.items:
-                    summary.num_deliveries += 1
-                    if not self._deliver(item):
-                        summary.num_refused += 1
-                for ask in batch.asks:
-                    stream.ask(ask)
-                await stream.wait_read()
-            await stream.finish(summary)
+            with service.streams.beside():
+                async for batch in batches:
+                    check_batch(len(batch.items) + len(batch.asks))
+                    for item in batch.items:
+                        summary.num_deliveries += 1
+                        if not self._deliver(item):
+                            summary.num_refused += 1
+                    for ask in batch.asks:
+                        stream.ask(ask)
+                    await stream.wait_read()
+                await stream.finish(summary)
         finally:
             await stream.close()
 

@@ -40,12 +40,17 @@ _DELIVERED = (pb.DRAFTER_MODEL, *(each.value for each in Drafter if each.unites)
 class DraftAssignment:
     """Of one request. It keeps its draft, whose cache knows it, while that does its part."""
 
-    def __init__(self, model: ServedModel, drafter: Drafter = Drafter.MODEL, pool: str | None = None) -> None:
-        """pool: its drafts are of this one; None = of any."""
+    def __init__(
+        self,
+        model: ServedModel,
+        drafter: Drafter = Drafter.MODEL,
+        pool: str | None = None,
+        searches: bool = False,
+    ) -> None:
+        """pool: its drafts are of this one; None = of any. searches: the request is a beam search."""
         self.member: DraftMember | None = None
         self._model = model
-        self._drafter = drafter
-        self._pool = pool
+        self._wish = (drafter, pool, searches)
         self._target = ""
         """To which it delivers."""
         self._failed = False
@@ -67,8 +72,8 @@ class DraftAssignment:
         if not (draft.health.lets(self) and draft.deliveries[target.name].lets(self) and draft.fits(target)):
             return False
         if self._failed or draft.draining or draft.silent:
-            return self._model.choose_draft(target, draft.name, self._drafter, self._pool) is None
-        return not self._model.has_better_draft(draft, target, self._avoid, self._drafter, self._pool)
+            return self._model.choose_draft(target, draft.name, *self._wish) is None
+        return not self._model.has_better_draft(draft, target, self._avoid, *self._wish)
 
     def take(self, target: TargetMember) -> bool:
         """Give it a draft if it has none. Returns False when none is to be had."""
@@ -86,8 +91,8 @@ class DraftAssignment:
 
     def choose(self, target: TargetMember) -> DraftMember | None:
         """Return the draft that it would be given now."""
-        beside = self._model.choose_draft(target, self._avoid, self._drafter, self._pool)
-        return beside or self._model.choose_draft(target, None, self._drafter, self._pool)
+        beside = self._model.choose_draft(target, self._avoid, *self._wish)
+        return beside or self._model.choose_draft(target, None, *self._wish)
 
     def leave(self) -> None:
         if self.member is not None:
@@ -144,7 +149,8 @@ class Drafting:
         request, config = session.request, model.config
         self._is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
         """Whether the request names how much is drafted."""
-        self._assignment = DraftAssignment(model, model.drafter_for(session.request), pool)
+        searches = request.params.beams is not None
+        self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
         self._replies: Replies[dpb.DraftReply] | None = None
         """To its OpenSlot: the answer, and later errors of the slot."""
         self._is_ahead = False

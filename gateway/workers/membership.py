@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError
+from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.log import get_logger
 from outrider.wire.settings.config import GatewayConfig
+
+log = get_logger(__name__)
 
 Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS, DRAFTS = "target", "draft"
-"""Names of the two pools of a command line."""
+"""Names of the pools of a command line, where they are given none."""
+_HOST_PORT = re.compile(r".+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +53,30 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools. Raises ConfigError for lists that do not fit
-    together.
+    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools, `--draft x=c;y=d` for two with names. Raises
+    ConfigError for lists that do not fit together.
     """
-    targets, drafts = _addresses("target", config.target), [_addresses("draft", each) for each in _pools(config.draft)]
-    if len({each for pool in drafts for each in pool}) < sum(map(len, drafts)):
+    targets, drafts = _addresses("target", config.target), _draft_pools(config.draft)
+    addresses = [member.address for members in drafts.values() for member in members]
+    if len(set(addresses)) < len(addresses):
         raise ConfigError(f"draft is {config.draft!r}, which names a worker twice", param="draft")
+    if DRAFTERS[config.drafter] is Drafter.MODEL_AND_MODEL and len(drafts) < 2:
+        log.warning(
+            "drafter is model&model, and draft is %r: it takes two pools, as in A;B, to unite them", config.draft
+        )
     deliver = _addresses("target_for_draft", config.target_for_draft) or targets
     if len(deliver) != len(targets):
         raise ConfigError(
             f"target_for_draft has {len(deliver)} addresses and target has {len(targets)}; give one for each, in order",
             param="target_for_draft",
         )
-    names = [DRAFTS, *(f"{DRAFTS}-{number}" for number in range(2, len(drafts) + 1))]
-    members = [(pool, address) for pool, addresses in zip(names, drafts, strict=False) for address in addresses]
     pools = [PoolSpec(TARGETS, "target", config.model_name)]
-    pools += [PoolSpec(name, "draft", serves=(TARGETS,)) for name, _ in zip(names, drafts, strict=False)]
-    return Membership(
-        tuple(pools),
-        (
-            *(
-                MemberSpec(f"target-{index}", TARGETS, "target", address, deliver[index])
-                for index, address in enumerate(targets)
-            ),
-            *(MemberSpec(f"draft-{index}", pool, "draft", address) for index, (pool, address) in enumerate(members)),
-        ),
-    )
+    pools += [PoolSpec(name, "draft", serves=(TARGETS,)) for name in drafts]
+    members = [
+        MemberSpec(f"target-{index}", TARGETS, "target", address, deliver[index])
+        for index, address in enumerate(targets)
+    ]
+    return Membership(tuple(pools), (*members, *(member for pool in drafts.values() for member in pool)))
 
 
 def from_proto(message: rpb.Membership) -> Membership:
@@ -102,8 +106,22 @@ def from_proto(message: rpb.Membership) -> Membership:
     )
 
 
-def _pools(text: str | None) -> list[str]:
-    return [] if text is None else text.split(";")
+def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
+    """Members by pool. Those without a name are called by their place, and their members counted through."""
+    pools: dict[str, list[MemberSpec]] = {}
+    num_members = 0
+    for number, part in enumerate([] if text is None else text.split(";"), start=1):
+        if not part.strip():
+            raise ConfigError(f"draft is {text!r}, which has an empty pool; write host:port;host:port", param="draft")
+        given, _, addresses = part.rpartition("=")
+        name = given.strip() or (DRAFTS if number == 1 else f"{DRAFTS}-{number}")
+        if name in pools:
+            raise ConfigError(f"draft is {text!r}, with two pools called {name}; give each its name", param="draft")
+        found = list(enumerate(_addresses("draft", addresses), start=0 if given else num_members))
+        called = DRAFTS if name == DRAFTS or not given else f"{DRAFTS}-{name}"
+        pools[name] = [MemberSpec(f"{called}-{index}", name, "draft", address) for index, address in found]
+        num_members += len(found)
+    return pools
 
 
 def _addresses(name: str, text: str | None) -> list[str]:
@@ -112,6 +130,9 @@ def _addresses(name: str, text: str | None) -> list[str]:
     found = [part.strip() for part in text.split(",")]
     if not all(found):
         raise ConfigError(f"{name} is {text!r}, which has an empty address; write host:port,host:port", param=name)
+    for address in found:
+        if not _HOST_PORT.fullmatch(address):
+            raise ConfigError(f"{name} has the address {address!r}, must be host:port", param=name)
     if len(set(found)) < len(found):
         raise ConfigError(f"{name} is {text!r}, which names a worker twice", param=name)
     return found

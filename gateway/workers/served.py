@@ -328,40 +328,51 @@ class ServedModel:
         avoid: str | None = None,
         drafter: Drafter = Drafter.MODEL,
         pool: str | None = None,
+        searches: bool = False,
     ) -> DraftMember | None:
         """Return one that drafts as asked, else one with a model, else any, of a pool if one is named; never `avoid`.
-        None when no draft is usable for requests at this target.
+        For a beam search (`searches`) one that can draft for it comes before all. None when no draft is usable for
+        requests at this target.
         """
         usable = [
             draft
             for draft in self.drafts.values()
             if draft.name != avoid and pool in (None, draft.spec.pool) and draft.serves(target) and self._fits(draft)
         ]
-        for rank in sorted({_rank(draft, drafter) for draft in usable}):
-            name = choose_draft([draft.load for draft in usable if _rank(draft, drafter) == rank])
+        for rank in sorted({_rank(draft, drafter, searches) for draft in usable}):
+            name = choose_draft([draft.load for draft in usable if _rank(draft, drafter, searches) == rank])
             if name is not None:
                 return self.drafts[name]
         return None
 
     def has_better_draft(
-        self, draft: DraftMember, target: TargetMember, avoid: str | None, drafter: Drafter, pool: str | None
+        self,
+        draft: DraftMember,
+        target: TargetMember,
+        avoid: str | None,
+        drafter: Drafter,
+        pool: str | None,
+        searches: bool,
     ) -> bool:
         """Whether another is usable that drafts more nearly as asked."""
         if len(self.drafts) < 2:
             return False
-        rank = _rank(draft, drafter)
-        other = self.choose_draft(target, avoid, drafter, pool) if rank else None
-        return other is not None and _rank(other, drafter) < rank
+        rank = _rank(draft, drafter, searches)
+        other = self.choose_draft(target, avoid, drafter, pool, searches) if any(rank) else None
+        return other is not None and _rank(other, drafter, searches) < rank
 
     def _fits(self, draft: DraftMember) -> bool:
         """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
 
 
-def _rank(draft: DraftMember, drafter: Drafter) -> int:
-    """0: it drafts as asked. +model asks for a model: the rest is the target's own."""
+def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:
+    """Return where it stands, the best first; False, 0: it drafts as asked. +model asks for a model: the rest is the
+    target's own.
+    """
     wanted = Drafter.MODEL if drafter.asks_model else drafter
-    return 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
+    cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
+    return cannot, 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
 
 
 def _why_not(member: TargetMember) -> str:

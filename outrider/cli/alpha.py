@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -130,6 +132,7 @@ def measured(task: dict[str, Any], notes: Console) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a table for each setting."""
+    names = names_of({row["drafter"] for row in rows})
     for setting in {json.dumps(row["setting"]): row["setting"] for row in rows}.values():
         own = [row for row in rows if row["setting"] == setting]
         off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -141,7 +144,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for row in own:
             estimates = (shown(**row[name]) for name in ("alpha", "coupled", "bound", "greedy"))
-            table.add_row(_name(row["drafter"]), *estimates, f"{100 * row['drafted']['mean']:.0f} %")
+            table.add_row(names[row["drafter"]], *estimates, f"{100 * row['drafted']['mean']:.0f} %")
         console.print(table)
     console.print(
         "alpha: kept under rejection, 1 - TV. coupled: the draft's token is the target's; at least: what is proved, "
@@ -149,10 +152,10 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         "drafter has a guess; the others are not in the means. After ± the 95 % interval over prompts, of two or more.",
         style="dim",
     )
-    _show_temperatures(rows, console)
+    _show_temperatures(rows, names, console)
 
 
-def _show_temperatures(rows: list[dict[str, Any]], console: Console) -> None:
+def _show_temperatures(rows: list[dict[str, Any]], names: Mapping[str, str], console: Console) -> None:
     table = Table(
         title="The draft's best temperature, where the target keeps its own",
         title_justify="left",
@@ -166,7 +169,7 @@ def _show_temperatures(rows: list[dict[str, Any]], console: Console) -> None:
         best = row["draft_temperature"]
         if best is not None:
             numbers = (f"{temperature:g}" for temperature in (row["setting"]["temperature"], best["temperature"]))
-            table.add_row(_name(row["drafter"]), *numbers, shown(**best["alpha"]), shown(**best["gain"]))
+            table.add_row(names[row["drafter"]], *numbers, shown(**best["alpha"]), shown(**best["gain"]))
     console.print(table)
 
 
@@ -177,7 +180,13 @@ def shown(mean: float | None, error: float | None) -> str:
     return f"{mean:.3f}" if error is None else f"{mean:.3f}±{error:.3f}"
 
 
-def _name(drafter: str) -> str:
-    """Return the end of a path, so that a row is a line."""
-    kind, _, source = drafter.partition(":")
-    return f"{kind}:{Path(source).name}" if source else kind
+def names_of(drafters: Collection[str]) -> dict[str, str]:
+    """Return each drafter with the end of its path, so that a row is a line: as much of it as no other one has."""
+
+    def ends(drafter: str) -> list[str]:
+        kind, _, source = drafter.partition(":")
+        parts = Path(source).parts
+        return [f"{kind}:{Path(*parts[start:])}" for start in reversed(range(len(parts)))] or [kind]
+
+    num_of = Counter(end for drafter in drafters for end in ends(drafter))
+    return {drafter: next((end for end in ends(drafter) if num_of[end] == 1), drafter) for drafter in drafters}

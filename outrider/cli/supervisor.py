@@ -316,9 +316,10 @@ class Supervisor:
         running = {one.name: one.address for one in self._workers if one.name in self._children}
         pools: dict[str, list[str]] = {"target": [], "draft": []}
         for pool in self._config.pools:
-            names = map(pool.member, range(pool.count))
-            pools[pool.role].append(",".join(running[name] for name in names if name in running))
-        lists = {role: ";".join(filter(None, found)) or None for role, found in pools.items()}
+            found = [running[name] for name in map(pool.member, range(pool.count)) if name in running]
+            named = f"{pool.name}=" if pool.role == "draft" else ""  # as the pool is called in the series
+            pools[pool.role] += [named + ",".join(found)] if found else []
+        lists = {role: ";".join(found) or None for role, found in pools.items()}
         return {**lists, "model_name": self._config.targets[0].model_name}
 
     def _gateway_config(self, index: int, **workers: str | None) -> GatewayConfig:

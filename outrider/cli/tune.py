@@ -37,7 +37,7 @@ Address = Annotated[
     typer.Option(help="host:port of a running gateway's gRPC server; absent = start the pair here, and end it."),
 ]
 Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
-Draft = Annotated[str | None, typer.Option(help="Folder or hub id of the draft.")]
+Draft = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Folder or hub id of the draft.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="JSONL file, a `prompt` in each line; absent = those of the demo pair.")
 ]
@@ -92,7 +92,9 @@ def tune(
         if png is not None:
             check_can_draw(png)
         texts = first_prompts(prompts, num_prompts)
-        workers = placement.workers(target, draft)
+        if draft is not None and len(draft) > 1:
+            raise ConfigError(f"--draft is there twice, as {' and '.join(draft)}: tune them one after the other")
+        workers = placement.workers(target, draft[0] if draft else None)
         stop = StopFlag()
         stop.install()
         cuts = {

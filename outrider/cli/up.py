@@ -16,11 +16,11 @@ from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
 from outrider.cli.progress import StartProgress
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
-from outrider.client import Drafter
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
-from outrider.wire.kinds import DRAFTERS
+from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.settings.config import DefaultDrafter
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, merged, read_yaml
 
@@ -54,7 +54,7 @@ K = Annotated[
     ),
 ]
 DrafterOption = Annotated[
-    Drafter | None,
+    DefaultDrafter | None,
     typer.Option(
         "--drafter",
         help="Who drafts for requests that do not say; model unless set. It and those with +model need a draft worker.",
@@ -108,7 +108,7 @@ def up(
             "port": port,
             "grpc_port": grpc_port,
             "num_draft_tokens": num_draft_tokens,
-            "drafter": None if drafter is None else drafter.value,
+            "drafter": drafter,
             "tree": tree,
             "model_name": model_name,
         },
@@ -155,7 +155,7 @@ def failures_as_lines(console: Console) -> Iterator[None]:
 def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
     tls_dir = None if settings.ray is None else settings.ray.tls_dir
     with_draft = any(one.role == "draft" for one in endpoints.workers)
-    own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.value)].own
+    own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.label)].own
     no_draft = "; no draft: " + ("plain decoding" if own is None else f"the target drafts for itself by {own.label}")
     workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
     console.print(f"\n[bold green]ready[/]  {workers}{'' if with_draft else no_draft}")

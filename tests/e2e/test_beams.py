@@ -16,7 +16,7 @@ from tests.e2e.test_parity import ENDINGS
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, running
 
-MAX_TOKENS = 48
+MAX_TOKENS = 32
 NEAR_TIE = 1e-4
 """Two answers of scores that are closer, in nats, may stand the other way around."""
 SEARCHES: list[tuple[int, float, bool | str]] = [(2, 1.0, False), (4, 0.0, "never"), (4, 1.0, True), (8, 2.0, False)]

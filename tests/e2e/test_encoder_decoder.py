@@ -22,7 +22,7 @@ from tests.stack import Process, Stack, gateway_beside, running, wait_until_noth
 from tests.tiny_models import START_ID, perturbed_copy, tiny_bart, tiny_llama
 
 MAX_TOKENS = 48
-LONG = 300
+LONG = 240
 """Tokens of a stream that outlives a worker."""
 PAIR = Path(__file__).parents[2] / "models" / "translation"
 TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")

@@ -199,9 +199,9 @@ class TestIndependence:
         assert p_value(self.pairs(copied, 0, 1), self.law(models)) < BROKEN
 
 
-def drawn_anew(services: Services, case: Case, **modules: Any) -> Sample:
-    sample = draw(str(services.gateway(**modules).ready["grpc"]), [case])[case.id]
-    assert len(sample.answers) == NUM_ANSWERS
+def drawn_anew(services: Services, case: Case, num_answers: int = NUM_ANSWERS, **modules: Any) -> Sample:
+    sample = draw(str(services.gateway(**modules).ready["grpc"]), [case], num_answers)[case.id]
+    assert len(sample.answers) == num_answers
     return sample
 
 
@@ -221,9 +221,9 @@ class TestADraftWhoseTimesDependOnItsTokens:
             pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow),
         ],
     )
-    def test_the_law(self, models: Models, services: Services, target: str, is_sound: bool) -> None:
+    def test_the_law(self, models: Models, services: Services, samples: Samples, target: str, is_sound: bool) -> None:
         modules = {"target_module": target, "draft_module": "tests.law.faults.value_timed"}
-        sample = drawn_anew(services, self.CASE, **modules, target_options=HASTY)
+        sample = drawn_anew(services, self.CASE, samples.num_answers, **modules, target_options=HASTY)
         law = seen_through(target_law(models, self.CASE.id), first_one)
         one = p_value(sample.counts(first_one), law)
         if is_sound:
@@ -234,11 +234,14 @@ class TestADraftWhoseTimesDependOnItsTokens:
 
 
 class TestBrokenRules:
-    """One function of one worker is replaced; everything else is the product. Every day one of them."""
+    """One function of one worker is replaced; everything else is the product. Every day, that answers of another law
+    are caught is shown by lenient ones.
+    """
 
     def p_values(self, models: Models, services: Services, case: Case, **modules: Any) -> dict[str, float]:
         return p_values(models, case, drawn_anew(services, case, **modules))
 
+    @pytest.mark.slow
     def test_residual_skipped(self, models: Models, services: Services) -> None:
         found = self.p_values(models, services, PLAIN, target_module="tests.law.faults.residual_skipped")
         assert found["first"] < BROKEN

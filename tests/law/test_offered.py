@@ -68,7 +68,9 @@ def test_every_drafter_is_tested_with_all_parameters_at_once_under_every_rule(dr
 
 
 def test_every_set_of_parameters_has_its_law_tested_every_day_under_some_rule() -> None:
-    assert {case.name for case in CASES if case.speculation.enabled} >= PARAMETERS.keys()
+    """At temperature 0 a law is one answer, which tests of parity compare."""
+    drawn = {name for name, given in PARAMETERS.items() if given.get("temperature", 1.0) > 0}
+    assert {case.name for case in CASES if case.speculation.enabled} >= drawn
 
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection in a tree", "coupled"])

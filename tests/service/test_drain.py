@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -65,6 +66,19 @@ async def test_nobody_is_waited_for_who_is_not_there(target_folder: str) -> None
         started_s = time.monotonic()
         assert await exit_code(process) == 0
         assert time.monotonic() - started_s < NOTICE_S
+
+
+async def test_drafts_that_deliver_are_told_and_not_waited_for(target_folder: str) -> None:
+    """Cancelled by gRPC when its time is up, the stream might fail in the middle of a write, which is logged."""
+    with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
+        async with ControlClient(process.address, "target") as client:
+            call = client.stub.Deliver()
+            await call.write(tpb.DeliveryBatch())
+            await call.initial_metadata()
+            process.popen.terminate()
+            assert await exit_code(process) == 0
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert await call.details() == "this worker is stopping; connect again"
 
 
 async def test_what_runs_ends_when_the_time_is_up(target_folder: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.cli.alpha import drafter_of, show
+from outrider.cli.alpha import drafter_of, names_of, show
 from outrider.cli.main import app
 from outrider.drafting.translation import between
 from outrider.engine.alpha import (
@@ -49,6 +49,12 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
 def test_what_is_missing_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--draft {text}"):
         drafter_of(text)
+
+
+def test_rows_of_two_drafts_have_two_names() -> None:
+    of = {"model:a/draft": "model:a/draft", "model:/b/draft": "model:b/draft", "model:other": "model:other"}
+    of |= {"model:draft": "model:draft", "ngram": "ngram", "unigram:c/text": "unigram:text"}
+    assert names_of(of.keys()) == of
 
 
 @pytest.fixture(scope="module", params=["decoder", "encoder-decoder"])
@@ -186,5 +192,7 @@ def test_an_error_is_one_line(folder: Path) -> None:
 
 def test_a_draft_without_an_encoder_is_not_measured_for_a_target_with_one(folder: Path, tmp_path: Path) -> None:
     make = tiny_llama if (folder / "target" / "config.json").read_text().count('"t5"') else tiny_t5
-    made = measured(folder, "--draft", make(tmp_path), "--max-tokens", "4")
-    assert made.exit_code == 1 and "use two encoder-decoder models, or two decoder-only ones" in made.stderr
+    drafter = DrafterSpec(MODEL, make(tmp_path))
+    events = measure(Task(str(folder / "target"), [drafter], ["the 1"], 4, [{"temperature": 0.0}]))
+    with pytest.raises(ConfigError, match="use two encoder-decoder models, or two decoder-only ones"):
+        list(events)

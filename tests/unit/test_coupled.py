@@ -131,6 +131,10 @@ class TestToken:
             with pytest.raises(NothingToDraw):
                 coupled_place(np.exp(np.full(3, score)), None, params_of(), 1)
 
+
+class TestLaw:
+    """By whichever way there is here: both pick the same, as above."""
+
     def test_by_weights_it_has_their_law(self) -> None:
         weights, ids = np.array([3.0, 0.0, 0.5, 1.0, 2.0]), np.array([1, 4, 5, 8, 10])
         drawn = Counter(coupled_place(weights, ids, params_of(), position) for position in range(12_000))

@@ -37,8 +37,8 @@ def mixed(**settings: Any) -> ServedModel:
     return served_model({"a": link_of(connection_of())}, drafts, gateway=config)
 
 
-def given(model: ServedModel, drafter: Drafter) -> str | None:
-    draft = model.choose_draft(model.targets["a"], drafter=drafter)
+def given(model: ServedModel, drafter: Drafter, *, searches: bool = False) -> str | None:
+    draft = model.choose_draft(model.targets["a"], drafter=drafter, searches=searches)
     return None if draft is None else draft.name
 
 
@@ -87,6 +87,23 @@ def test_a_request_goes_to_the_kind_that_it_asks_for_as_soon_as_it_may() -> None
     assert not seat.may_stay(target)
     seat.leave()
     assert seat.take(target) and seat.member is small
+
+
+def test_a_beam_search_is_given_a_draft_that_can_search_as_soon_as_there_is_one() -> None:
+    """A head cannot, and is asked as little as the model is."""
+    model = mixed()
+    target, small, head = model.targets["a"], model.drafts["small"], model.drafts["pairs"]
+    assert small.link.info is not None and head.link.info is not None
+    head.link.info.ClearField("drafters")
+    small.link.info.beams = True
+    small.num_requests = 20
+    assert (given(model, Drafter.MODEL), given(model, Drafter.MODEL, searches=True)) == ("pairs", "small")
+    connection, small_link = small.connection, small.link
+    lost(model, "small")
+    seat = DraftAssignment(model, searches=True)
+    assert seat.take(target) and seat.member is head
+    small_link.connection = connection
+    assert not seat.may_stay(target)
 
 
 def test_what_drafts_say_without_a_model_may_be_asked_for() -> None:

@@ -15,6 +15,7 @@ from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
 from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
 from target_service.feature_stream import FeatureStream
@@ -148,7 +149,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
 
     made = Stream()
     context = SimpleNamespace(send_initial_metadata=AsyncMock(), write=write, peer=lambda: PEER)
-    service = SimpleNamespace(engine=made, epoch=EPOCH)
+    service = SimpleNamespace(engine=made, epoch=EPOCH, streams=ControlStreams())
     servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
     delivering = asyncio.create_task(servicer.Deliver(batches(), context))  # type: ignore[arg-type]
     await made.settle()

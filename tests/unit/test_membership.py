@@ -43,6 +43,12 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ("draft-2", "draft-2", "e:5"),
     ]
     assert [(pool.name, pool.serves) for pool in found.pools[1:]] == [("draft", ("target",)), ("draft-2", ("target",))]
+    named = from_config(GatewayConfig(target="a:1", draft="small=c:3,d:4;draft=e:5"))
+    assert [(m.name, m.pool, m.address) for m in named.members[1:]] == [
+        ("draft-small-0", "small", "c:3"),
+        ("draft-small-1", "small", "d:4"),
+        ("draft-0", "draft", "e:5"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,13 +57,22 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ({"target": "a:1,"}, "target is 'a:1,', which has an empty address"),
         ({"target": "a:1,a:1"}, "target is 'a:1,a:1', which names a worker twice"),
         ({"target": "a:1", "draft": "c:1;d:1,c:1"}, "draft is 'c:1;d:1,c:1', which names a worker twice"),
-        ({"target": "a:1", "draft": "c:1;"}, "draft is '', which has an empty address"),
+        ({"target": "a:1", "draft": "c:1;;d:1"}, "draft is 'c:1;;d:1', which has an empty pool"),
+        ({"target": "a:1", "draft": "c:1;3"}, "draft has the address '3', must be host:port"),
+        ({"target": "a"}, "target has the address 'a', must be host:port"),
+        ({"target": "a:1", "draft": "c:1;draft=d:1"}, "with two pools called draft"),
         ({"target": "a:1,b:1", "target_for_draft": "x:1"}, "target_for_draft has 1 addresses and target has 2"),
     ],
 )
 def test_lists_that_cannot_be_meant_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_config(GatewayConfig(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("draft", "is_told"), [("c:1,d:1", True), ("c:1;d:1", False)])
+def test_a_union_of_drafts_of_one_pool_is_told(caplog: pytest.LogCaptureFixture, draft: str, is_told: bool) -> None:
+    from_config(GatewayConfig(target="a:1", draft=draft, drafter="model&model"))
+    assert ("it takes two pools" in caplog.text) is is_told
 
 
 def test_a_registrys_message() -> None:

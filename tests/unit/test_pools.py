@@ -140,7 +140,7 @@ def test_a_drafter_that_nobody_here_has_is_refused_before_anything_loads(
         ({"ray": {"target_gpus": 1}}, "ray.target_gpus is no setting any more; instead: say num_gpus"),
         ({"ray": {"registry": "here"}}, "ray.registry is 'here'"),
         ({"ray": None}, "without Ray there is one pool of targets"),
-        ({"gateway": {"drafter": "model&model"}}, "gateway.drafter is model&model and there are 1 pools of drafts"),
+        ({"gateway": {"drafter": "model&model"}}, "gateway.drafter is model&model and there is one pool of drafts"),
         ({"gateway": {"model_name": "x"}}, "gateway.model_name is 'x'; pools say targets.NAME.model_name"),
         ({"gateway": {"registry": "a:1"}}, "gateway.registry is 'a:1': it follows from where the workers run"),
         ({"scaling": {"busy_low": 0.9}}, "scaling: busy_low 0.9 is not below busy_high 0.85"),

@@ -51,6 +51,7 @@ def refused(made: Result, *words: str) -> None:
         (("--draft", "models/x"), ("--draft models/x without --target",)),
         (("--draft", "ngram"), ("--draft ngram is no model", "--draft FOLDER")),
         (("--target", "models/x", "--draft", "bigram:a.txt"), ("--draft bigram:a.txt is no model",)),
+        (("--draft", "models/x", "--draft", "models/y"), ("--draft is there twice, as models/x and models/y",)),
         (("--address", "127.0.0.1:1", "--target", "models/x"), ("--target and --address",)),
         (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
         (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),

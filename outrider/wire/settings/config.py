@@ -28,6 +28,23 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 MIB = 1 << 20
 MAX_CORES = 4096
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+DefaultDrafter = Literal[
+    "model",
+    "ngram",
+    "lookup",
+    "unigram",
+    "bigram",
+    "heads",
+    "lookahead",
+    "pass",
+    "ngram+model",
+    "lookup+model",
+    "lookahead+model",
+    "ngram&model",
+    "lookup&model",
+    "model&model",
+]
+"""Labels of drafters that need nothing of a request."""
 
 
 class _Settings(BaseSettings):
@@ -207,8 +224,8 @@ class GatewayConfig(_ProcessConfig):
     target: str | None = None
     """host:port of the target worker; several of one model with commas between."""
     draft: str | None = None
-    """host:port of the draft worker, or several of one pool with commas between, and pools with semicolons; absent =
-    plain decoding."""
+    """host:port of the draft worker, or several of one pool with commas between, and pools with semicolons, each after
+    a NAME= if it has one; absent = plain decoding."""
     target_for_draft: str | None = None
     """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
     registry: str | None = None
@@ -229,22 +246,7 @@ class GatewayConfig(_ProcessConfig):
     = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
-    drafter: Literal[
-        "model",
-        "ngram",
-        "lookup",
-        "unigram",
-        "bigram",
-        "heads",
-        "lookahead",
-        "pass",
-        "ngram+model",
-        "lookup+model",
-        "lookahead+model",
-        "ngram&model",
-        "lookup&model",
-        "model&model",
-    ] = "model"
+    drafter: DefaultDrafter = "model"
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker's tokens are taken where the target has nothing to say; with &model both
     are verified, in one tree, and with model&model those of a draft worker of each pool."""

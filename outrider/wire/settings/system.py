@@ -162,8 +162,8 @@ class SystemConfig:
         """What nobody here would draft by."""
         own = drafter.own
         if drafter is Drafter.MODEL_AND_MODEL and len(self.drafts) < 2:
-            number = len(self.drafts)
-            raise ConfigError(f"gateway.drafter is {drafter.label} and there are {number} pools of drafts; name two")
+            there = f"is {'one pool' if self.drafts else 'no pool'} of drafts; name two"
+            raise ConfigError(f"gateway.drafter is {drafter.label} and there {there}")
         if own is None:
             return
         if drafter.asks_model and not self.drafts:

@@ -7,15 +7,16 @@ streams with the same writer: one owner per stream, freed when it ends. All on t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from outrider.wire.errors import InvalidRequest, WorkerLost
+from outrider.wire.errors import InvalidRequest, Unavailable, WorkerLost
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -220,6 +221,7 @@ class ControlStreams:
     def __init__(self) -> None:
         self._owners = itertools.count(1)
         self._reading: set[asyncio.Task[None]] = set()
+        self._others: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
     @property
@@ -271,8 +273,23 @@ class ControlStreams:
             gone(owner)
             await outbox.close()
 
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Let `end_all` end the stream whose task this is, too. Raises Unavailable then."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._others.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            raise Unavailable("this worker is stopping; connect again") from None
+        finally:
+            self._others.discard(task)
+
     async def end_all(self) -> None:
         """End every open stream: a graceful stop would otherwise wait its whole grace for them."""
         self._stopping = True
-        for reading in list(self._reading):
+        for reading in (*self._reading, *self._others):
             reading.cancel()
