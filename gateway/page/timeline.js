@@ -15,9 +15,12 @@ const PHASES = [
   ["other_us", "wire", "other", "Wire and gateway"],
 ];
 
+/** Return the sum of a round's phases, µs. It is the round's total, and more where verdicts came together. */
+const lengthOf = (timings) => PHASES.reduce((sum, [name]) => sum + (timings[name] ?? 0), 0) || 1;
+
 /** Draw `rounds` one after the other. The draft's work ends where the pass that verifies it begins. */
 export function lanes(rounds) {
-  const total = rounds.reduce((sum, round) => sum + round.timings.total_us, 0) || 1;
+  const total = rounds.reduce((sum, round) => sum + lengthOf(round.timings), 0);
   const picture = svg("svg", { viewBox: `0 0 1000 ${LANES.length * LANE_HEIGHT}`, preserveAspectRatio: "none" });
   const scale = 1000 / total;
   const box = (lane, look, from, length) => {
@@ -35,7 +38,7 @@ export function lanes(rounds) {
       box(lane, look, at, timings[name]);
       at += timings[name];
     }
-    start += timings.total_us;
+    start += lengthOf(timings);
     picture.append(svg("line", { x1: start * scale, x2: start * scale, y1: 0, y2: LANES.length * LANE_HEIGHT }));
   }
   const told = `${ms(total)} of ${rounds.length === 1 ? "one round" : `${rounds.length} rounds`}; the list has the numbers`;
@@ -49,7 +52,7 @@ export function lanes(rounds) {
 
 /** Tell the phases of `numRounds` rounds whose timings sum to `spent`: the mean of a round, and its share. */
 export function phases(spent, numRounds) {
-  const share = (us) => percent(us / (spent.total_us || 1));
+  const share = (us) => percent(us / lengthOf(spent));
   const items = PHASES.map(([name, , look, words]) => item(look, words, spent[name] / numRounds, share(spent[name])));
   if (spent.draft_us) items.push(item("draft", "Draft’s passes", spent.draft_us / numRounds, "alongside"));
   return el("ul", { class: "phases" }, ...items);
