@@ -28,6 +28,7 @@ WISHES: dict[str, set[Any]] = {
     "lenience": {0.5},
     "drafter": OWN_DRAFTERS,
     "tree": {"3x2x1", "best:6x3"},
+    "explain": {True, False},
 }
 """Of `Speculation`: values that cases have, some with the larger samples alone, besides None, the default."""
 NO_LAW = {"seed", "choice", "max_tokens", "num_logprobs", "acceptance", "lenience", "beams"}

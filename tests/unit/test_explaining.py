@@ -25,6 +25,7 @@ from target_service.explaining import NUM_BEST, Asking, explain
 from target_service.jobs import Explanation, Ranked, Rejection
 from target_service.lease import Delivered, Ready, Source
 from target_service.parked import Parked, ParkedNode
+from target_service.servicer import _explanation
 from tests.unit.test_decide import KINDS, make_step
 from tests.unit.test_tree_decision import KINDS as TREE_KINDS
 from tests.unit.test_tree_decision import make, parents_of
@@ -178,3 +179,8 @@ def test_what_lies_behind_an_end_was_never_said() -> None:
     explanation = Explanation((4, 5, 6), (-1, 0, 1), [DraftTokenKind.GUESS] * 3, (0, 1), rejection, None)
     assert explanation.cut(3) == explanation
     assert explanation.cut(2) == dataclasses.replace(explanation, rejection=None)
+
+
+def test_whatever_drafts_say_that_they_took_can_be_told() -> None:
+    most = 64 * (2**32 - 1)
+    assert _explanation(Explanation((4,), (-1,), [DraftTokenKind.GUESS], (), None, most)).draft_us == most
