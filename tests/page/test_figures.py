@@ -51,7 +51,7 @@ def test_pictures(open_page: OpenPage, scheme: str) -> None:
 
 
 def save(screenshot: bytes, path: Path) -> None:
-    """In 128 colours, which nobody sees and which are a third of the bytes."""
+    """In 256 colours, which nobody sees and which are a third of the bytes."""
     with Image.open(io.BytesIO(screenshot)) as picture:
-        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < MAX_PICTURE_BYTES
