@@ -213,6 +213,9 @@ class SpeculationBody(_Strict):
         "children by depth, 4x2x1, or best:NODESxDEPTH",
         pattern="^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$",
     )
+    metrics: Literal["summary", "detailed"] | None = described(
+        "detailed: metrics.speculative_decoding lists every round, too"
+    )
 
     def options(self) -> SpeculationOptions:
         """Raises InvalidRequest for a text that cannot be read."""
@@ -510,6 +513,10 @@ class _Body(_Strict):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def detailed_metrics(self) -> bool:
+        return self.speculation is not None and self.speculation.metrics == "detailed"
 
     def _output(self) -> OutputFormat | None:
         """Raises InvalidRequest when two fields ask for something."""
