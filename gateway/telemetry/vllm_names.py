@@ -7,12 +7,11 @@ differs.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import prometheus_client
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -65,7 +64,7 @@ class EndedAnswers:
         self._inference = seconds("request_inference_time", "From the place to the last token.")
         self._prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of an answer.")
         self._output_tokens = tokens("request_generation_tokens", "Tokens of an answer.")
-        self._ended = prometheus_client.Counter(
+        self._ended = Counter(
             "vllm:request_success", "Answers that ended.", [*LABELS, "finished_reason"], registry=registry
         )
 
@@ -149,7 +148,7 @@ class VllmNames(Collector):
         }
         for name, (series, text) in summed.items():
             family = CounterMetricFamily(name, text, labels=LABELS)
-            counts = dict.fromkeys(names.values(), 0.0) | _totals(series, names)
+            counts = _totals(series, names)
             for model, count in counts.items():
                 family.add_metric([model, ENGINE], count)
             yield family
@@ -161,7 +160,7 @@ class VllmNames(Collector):
             "Draft tokens accepted, by position.",
             labels=[*LABELS, "position"],
         )
-        counts: Counter[tuple[str, str]] = Counter()
+        counts: defaultdict[tuple[str, str], float] = defaultdict(float)
         for series, factor in ((self._metrics.drafted_per_position, 0), (self._metrics.accepted_per_position, 1)):
             for labels, count in _samples(series):
                 counts[names.get(labels["target"], labels["target"]), labels["position"]] += factor * count
@@ -186,27 +185,27 @@ def _gauges(loads: Sequence[ModelLoad]) -> Iterable[Metric]:
     return running, waiting, kv_share, cache
 
 
-def _totals(series: prometheus_client.Counter, names: dict[str, str]) -> Counter[str]:
+def _totals(series: Counter, names: dict[str, str]) -> dict[str, float]:
     """Sum a series of rounds by the names of the models; an id that no model has any more keeps its own."""
-    counts: Counter[str] = Counter()
+    counts = defaultdict(float, dict.fromkeys(names.values(), 0.0))
     for labels, count in _samples(series):
         counts[names.get(labels["target"], labels["target"])] += count
     return counts
 
 
-def _samples(series: prometheus_client.Counter) -> Iterable[tuple[dict[str, str], float]]:
+def _samples(series: Counter) -> Iterable[tuple[dict[str, str], float]]:
     (family,) = series.collect()
     return [(sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_total")]
 
 
-def _renamed(series: prometheus_client.Counter | Histogram, name: str, text: str) -> Metric:
+def _renamed(series: Counter | Histogram, name: str, text: str) -> Metric:
     """Return a series with the label `model` as vLLM has it, but for the times of creation."""
     (family,) = series.collect()
     found = Metric(name, text, family.type)
     for sample in family.samples:
         ending = sample.name.removeprefix(family.name)
         if ending != "_created":
-            labels = {name: value for name, value in sample.labels.items() if name != "model"}
+            labels = {label: value for label, value in sample.labels.items() if label != "model"}
             found.add_sample(
                 name + ending, {"model_name": sample.labels["model"], "engine": ENGINE, **labels}, sample.value
             )

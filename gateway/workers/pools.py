@@ -64,9 +64,9 @@ class Pools:
         self._membership = Membership((), ())
         self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
         metrics.registry.register(self._series)
-        metrics.registry.register(VllmNames(metrics, self._loads))
+        metrics.registry.register(VllmNames(metrics, self._work))
 
-    def _loads(self) -> list[ModelLoad]:
+    def _work(self) -> list[ModelLoad]:
         """Return what there is to do for each model that has had a target."""
         return [model.load() for model in self.models.values() if model.referenced.is_set()]
 
