@@ -13,7 +13,8 @@ from gateway.rounds.beam_session import BeamSession
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
-from gateway.telemetry.vllm_names import FAILED, LEFT
+from gateway.telemetry.request_record import current_record
+from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes
 from gateway.tokenizer import Tokenizer
 from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
@@ -221,7 +222,8 @@ class Answers:
                     ended.note_pause(request.model, now - last_s)
                 last_s = now
                 if output.finish_reason is not None and output.usage is not None:
-                    at_s = (self._started_s, placed_s, first_s, now)
-                    ended.note(request.model, output.finish_reason, output.usage, at_s)
+                    times = AnswerTimes(self._started_s, placed_s, first_s, now, output.usage.num_completion_tokens)
+                    ended.note(request.model, output.finish_reason, output.usage, times)
+                    current_record().note_answer(times.first_token_s, times.per_token_s)
                 self.num_output_tokens += len(output.tokens)
                 self._outputs.put_nowait((index + output.beam, output))

@@ -45,6 +45,27 @@ class ModelLoad:
     """Of all targets."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """When something happened to an answer, by one clock."""
+
+    admitted_s: float
+    placed_s: float
+    first_s: float
+    """Its first tokens, and its last."""
+    last_s: float
+    num_tokens: int
+
+    @property
+    def first_token_s(self) -> float:
+        return self.first_s - self.admitted_s
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Return the time over the tokens after the first; None where there are none."""
+        return (self.last_s - self.first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+
 class EndedAnswers:
     """Observes what answers took, and how they ended."""
 
@@ -64,6 +85,7 @@ class EndedAnswers:
         self._inference = seconds("request_inference_time", "From the place to the last token.")
         self._prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of an answer.")
         self._output_tokens = tokens("request_generation_tokens", "Tokens of an answer.")
+        self._most_tokens = tokens("request_max_num_generation_tokens", "The same: an answer counts by itself.")
         self._ended = Counter(
             "vllm:request_success", "Answers that ended.", [*LABELS, "finished_reason"], registry=registry
         )
@@ -83,22 +105,18 @@ class EndedAnswers:
         """Count an answer that did not end well. reason: FAILED or LEFT."""
         self._ended.labels(model, ENGINE, reason).inc()
 
-    def note(self, model: str, reason: FinishReason, usage: AnswerUsage, at_s: Sequence[float]) -> None:
-        """Observe an answer that ended well.
-
-        at_s: when it was admitted, got its place, had its first token and its last, by one clock.
-        """
-        admitted, placed, first, last = at_s
+    def note(self, model: str, reason: FinishReason, usage: AnswerUsage, times: AnswerTimes) -> None:
+        """Observe an answer that ended well."""
         self._ended.labels(model, ENGINE, reason.value).inc()
-        num_after_first = usage.num_completion_tokens - 1
         values = (
-            (last - first) / num_after_first if num_after_first > 0 else 0.0,
-            last - admitted,
-            placed - admitted,
-            first - placed,
-            last - first,
-            last - placed,
+            times.per_token_s or 0.0,
+            times.last_s - times.admitted_s,
+            times.placed_s - times.admitted_s,
+            times.first_s - times.placed_s,
+            times.last_s - times.first_s,
+            times.last_s - times.placed_s,
             usage.num_prompt_tokens,
+            usage.num_completion_tokens,
             usage.num_completion_tokens,
         )
         for series, value in zip(self._of_answers()[1:], values, strict=True):
@@ -115,6 +133,7 @@ class EndedAnswers:
             self._inference,
             self._prompt_tokens,
             self._output_tokens,
+            self._most_tokens,
         )
 
 
