@@ -47,6 +47,14 @@ class UsageAnswer(_Answer):
     speculation: SpeculationUsage
 
 
+class UsageSoFar(_Answer):
+    """Of one choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class SpeculativeDecoding(_Answer):
     """vLLM's. Rounds are steps with drafts; the bonus token is in no count."""
 
@@ -102,7 +110,7 @@ class Completion(_Whole):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: UsageAnswer | None = None
+    usage: UsageAnswer | UsageSoFar | None = None
     metrics: AnswerMetrics | None = Field(default=None, description="Beside usage.")
 
 
@@ -182,7 +190,10 @@ class ChatChunkChoice(_Choice):
 class ChatChunk(_Whole):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: UsageAnswer | None = Field(default=None, description="With stream_options.include_usage; in the last chunk.")
+    usage: UsageAnswer | UsageSoFar | None = Field(
+        default=None,
+        description="With stream_options.include_usage; in the last chunk, and with continuous_usage_stats in each.",
+    )
     metrics: AnswerMetrics | None = Field(default=None, description="In the last chunk, beside usage.")
 
 

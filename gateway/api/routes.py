@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -27,7 +28,7 @@ from gateway.api.answer_schemas import (
     TargetGroup,
 )
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
-from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
+from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of, usage_so_far
 from gateway.api.openapi import errors, events
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
@@ -143,6 +144,7 @@ class Routes:
         """One event per round and choice; rounds that only held text back send none."""
         usages: dict[int, AnswerUsage] = {}
         steps: list[Step] = []
+        num_tokens: Counter[int] = Counter()
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
             form = self._form(body, answers.requests)
@@ -153,9 +155,12 @@ class Routes:
                 first = index not in seen
                 seen.add(index)
                 steps.append((output.num_drafted, output.num_accepted))
+                num_tokens[index] += len(output.tokens)
                 if output.usage is not None:
                     usages[index] = output.usage
                 if (chunk := form.chunk(index, output, first)) is not None:
+                    if body.continuous_usage:
+                        head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
                     yield event({**head, "choices": [chunk]})
         if body.include_usage:
             told = [usages[index] for index in sorted(usages)]

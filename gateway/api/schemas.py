@@ -290,6 +290,7 @@ class PredictionBody(_Strict):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = described("with include_usage: the tokens so far in each chunk, too")
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
 
 
@@ -513,6 +514,12 @@ class _Body(_Strict):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return (
+            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )
 
     @property
     def detailed_metrics(self) -> bool:
