@@ -284,3 +284,17 @@ clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
 	$(BIN)/python -m tests.clients $(ARGS)
 
 .PHONY: clients
+
+# Benchmark tools of the field, each installed apart under .work/clients (1.5 GB), against the demo pair: three minutes.
+TOOLS = aiperf guidellm vllm
+.work/clients/%/.done: tests/tools/%.txt
+	$(PYTHON) -m venv .work/clients/$*
+	.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: -r $<
+	test ! -f tests/tools/$*.alone.txt || \
+		.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: --no-deps -r tests/tools/$*.alone.txt
+	@touch $@
+
+tools: $(STAMP) $(TOOLS:%=.work/clients/%/.done)
+	OUTRIDER_TOOLS=.work/clients $(BIN)/python -m pytest -n 0 tests/tools $(ARGS)
+
+.PHONY: tools
