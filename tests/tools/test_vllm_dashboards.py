@@ -85,8 +85,8 @@ QUERIES = [
     *(Asked(SPECULATION, title, expr) for title, expr in OF_SPECULATION.items()),
     *(Asked(OVERVIEW, title, expr) for title, expr in OF_OVERVIEW.items()),
 ]
-STAND = ("num_requests_waiting", "kv_cache_usage_perc")
-"""A load this small fills neither a queue nor a cache in which prompts stay."""
+STAND = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+"""One request after another is a load that stands."""
 
 
 @pytest.mark.timeout(180)
