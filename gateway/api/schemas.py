@@ -471,7 +471,8 @@ class _Body(_Strict):
         "server-sent events, one per round with all its tokens, `[DONE]` at the end. Default: false"
     )
     stream_options: StreamOptions | None = described(
-        "`include_usage`: a last chunk with `usage`. `include_obfuscation` is ignored"
+        "`include_usage`: a last chunk with `usage`; with `continuous_usage_stats` each chunk has the tokens of its "
+        "choice so far. `include_obfuscation` is ignored"
     )
     response_format: ResponseFormatBody | None = described(
         "`text`, `json_object`, or `json_schema` with a `schema` and `strict`: what the answer has to be, see below. "

@@ -168,14 +168,14 @@ class GatewayMetrics:
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
         self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", ["model"], registry=r)
-        """rate(outrider_prompt_tokens_total[5m])"""
+        """sum(rate(outrider_prompt_tokens_total[5m]))"""
         self.cached_prompt_tokens = Counter(
             "outrider_cached_prompt_tokens",
             "Of these, tokens that the target had in its prefix cache.",
             ["model"],
             registry=r,
         )
-        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
+        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / sum(rate(outrider_prompt_tokens_total[5m]))"""
         self.time_to_first_token = Histogram(
             "outrider_time_to_first_token_seconds", "Admission to first token.", ["model"], buckets=_FAST, registry=r
         )
