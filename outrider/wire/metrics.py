@@ -175,7 +175,7 @@ class GatewayMetrics:
             ["model"],
             registry=r,
         )
-        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / sum(rate(outrider_prompt_tokens_total[5m]))"""
+        """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
         self.time_to_first_token = Histogram(
             "outrider_time_to_first_token_seconds", "Admission to first token.", ["model"], buckets=_FAST, registry=r
         )
