@@ -296,3 +296,17 @@ page-test: $(STAMP) .work/page/.done
 	$(BIN)/python -m tests.page $(ARGS)
 
 .PHONY: page-test
+
+# Benchmark tools of the field, each installed apart under .work/clients (1.5 GB), against the demo pair: three minutes.
+TOOLS = aiperf guidellm vllm
+.work/clients/%/.done: tests/tools/%.txt
+	$(PYTHON) -m venv .work/clients/$*
+	.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: -r $<
+	test ! -f tests/tools/$*.alone.txt || \
+		.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: --no-deps -r tests/tools/$*.alone.txt
+	@touch $@
+
+tools: $(STAMP) $(TOOLS:%=.work/clients/%/.done)
+	OUTRIDER_TOOLS=.work/clients $(BIN)/python -m pytest -n 0 tests/tools $(ARGS)
+
+.PHONY: tools

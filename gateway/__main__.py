@@ -25,6 +25,7 @@ from gateway.workers.registry_client import RegistryClient
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.otel_metrics import open_metrics
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
@@ -98,7 +99,8 @@ async def _serve(
 ) -> None:
     config = pools.config
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
-    admission = Admission(coordinator, config, pools.metrics.registry, spans)
+    metrics = open_metrics(config.trace_endpoint, "gateway")
+    admission = Admission(coordinator, config, pools.metrics.registry, spans, metrics)
     server, grpc_address, health = await start_server(
         GenerationServicer(admission).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
@@ -122,8 +124,9 @@ async def _serve(
     http.should_exit = True
     await server.stop(0.5)
     await serving
-    if spans is not None:
-        await asyncio.to_thread(spans.close)
+    for sender in (spans, metrics):
+        if sender is not None:
+            await asyncio.to_thread(sender.close)
 
 
 def main(argv: list[str]) -> int:

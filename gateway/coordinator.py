@@ -13,6 +13,8 @@ from gateway.rounds.beam_session import BeamSession
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
 from gateway.rounds.verification import timed_out
+from gateway.telemetry.request_record import current_record
+from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes
 from gateway.tokenizer import Tokenizer
 from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
@@ -168,21 +170,23 @@ class Answers:
                 yield index, output
 
     async def _run(self, index: int, request: GenerationRequest) -> None:
-        outcome = "cancelled"
+        outcome, failure = "cancelled", LEFT
         try:
             async with self._place():
-                await self._decode(index, request)
+                await self._decode(index, request, time.monotonic())
             outcome = "ok"
             self._outputs.put_nowait((index, None))
         except OutriderError as error:
-            outcome = type(error).__name__
+            outcome, failure = type(error).__name__, FAILED
             self._outputs.put_nowait((index, error))
         except Exception as error:
-            outcome = "internal"
+            outcome, failure = "internal", FAILED
             log.exception("request %s failed", request.request_id)
             self._outputs.put_nowait((index, error))
         finally:
             self._model.metrics.requests.labels(outcome=outcome).inc()
+            if outcome != "ok":
+                self._model.ended.note_failure(request.model, failure)
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -198,21 +202,28 @@ class Answers:
         finally:
             self._model.places.release()
 
-    async def _decode(self, index: int, request: GenerationRequest) -> None:
-        metrics = self._model.metrics
+    async def _decode(self, index: int, request: GenerationRequest, placed_s: float) -> None:
+        metrics, ended = self._model.metrics.answers(request.model), self._model.ended
         metrics.prompt_tokens.inc(len(request.asked_ids))
         self._model.retries.request()
         make = Session if request.params.beams is None else BeamSession
         session = make(request, self._model.reference.tokenizer, next(self._model.slot_ids))
-        last_s: float | None = None
+        first_s: float | None = None
+        last_s = 0.0
         async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:
             async for output in outputs:
                 now = time.monotonic()
-                if last_s is None:
+                if first_s is None:
+                    first_s = now
                     metrics.time_to_first_token.observe(now - self._started_s)
                     metrics.cached_prompt_tokens.inc(session.usage.num_cached_prompt_tokens)
                 elif output.tokens and not output.beam:
                     metrics.inter_token.observe((now - last_s) / len(output.tokens))
+                    ended.note_pause(request.model, now - last_s)
                 last_s = now
+                if output.finish_reason is not None and output.usage is not None:
+                    times = AnswerTimes(self._started_s, placed_s, first_s, now, output.usage.num_completion_tokens)
+                    ended.note(request.model, output.finish_reason, output.usage, times)
+                    current_record().note_answer(times.first_token_s, times.per_token_s)
                 self.num_output_tokens += len(output.tokens)
                 self._outputs.put_nowait((index + output.beam, output))

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry spans on a port of its own, for tests."""
+"""A collector of OpenTelemetry spans and metrics on a port of its own, for tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 Attributes = dict[str, str | int | float | bool]
@@ -32,6 +33,40 @@ class Span:
     is_error: bool
 
 
+@dataclass(frozen=True)
+class Point:
+    """The newest of a histogram with these attributes."""
+
+    service: str
+    unit: str
+    count: int
+    sum: float
+    bounds: tuple[float, ...]
+    attributes: Attributes
+
+
+class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self) -> None:
+        self.points: dict[tuple[str, frozenset[tuple[str, Any]]], Point] = {}
+        """By name and attributes."""
+        self.raw: list[bytes] = []
+        """The messages as they came."""
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self.raw.append(request.SerializeToString())
+        for of_resource in request.resource_metrics:
+            service = str(_values(of_resource.resource.attributes)["service.name"])
+            for metric in (metric for scope in of_resource.scope_metrics for metric in scope.metrics):
+                for each in metric.histogram.data_points:
+                    found = _values(each.attributes)
+                    point = Point(service, metric.unit, each.count, each.sum, tuple(each.explicit_bounds), found)
+                    self.points[metric.name, frozenset(found.items())] = point
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+    def named(self, name: str) -> list[Point]:
+        return [point for (each, _), point in list(self.points.items()) if each == name]
+
+
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -39,6 +74,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         """The messages as they came."""
         self.metadata: list[dict[str, str | bytes]] = []
         """That came with them."""
+        self.metrics = MetricsCollector()
         self.num_asked = 0
         self.held = threading.Lock()
         """Whoever holds it keeps the collector from answering."""
@@ -72,6 +108,7 @@ def collecting() -> Iterator[tuple[Collector, str, grpc.Server]]:
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector.metrics, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -17,6 +17,7 @@ from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.generation import AdmittedGenerations, Generator
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
+from outrider.wire.otel_metrics import ServerMetrics
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.trace import Spans
 
@@ -91,12 +92,17 @@ class Admission:
     """One per gateway. Raises ConfigError for a file of API keys that cannot be used."""
 
     def __init__(
-        self, generator: Generator, config: GatewayConfig, registry: CollectorRegistry, spans: Spans | None = None
+        self,
+        generator: Generator,
+        config: GatewayConfig,
+        registry: CollectorRegistry,
+        spans: Spans | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         self.generator = generator
         self.config = config
         self.registry = registry
-        self.records = RequestRecords(spans)
+        self.records = RequestRecords(spans, metrics)
         self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
         self.bodies = BodyBudget(config.max_body_bytes)
 

@@ -47,6 +47,39 @@ class UsageAnswer(_Answer):
     speculation: SpeculationUsage
 
 
+class UsageSoFar(_Answer):
+    """Of one choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class SpeculativeDecoding(_Answer):
+    """vLLM's. Rounds are steps with drafts; the bonus token is in no count."""
+
+    mean_acceptance_length: float = Field(description="1 + accepted over rounds.")
+    draft_acceptance_rate: float = Field(description="Accepted over drafted; 0 where nothing was drafted.")
+    acceptance_histogram: list[int] = Field(
+        description="Rounds that accepted 0, 1, ... draft tokens: num_spec_tokens + 1 entries."
+    )
+    acceptance_histogram_by_draft_length: dict[str, list[int]] = Field(
+        description="The same for the rounds with so many draft tokens."
+    )
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int = Field(description="Length of the longest draft that a step may have.")
+    per_step_accepted: list[int] = Field(default=[], description="With speculation.metrics detailed, by round.")
+    per_step_drafted: list[int] = Field(default=[], description="The same.")
+
+
+class AnswerMetrics(_Answer):
+    speculative_decoding: SpeculativeDecoding | None = Field(
+        description="null with several answers, with beams, and where no drafts were asked for."
+    )
+
+
 class CompletionLogprobs(_Answer):
     tokens: list[str]
     token_logprobs: list[float]
@@ -135,7 +168,8 @@ class Completion(_Whole):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: UsageAnswer | None = None
+    usage: UsageAnswer | UsageSoFar | None = None
+    metrics: AnswerMetrics | None = Field(default=None, description="Beside usage.")
 
 
 class TokenLogprob(_Answer):
@@ -184,6 +218,7 @@ class ChatCompletion(_Whole):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageAnswer
+    metrics: AnswerMetrics
 
 
 class CalledFunctionDelta(_Answer):
@@ -213,7 +248,11 @@ class ChatChunkChoice(_Choice):
 class ChatChunk(_Whole):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: UsageAnswer | None = Field(default=None, description="With stream_options.include_usage; in the last chunk.")
+    usage: UsageAnswer | UsageSoFar | None = Field(
+        default=None,
+        description="With stream_options.include_usage; in the last chunk, and with continuous_usage_stats in each.",
+    )
+    metrics: AnswerMetrics | None = Field(default=None, description="In the last chunk, beside usage.")
 
 
 class Model(_Answer):

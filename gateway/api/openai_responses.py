@@ -235,6 +235,12 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
+def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:
+    """Return vLLM's usage of a choice that is not complete."""
+    total = num_prompt_tokens + num_tokens
+    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
+
+
 def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:
     """Sums over the answers of each prompt; a prompt counts once, however many answers it got.
 

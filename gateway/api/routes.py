@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -15,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand, find_model
+from gateway.api.acceptance import Step, acceptance_of
 from gateway.api.answer_schemas import (
     Alive,
     ChatChunk,
@@ -26,10 +28,11 @@ from gateway.api.answer_schemas import (
     TargetGroup,
 )
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
-from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
+from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of, usage_so_far
 from gateway.api.openapi import errors, events
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
+from gateway.rounds.draft_limits import longest_draft
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
 
@@ -131,13 +134,17 @@ class Routes:
         head = _head(demand, answers.requests, form.object)
         choices = [form.choice(index, joined(outputs)) for index, outputs in enumerate(rounds)]
         usages = [outputs[-1].usage for outputs in rounds if outputs[-1].usage is not None]
-        return {**head, "choices": choices, "usage": usage_of(usages, demand.num_choices, form.num_reasoning_tokens)}
+        usage = usage_of(usages, demand.num_choices, form.num_reasoning_tokens)
+        steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
+        return {**head, "choices": choices, "usage": usage, "metrics": self._metrics(body, answers.requests, steps)}
 
     async def _events(
         self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
     ) -> AsyncGenerator[bytes]:
         """One event per round and choice; rounds that only held text back send none, unless kinds are asked for."""
         usages: dict[int, AnswerUsage] = {}
+        steps: list[Step] = []
+        num_tokens: Counter[int] = Counter()
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
             form = self._form(body, answers.requests)
@@ -147,15 +154,31 @@ class Routes:
             async for index, output in answers.stream():
                 first = index not in seen
                 seen.add(index)
+                steps.append((output.num_drafted, output.num_accepted))
+                num_tokens[index] += len(output.tokens)
                 if output.usage is not None:
                     usages[index] = output.usage
                 if (chunk := form.chunk(index, output, first)) is not None:
+                    if body.continuous_usage:
+                        head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
                     yield event({**head, "choices": [chunk]})
         if body.include_usage:
             told = [usages[index] for index in sorted(usages)]
             usage = usage_of(told, demand.num_choices, form.num_reasoning_tokens)
-            yield event({**head, "choices": [], "usage": usage})
+            metrics = self._metrics(body, answers.requests, steps)
+            yield event({**head, "choices": [], "usage": usage, "metrics": metrics})
         yield DONE
+
+    def _metrics(
+        self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...], steps: list[Step]
+    ) -> Json:
+        """Return vLLM's `metrics`. It says nothing of several answers: rounds would be of one of them or of all."""
+        first, acceptance = requests[0], None
+        num_spec_tokens = longest_draft(first, self.admission.config)
+        if len(requests) == 1 and first.params.beams is None and num_spec_tokens:
+            drafted = [step for step in steps if step[0]]
+            acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)
+        return {"speculative_decoding": acceptance}
 
     def _form(
         self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...]

@@ -217,6 +217,9 @@ class SpeculationBody(_Strict):
     explain: bool | None = described(
         "each event of a stream says what its round verified and what the target refused. Default: false"
     )
+    metrics: Literal["summary", "detailed"] | None = described(
+        "detailed: metrics.speculative_decoding lists every round, too"
+    )
 
     def options(self) -> SpeculationOptions:
         """Raises InvalidRequest for a text that cannot be read."""
@@ -292,6 +295,7 @@ class PredictionBody(_Strict):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = described("with include_usage: the tokens so far in each chunk, too")
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
 
 
@@ -472,7 +476,8 @@ class _Body(_Strict):
         "server-sent events, one per round with all its tokens, `[DONE]` at the end. Default: false"
     )
     stream_options: StreamOptions | None = described(
-        "`include_usage`: a last chunk with `usage`. `include_obfuscation` is ignored"
+        "`include_usage`: a last chunk with `usage`; with `continuous_usage_stats` each chunk has the tokens of its "
+        "choice so far. `include_obfuscation` is ignored"
     )
     response_format: ResponseFormatBody | None = described(
         "`text`, `json_object`, or `json_schema` with a `schema` and `strict`: what the answer has to be, see below. "
@@ -520,6 +525,16 @@ class _Body(_Strict):
     def token_kinds(self) -> bool:
         asked = self.speculation
         return asked is not None and bool(asked.token_kinds or asked.explain)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return (
+            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )
+
+    @property
+    def detailed_metrics(self) -> bool:
+        return self.speculation is not None and self.speculation.metrics == "detailed"
 
     def _output(self) -> OutputFormat | None:
         """Raises InvalidRequest when two fields ask for something."""

@@ -28,7 +28,7 @@ def speculation_of(
     """
     options = request.speculation
     tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
-    if not options.enabled or not config.max_draft_tokens or (tree is None and num_draft_tokens == 0):
+    if not longest_draft(request, config):
         return None
     is_named = tree is not None or options.num_draft_tokens is not None
     if tree is None:
@@ -60,6 +60,15 @@ def fixed_length(request: GenerationRequest, config: GatewayConfig) -> int | Non
     if options.num_draft_tokens is not None:
         return min(options.num_draft_tokens, config.max_draft_tokens)
     return None if options.adaptive or config.num_draft_tokens == AUTO else int(config.num_draft_tokens)
+
+
+def longest_draft(request: GenerationRequest, config: GatewayConfig) -> int:
+    """Return how many draft tokens a step may accept at most; 0 where nothing is to be drafted."""
+    if not request.speculation.enabled:
+        return 0
+    tree = tree_of(request, config)
+    length = fixed_length(request, config) if tree is None else tree.depth
+    return config.max_draft_tokens if length is None else min(length, config.max_draft_tokens)
 
 
 def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:

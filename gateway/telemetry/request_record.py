@@ -18,6 +18,7 @@ from gateway.generation import AnswerUsage
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import about, get_logger, log_fields
+from outrider.wire.otel_metrics import PROVIDER, ServerMetrics
 from outrider.wire.trace import OpenSpan, Spans, TraceParent, round_span_id
 
 log = get_logger("gateway.access")
@@ -104,6 +105,18 @@ class RequestRecord:
     """Names of the members that worked for it."""
     spans: Spans | None = None
     """Exporter of its spans; None when the gateway traces nothing."""
+    metrics: ServerMetrics | None = None
+    """OpenTelemetry's; None when the gateway sends none."""
+
+    @property
+    def error(self) -> str | None:
+        """Return what went wrong; that a client leaves is no error."""
+        return None if self.outcome in ("ok", "cancelled") else self.outcome
+
+    def note_answer(self, first_token_s: float, per_token_s: float | None) -> None:
+        """Note what an answer that ended well took. per_token_s: None where it has one token."""
+        if self.metrics is not None and self.model is not None:
+            self.metrics.note_answer(self.operation, self.model, first_token_s, per_token_s)
 
     def facts(self) -> dict[str, str | int | None]:
         usages = self.usages
@@ -144,17 +157,18 @@ class RequestRecord:
 class RequestRecords:
     """Makes the records of one gateway."""
 
-    def __init__(self, spans: Spans | None = None) -> None:
+    def __init__(self, spans: Spans | None = None, metrics: ServerMetrics | None = None) -> None:
         self._spans = spans
+        self._metrics = metrics
 
     @contextmanager
     def record(self, request_id: str, operation: str, header: str | None) -> Iterator[RequestRecord]:
         """Record what is done in this block, and log it at its end. header: the caller's `traceparent`."""
         caller = TraceParent.parse(header)
         started_s, started_ns = time.monotonic(), time.time_ns()
-        span = None if self._spans is None else self._spans.begin("request", caller, started_ns, server=True)
+        span = None if self._spans is None else self._spans.begin(operation, caller, started_ns, server=True)
         place = None if span is None else span.place
-        record = RequestRecord(request_id, operation, place, spans=self._spans)
+        record = RequestRecord(request_id, operation, place, spans=self._spans, metrics=self._metrics)
         in_trace = place or caller
         token = _record.set(record)
         try:
@@ -164,6 +178,8 @@ class RequestRecords:
                 finally:
                     seconds = time.monotonic() - started_s
                     self._log(record, seconds)
+                    if self._metrics is not None:
+                        self._metrics.note_request(operation, record.model, seconds, record.error)
         finally:
             _record.reset(token)
             if span is not None:
@@ -189,14 +205,18 @@ class RequestRecords:
 
     def _end_span(self, span: OpenSpan, record: RequestRecord, end_ns: int) -> None:
         facts = record.facts()
+        model = facts.pop("model")
         named = {
             "gen_ai.operation.name": record.operation,
-            "gen_ai.request.model": facts.pop("model"),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
             "gen_ai.usage.input_tokens": facts.pop("prompt_tokens"),
             "gen_ai.usage.output_tokens": facts.pop("completion_tokens"),
+            "error.type": record.error,
             "outrider.request_id": record.request_id,
             "outrider.outcome": record.outcome,
             **{f"outrider.{name}": value for name, value in facts.items()},
         }
         known = {name: value for name, value in named.items() if value is not None}
-        span.end(end_ns, known, None if record.outcome in ("ok", "cancelled") else record.outcome)
+        span.end(end_ns, known, record.error, record.operation if model is None else f"{record.operation} {model}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from gateway.telemetry.vllm_names import ModelLoad, VllmNames
 from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
@@ -63,6 +64,11 @@ class Pools:
         self._membership = Membership((), ())
         self._series = MemberSeries(lambda: list(self.members.values()), lambda: self._membership)
         metrics.registry.register(self._series)
+        metrics.registry.register(VllmNames(metrics, self._work))
+
+    def _work(self) -> list[ModelLoad]:
+        """Return what there is to do for each model that has had a target."""
+        return [model.load() for model in self.models.values() if model.referenced.is_set()]
 
     def update(self, membership: Membership) -> None:
         """Serve these pools and members from now on."""

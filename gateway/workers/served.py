@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
+from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
@@ -98,6 +99,7 @@ class Shared:
         self.config = config
         self.metrics = metrics
         self.chat_template = chat_template
+        self.ended = EndedAnswers(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
         """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
@@ -114,6 +116,7 @@ class ServedModel:
         self.spec = spec
         self.config = shared.config
         self.metrics = shared.metrics
+        self.ended = shared.ended
         self.slot_ids = shared.slot_ids
         self.retries = shared.retries
         self.targets: dict[str, TargetMember] = {}
@@ -155,6 +158,19 @@ class ServedModel:
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
+        )
+
+    def load(self) -> ModelLoad:
+        """Return what there is to do now, by what each target said last: they are asked twice a second."""
+        targets = [target for target in self.targets.values() if target.connection is not None]
+        return ModelLoad(
+            name=self.id,
+            target=self.reference.info.model_id,
+            num_running=self.places.num_running,
+            num_waiting=self.places.num_queued,
+            kv_share=sum(target.load.kv_share for target in targets) / max(1, len(targets)),
+            kv_block_size=self.reference.info.kv_block_size,
+            num_kv_blocks=sum(target.link.info.num_kv_blocks for target in targets if target.link.info is not None),
         )
 
     def _drafters(self) -> tuple[Drafter, ...]:
@@ -245,7 +261,8 @@ class ServedModel:
                 f"the model id {name!r} of the pool {self.spec.name} is that of the pool {pool} already; give one of "
                 "them a model_name"
             )
-        self._reference, self.id = reference, name
+        self._reference = reference
+        self._name(name)
         self.referenced.set()
 
     def change(self, spec: PoolSpec) -> None:
@@ -262,7 +279,13 @@ class ServedModel:
         elif name != old:
             del pools_by_id[old]
             pools_by_id[name] = spec.name
-            self.id = name
+            self._name(name)
+
+    def _name(self, name: str) -> None:
+        """Serve the model under this id. Its series are there from now on: a rate misses what a series is born with."""
+        self.id = name
+        self.metrics.answers(name)
+        self.ended.begin(name)
 
     def remove(self) -> None:
         """Take leave: the pool is gone, and its requests fail."""

@@ -167,20 +167,24 @@ class GatewayMetrics:
         """rate(spec_proposals_refused_total[5m]): steps for which drafts came that broke a rule."""
         self.requests = Counter("outrider_requests", "Answers ended, by outcome.", ["outcome"], registry=r)
         """sum by (outcome) (rate(outrider_requests_total[5m])): answers ended, by outcome."""
-        self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", registry=r)
-        """rate(outrider_prompt_tokens_total[5m])"""
+        self.prompt_tokens = Counter("outrider_prompt_tokens", "Prompt tokens admitted.", ["model"], registry=r)
+        """sum(rate(outrider_prompt_tokens_total[5m]))"""
         self.cached_prompt_tokens = Counter(
-            "outrider_cached_prompt_tokens", "Of these, tokens that the target had in its prefix cache.", registry=r
+            "outrider_cached_prompt_tokens",
+            "Of these, tokens that the target had in its prefix cache.",
+            ["model"],
+            registry=r,
         )
         """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
         self.time_to_first_token = Histogram(
-            "outrider_time_to_first_token_seconds", "Admission to first token.", buckets=_FAST, registry=r
+            "outrider_time_to_first_token_seconds", "Admission to first token.", ["model"], buckets=_FAST, registry=r
         )
-        """histogram_quantile(0.95, rate(outrider_time_to_first_token_seconds_bucket[5m]))"""
+        """histogram_quantile(0.95, sum by (le) (rate(outrider_time_to_first_token_seconds_bucket[5m])))"""
         self.inter_token = Histogram(
-            "outrider_inter_token_seconds", "A round's time over its tokens.", buckets=_FAST, registry=r
+            "outrider_inter_token_seconds", "A round's time over its tokens.", ["model"], buckets=_FAST, registry=r
         )
-        """histogram_quantile(0.95, rate(outrider_inter_token_seconds_bucket[5m])): a round's time over its tokens."""
+        """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): a round's time over
+        its tokens."""
         self.queue_depth = Gauge("outrider_queue_depth", "Answers waiting for a place.", registry=r)
         """outrider_queue_depth: answers waiting for a place."""
         self.running = Gauge("outrider_running", "Answers being decoded.", registry=r)
@@ -194,6 +198,10 @@ class GatewayMetrics:
         """sum by (reason) (rate(outrider_retries_total[5m])): rounds done again. lost: the target's stream ended;
         fault: the target failed; slot: it knew no such slot; behind: it knew less of it; length: its verdict was for
         another length; full, draining: the request went to another target for a slot."""
+
+    def answers(self, model: str) -> AnswerMetrics:
+        """Return the series of the answers of a served model."""
+        return AnswerMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
         """Return the series of a pair of models by their ids; `draft` is empty where there is none."""
@@ -223,6 +231,16 @@ class PairMetrics:
         self.drafted_per_position = _Bound(metrics.drafted_per_position, pair)
         self.accepted_per_position = _Bound(metrics.accepted_per_position, pair)
         self.round_seconds = _Bound(metrics.round_seconds, pair)
+
+
+class AnswerMetrics:
+    """The series of GatewayMetrics that carry the label model, for one served model."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+        self.prompt_tokens: Counter = metrics.prompt_tokens.labels(model)
+        self.cached_prompt_tokens: Counter = metrics.cached_prompt_tokens.labels(model)
+        self.time_to_first_token: Histogram = metrics.time_to_first_token.labels(model)
+        self.inter_token: Histogram = metrics.inter_token.labels(model)
 
 
 class WorkerMetrics:

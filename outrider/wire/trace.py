@@ -1,4 +1,5 @@
-"""Spans by OpenTelemetry's SDK, where `trace_endpoint` asks for them. The only file that imports it, and late.
+"""Spans by OpenTelemetry's SDK, where `trace_endpoint` asks for them. This file and `otel_metrics` alone import it, and
+late.
 
 A span is made when its end is known, from times that were noted on the way; a request's own is begun before, since what
 is done for it is below it. A thread of the SDK encodes and sends the spans.
@@ -70,7 +71,7 @@ class Spans:
 
         endpoint: of OTLP over gRPC, such as http://collector:4317. service: "gateway", "draft" or "target".
         """
-        _check(endpoint)
+        check_endpoint(endpoint)
         try:
             from opentelemetry import context, trace
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -78,11 +79,7 @@ class Spans:
             from opentelemetry.sdk import trace as sdk
             from opentelemetry.sdk.trace import export, id_generator
         except ImportError:
-            raise ConfigError(
-                f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
-                "or leave trace_endpoint out",
-                param="trace_endpoint",
-            ) from None
+            raise not_installed(endpoint) from None
         self._api: Any = trace
         self._nowhere = context.Context()
         self._ids = _Ids(id_generator.RandomIdGenerator())
@@ -90,13 +87,12 @@ class Spans:
         sent, self._dropped = counter.labels(outcome="sent"), counter.labels(outcome="dropped")
         self._lock = threading.Lock()
         self._num_ended = 0
-        about = {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
         try:
             self._max_queued = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUED))
             self._exporter = _Counted(OTLPSpanExporter(endpoint=endpoint), sent, self._dropped)
             processor = export.BatchSpanProcessor(self._exporter, self._max_queued)  # type: ignore[arg-type]
             self._provider: Any = sdk.TracerProvider(
-                resource=resources.Resource.create(about).merge(resources.OTELResourceDetector().detect()),
+                resource=resources.Resource.create(about(service)).merge(resources.OTELResourceDetector().detect()),
                 shutdown_on_exit=False,
                 id_generator=self._ids,  # type: ignore[arg-type]
             )
@@ -104,7 +100,7 @@ class Spans:
             raise ConfigError(f"OpenTelemetry refuses what the environment (OTEL_*) says: {error}") from None
         self._provider.add_span_processor(processor)
         self._tracer: Any = self._provider.get_tracer("outrider")
-        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
+        complain_seldom()
 
     def begin(
         self,
@@ -190,8 +186,13 @@ class OpenSpan:
         self.place = TraceParent(own.trace_id, own.span_id, True)
         """Parent of the spans of what is done for this one."""
 
-    def end(self, end_ns: int, attributes: Attributes, error: str | None = None) -> None:
-        """End the span, once. end_ns: of the wall clock. error: what went wrong, a class or code and no more."""
+    def end(self, end_ns: int, attributes: Attributes, error: str | None = None, name: str | None = None) -> None:
+        """End the span, once. end_ns: of the wall clock. error: what went wrong, a class or code and no more.
+
+        name: what the span is called, where that was not known when it began.
+        """
+        if name is not None:
+            self._span.update_name(name)
         self._spans._end(self._span, max(self._start_ns, end_ns), attributes, error)
 
 
@@ -200,7 +201,26 @@ def open_spans(endpoint: str | None, service: str, registry: CollectorRegistry) 
     return None if endpoint is None else Spans(endpoint, service, registry)
 
 
-def _check(endpoint: str) -> None:
+def about(service: str) -> dict[str, str]:
+    """Return what OpenTelemetry calls the resource: who says all this."""
+    return {"service.name": f"outrider-{service}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
+
+
+def not_installed(endpoint: str) -> ConfigError:
+    return ConfigError(
+        f"trace_endpoint is {endpoint!r} and OpenTelemetry is not installed; pip install 'outrider[trace]', "
+        "or leave trace_endpoint out",
+        param="trace_endpoint",
+    )
+
+
+def complain_seldom() -> None:
+    """Let what the SDK has to say of a collector that is away be in the log once a minute."""
+    logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_seldom)
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises ConfigError."""
     parts = urlsplit(endpoint)
     try:
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

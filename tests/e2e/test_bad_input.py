@@ -16,6 +16,7 @@ import pytest
 
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.samples import total
 from tests.stack import Stack, wait_until_nothing_is_held
 
 MAX_BODY = 4 << 20
@@ -75,7 +76,7 @@ def test_grpc_names_the_field_and_the_value(stub: Any) -> None:
 
 
 def test_an_error_in_one_of_a_batch_starts_none(stack: Stack) -> None:
-    before = stack.metrics()["outrider_prompt_tokens_total"]
+    before = total(stack.metrics(), "outrider_prompt_tokens_total")
     error = refusal(post(stack, json={"prompt": [[5, 6], [5, 4096]], "max_tokens": 4}))
     assert error["param"] == "prompt"
-    assert stack.metrics()["outrider_prompt_tokens_total"] == before
+    assert total(stack.metrics(), "outrider_prompt_tokens_total") == before

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from tests.otlp_collector import Collector, Span, collecting
+from tests.otlp_collector import Collector, Point, Span, collecting
 from tests.stack import Process, Stack, running
 
 SECRET = "xyzzyplugh"
@@ -73,6 +73,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with collecting() as (collector, endpoint, server), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # ms; 5 s otherwise
+        patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")  # 60 s otherwise
         args = ("--trace-endpoint", endpoint, "--log-format", "json", "--log-level", "debug")
         folder = tmp_path_factory.mktemp("watched")
         write_keys(folder / "keys.yaml", (ApiKey(name="alice", sha256=digest_of(KEY)),))
@@ -89,14 +90,18 @@ def whole(trace_id: str, num_rounds: int) -> Callable[[list[Span]], bool]:
     """The request and its rounds have come from the gateway, and what the workers did for them."""
 
     def enough(spans: list[Span]) -> bool:
-        names = [span.name for span in spans if span.trace_id == trace_id]
-        return "request" in names and names.count("verify") >= num_rounds
+        found = of_trace(trace_id)(spans)
+        return bool(requests(found)) and len(named(found, "verify")) >= num_rounds
 
     return enough
 
 
 def named(spans: list[Span], name: str) -> list[Span]:
     return [span for span in spans if span.name == name]
+
+
+def requests(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if "gen_ai.operation.name" in span.attributes]
 
 
 def test_a_request_is_one_trace_through_two_processes(watched: Watched) -> None:
@@ -110,9 +115,12 @@ def test_a_request_is_one_trace_through_two_processes(watched: Watched) -> None:
     spans = of_trace(TRACE)(watched.collector.wait(whole(TRACE, num_rounds)))
 
     assert access["key"] == "alice"
-    (request,) = named(spans, "request")
+    (request,) = requests(spans)
     assert (request.service, request.parent_id) == ("outrider-gateway", CALLER)
-    assert not request.is_error
+    assert request.name == f"text_completion {watched.model}"
+    assert not request.is_error and "error.type" not in request.attributes
+    assert request.attributes["gen_ai.provider.name"] == "outrider"
+    assert request.attributes["gen_ai.request.model"] == request.attributes["gen_ai.response.model"] == watched.model
     assert request.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
     assert request.attributes["outrider.outcome"] == "ok"
     assert request.attributes["outrider.accepted"] == usage["speculation"]["num_accepted_tokens"]
@@ -166,6 +174,51 @@ def test_what_the_caller_does_not_sample_has_no_spans(watched: Watched) -> None:
     spans = watched.collector.wait(whole(later, 1))
     assert not of_trace(trace_id)(spans)
     assert watched.access_line("quiet")["trace_id"] == trace_id  # logs can be found all the same
+
+
+def test_a_refusal_has_its_error_and_no_model(watched: Watched) -> None:
+    trace_id = "4" * 32
+    assert watched.post(headers={"traceparent": f"00-{trace_id}-{CALLER}-01"}, temperature=-1).status_code == 400
+    spans = watched.collector.wait(lambda spans: bool(requests(of_trace(trace_id)(spans))))
+    (request,) = requests(of_trace(trace_id)(spans))
+    assert (request.name, request.is_error) == ("text_completion", True)
+    assert request.attributes["error.type"] == "InvalidRequest"
+
+
+def test_durations_go_to_the_collector_under_the_conventions_names(watched: Watched) -> None:
+    known = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "outrider"}
+    known |= {"gen_ai.request.model": watched.model, "gen_ai.response.model": watched.model}
+    names = ("request.duration", "time_to_first_token", "time_per_output_token")
+
+    def points() -> list[Point | None]:
+        found = [watched.collector.metrics.named(f"gen_ai.server.{name}") for name in names]
+        return [next((point for point in each if point.attributes == known), None) for each in found]
+
+    earlier = points()[0]
+    before = [0 if point is None else point.count for point in points()]
+    began_s = time.monotonic()
+    assert watched.post(n=2).is_success
+    took_s, until = time.monotonic() - began_s, time.monotonic() + 30
+    expected = [count + more for count, more in zip(before, (1, 2, 2), strict=True)]  # a request of two answers
+    while [0 if point is None else point.count for point in points()] != expected:
+        assert time.monotonic() < until, (points(), expected)
+        time.sleep(0.05)
+    duration, first, per_token = points()
+    assert duration is not None and first is not None and per_token is not None
+    assert {point.service for point in (duration, first, per_token)} == {"outrider-gateway"}
+    assert {point.unit for point in (duration, first, per_token)} == {"s"}
+    assert duration.bounds[:3] == (0.01, 0.02, 0.04) and duration.bounds[-1] == 81.92
+    assert first.bounds[0] == 0.001 and per_token.bounds[-1] == 2.5
+    assert 0 < duration.sum - (0 if earlier is None else earlier.sum) <= took_s
+    assert watched.post(temperature=-1).status_code == 400
+
+    def refused() -> list[Point]:
+        found = watched.collector.metrics.named("gen_ai.server.request.duration")
+        return [point for point in found if point.attributes.get("error.type") == "InvalidRequest"]
+
+    while not refused():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_refusals_and_clients_that_leave_are_told_too(watched: Watched) -> None:
@@ -233,7 +286,7 @@ async def test_a_load_with_errors_leaves_nothing_but_json_and_nothing_of_what_us
     outcomes = [line["outcome"] for line in watched.lines(watched.stack.gateway) if line["logger"] == "gateway.access"]
     assert {"ok", "InvalidRequest", "ModelNotFound", "Unauthenticated"} <= set(outcomes)
     for private in (SECRET.encode(), output.encode()):
-        assert not any(private in message for message in watched.collector.raw)
+        assert not any(private in message for message in (*watched.collector.raw, *watched.collector.metrics.raw))
 
 
 def test_a_collector_that_is_away_harms_no_request_and_no_end(watched: Watched) -> None:

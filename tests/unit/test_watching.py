@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from deploy.grafana.__main__ import generated, main
 from deploy.prometheus.binaries import NotFound, find
 from gateway.admission.keys import AccessMetrics
+from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership
 from outrider.wire.metrics import PLAIN_REASONS, GatewayMetrics, WorkerMetrics
@@ -25,7 +26,7 @@ PROMETHEUS = REPO / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 ENDINGS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
-SERIES = re.compile(r"\b(?:spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")
+SERIES = re.compile(r"\b(?:vllm:|spec_|outrider_|process_|pair:|target:|member:|outrider:)[\w:]+")
 
 
 def existing() -> set[str]:
@@ -34,6 +35,8 @@ def existing() -> set[str]:
     registry.register(MemberSeries(lambda: (), lambda: Membership((), ())))
     AccessMetrics(registry)
     Spans("http://127.0.0.1:1", "gateway", registry).close()
+    EndedAnswers(registry)
+    registry.register(VllmNames(GatewayMetrics(), lambda: ()))
     registries = (GatewayMetrics().registry, WorkerMetrics("draft").registry, registry)
     return {family.name + ending for each in registries for family in each.collect() for ending in ENDINGS[family.type]}
 
@@ -70,7 +73,7 @@ def test_what_rules_and_alerts_ask_for_exists() -> None:
 
 def test_the_documentation_lists_every_series_and_every_alert() -> None:
     text = (REPO / "docs/monitoring.md").read_text()
-    listed = set(re.findall(r"`(\w+)`", text))
+    listed = set(re.findall(r"`([\w:]+)`", text))
     assert not {name for name in existing() if name not in listed and HISTOGRAM.sub("", name) not in listed}
     known = {form for name in existing() for form in (name, HISTOGRAM.sub("", name))} | recorded()
     for page in (*sorted((REPO / "docs").glob("*.md")), REPO / "README.md", REPO / "SECURITY.md"):

@@ -54,7 +54,7 @@ def other_queries(path: Path) -> Iterator[Asked]:
 def with_all_chosen(expr: str, rate_interval: str) -> str:
     """As Grafana sends it while every variable is at All. Raises KeyError for a variable that there is not."""
     names: Mapping[str, str] = {"__rate_interval": rate_interval} | dict.fromkeys(
-        ("target", "draft", "role", "member"), ".*"
+        ("target", "draft", "role", "member", "job", "model_name", "instance", "engine"), ".*"
     )
     return _VARIABLE.sub(lambda found: names[found[1]], expr)
 

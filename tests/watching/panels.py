@@ -51,10 +51,11 @@ class Answered:
 def answers(prometheus: Prometheus, start_s: float, end_s: float) -> list[Answered]:
     """Of both dashboards, over that time (Unix seconds)."""
     asked = [query for path in FILES for query in (*panel_queries(path), *other_queries(path))]
-    return [_answer(prometheus, each, start_s, end_s) for each in asked]
+    return [answer(prometheus, each, start_s, end_s) for each in asked]
 
 
-def _answer(prometheus: Prometheus, asked: Asked, start_s: float, end_s: float) -> Answered:
+def answer(prometheus: Prometheus, asked: Asked, start_s: float, end_s: float) -> Answered:
+    """Ask one query over that time (Unix seconds)."""
     expr = with_all_chosen(asked.expr, RATE_INTERVAL)
     try:
         variable = _LABEL_VALUES.fullmatch(expr)

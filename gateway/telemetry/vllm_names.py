@@ -1,0 +1,231 @@
+"""Outrider's series under vLLM's names, which dashboards, benchmarks and endpoint pickers read.
+
+What Outrider counts already is renamed when it is read, so both say the same; the rest is observed here, once. Sources:
+vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py of vLLM 0.33. docs/monitoring.md says where a meaning
+differs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.generation import AnswerUsage, FinishReason
+from outrider.wire.metrics import GatewayMetrics
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""vLLM numbers its engine processes; a gateway has one of each series for a model, whatever number of targets."""
+FAILED, LEFT = "error", "abort"
+"""Values of finished_reason besides those of answers that ended well."""
+_SECONDS = tuple(0.0005 * 2**power for power in range(22))
+"""Half a millisecond to 17 minutes: vLLM's own begin at 10 ms between tokens and 0.3 s for a request."""
+_TOKENS = tuple(2**power for power in range(18))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """What a served model has to do now."""
+
+    name: str
+    """What requests name it by."""
+    target: str
+    """Label `target` of what its rounds count."""
+    num_running: int
+    num_waiting: int
+    kv_share: float
+    """Of the KV blocks in use, 0 to 1, on average over its targets."""
+    kv_block_size: int
+    num_kv_blocks: int
+    """Of all targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """When something happened to an answer, by one clock."""
+
+    admitted_s: float
+    placed_s: float
+    first_s: float
+    """Its first tokens, and its last."""
+    last_s: float
+    num_tokens: int
+
+    @property
+    def first_token_s(self) -> float:
+        return self.first_s - self.admitted_s
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Return the time over the tokens after the first; None where there are none."""
+        return (self.last_s - self.first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+
+class EndedAnswers:
+    """Observes what answers took, and how they ended."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"vllm:{name}_seconds", text, LABELS, buckets=_SECONDS, registry=registry)
+
+        def tokens(name: str, text: str) -> Histogram:
+            return Histogram(f"vllm:{name}", text, LABELS, buckets=_TOKENS, registry=registry)
+
+        self._between_outputs = seconds("inter_token_latency", "From one round of an answer to its next.")
+        self._per_token = seconds("request_time_per_output_token", "decode_time over the tokens after the first.")
+        self._whole = seconds("e2e_request_latency", "Admission to the last token.")
+        self._queue = seconds("request_queue_time", "Waiting for a place.")
+        self._prefill = seconds("request_prefill_time", "From the place to the first token.")
+        self._decode = seconds("request_decode_time", "First token to last.")
+        self._inference = seconds("request_inference_time", "From the place to the last token.")
+        self._prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of an answer.")
+        self._output_tokens = tokens("request_generation_tokens", "Tokens of an answer.")
+        self._most_tokens = tokens("request_max_num_generation_tokens", "The same: an answer counts by itself.")
+        self._ended = Counter(
+            "vllm:request_success", "Answers that ended.", [*LABELS, "finished_reason"], registry=registry
+        )
+
+    def begin(self, model: str) -> None:
+        """Let the series of a model be there, at 0."""
+        for series in self._of_answers():
+            series.labels(model, ENGINE)
+        for reason in (*(reason.value for reason in FinishReason), LEFT, FAILED):
+            self._ended.labels(model, ENGINE, reason)
+
+    def note_pause(self, model: str, seconds: float) -> None:
+        """Observe the time between two rounds."""
+        self._between_outputs.labels(model, ENGINE).observe(seconds)
+
+    def note_failure(self, model: str, reason: str) -> None:
+        """Count an answer that did not end well. reason: FAILED or LEFT."""
+        self._ended.labels(model, ENGINE, reason).inc()
+
+    def note(self, model: str, reason: FinishReason, usage: AnswerUsage, times: AnswerTimes) -> None:
+        """Observe an answer that ended well."""
+        self._ended.labels(model, ENGINE, reason.value).inc()
+        values = (
+            times.per_token_s or 0.0,
+            times.last_s - times.admitted_s,
+            times.placed_s - times.admitted_s,
+            times.first_s - times.placed_s,
+            times.last_s - times.first_s,
+            times.last_s - times.placed_s,
+            usage.num_prompt_tokens,
+            usage.num_completion_tokens,
+            usage.num_completion_tokens,
+        )
+        for series, value in zip(self._of_answers()[1:], values, strict=True):
+            series.labels(model, ENGINE).observe(value)
+
+    def _of_answers(self) -> Sequence[Histogram]:
+        return (
+            self._between_outputs,
+            self._per_token,
+            self._whole,
+            self._queue,
+            self._prefill,
+            self._decode,
+            self._inference,
+            self._prompt_tokens,
+            self._output_tokens,
+            self._most_tokens,
+        )
+
+
+class VllmNames(Collector):
+    """`rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(vllm:spec_decode_num_draft_tokens_total[5m])`: the
+    acceptance rate, as any of vLLM's readers asks for it.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, loads: Callable[[], Sequence[ModelLoad]]) -> None:
+        self._metrics = metrics
+        self._loads = loads
+
+    def collect(self) -> Iterable[Metric]:
+        loads = self._loads()
+        yield from _gauges(loads)
+        yield from self._counts_of_rounds(loads)
+        own = self._metrics
+        yield _renamed(own.time_to_first_token, "vllm:time_to_first_token_seconds", "Admission to first token.")
+        yield _renamed(own.prompt_tokens, "vllm:prompt_tokens", "Prompt tokens of the answers that began.")
+        yield _renamed(own.prompt_tokens, "vllm:prefix_cache_queries", "The same: each is looked for in the cache.")
+        yield _renamed(own.cached_prompt_tokens, "vllm:prefix_cache_hits", "Of these, tokens that were cached.")
+
+    def _counts_of_rounds(self, loads: Sequence[ModelLoad]) -> Iterable[Metric]:
+        """Sum over drafts. Models whose targets have one id between them are counted under the first one's name."""
+        own, names = self._metrics, {load.target: load.name for load in reversed(loads)}
+        summed = {
+            "vllm:generation_tokens": (own.emitted_tokens, "Tokens committed."),
+            "vllm:spec_decode_num_drafts": (own.rounds, "Verifies with at least one draft token."),
+            "vllm:spec_decode_num_draft_tokens": (own.draft_tokens, "Draft tokens given to a verify."),
+            "vllm:spec_decode_num_accepted_tokens": (own.accepted_tokens, "Draft tokens accepted."),
+        }
+        for name, (series, text) in summed.items():
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            counts = _totals(series, names)
+            for model, count in counts.items():
+                family.add_metric([model, ENGINE], count)
+            yield family
+        yield self._accepted_by_position(names)
+
+    def _accepted_by_position(self, names: dict[str, str]) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position.",
+            labels=[*LABELS, "position"],
+        )
+        counts: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for series, factor in ((self._metrics.drafted_per_position, 0), (self._metrics.accepted_per_position, 1)):
+            for labels, count in _samples(series):
+                counts[names.get(labels["target"], labels["target"]), labels["position"]] += factor * count
+        for (model, position), count in sorted(counts.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+            family.add_metric([model, ENGINE, position], count)
+        return family
+
+
+def _gauges(loads: Sequence[ModelLoad]) -> Iterable[Metric]:
+    running = GaugeMetricFamily("vllm:num_requests_running", "Answers being decoded.", labels=LABELS)
+    waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Answers waiting for a place.", labels=LABELS)
+    kv_share = GaugeMetricFamily("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", labels=LABELS)
+    cache = GaugeMetricFamily(
+        "vllm:cache_config_info", "1; the KV cache, in its labels.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
+    )
+    for load in loads:
+        labels = [load.name, ENGINE]
+        running.add_metric(labels, load.num_running)
+        waiting.add_metric(labels, load.num_waiting)
+        kv_share.add_metric(labels, load.kv_share)
+        cache.add_metric([*labels, str(load.kv_block_size), str(load.num_kv_blocks)], 1)
+    return running, waiting, kv_share, cache
+
+
+def _totals(series: Counter, names: dict[str, str]) -> dict[str, float]:
+    """Sum a series of rounds by the names of the models; an id that no model has any more keeps its own."""
+    counts = defaultdict(float, dict.fromkeys(names.values(), 0.0))
+    for labels, count in _samples(series):
+        counts[names.get(labels["target"], labels["target"])] += count
+    return counts
+
+
+def _samples(series: Counter) -> Iterable[tuple[dict[str, str], float]]:
+    (family,) = series.collect()
+    return [(sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_total")]
+
+
+def _renamed(series: Counter | Histogram, name: str, text: str) -> Metric:
+    """Return a series with the label `model` as vLLM has it, but for the times of creation."""
+    (family,) = series.collect()
+    found = Metric(name, text, family.type)
+    for sample in family.samples:
+        ending = sample.name.removeprefix(family.name)
+        if ending != "_created":
+            labels = {label: value for label, value in sample.labels.items() if label != "model"}
+            found.add_sample(
+                name + ending, {"model_name": sample.labels["model"], "engine": ENGINE, **labels}, sample.value
+            )
+    return found
