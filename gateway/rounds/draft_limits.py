@@ -14,8 +14,8 @@ from outrider.wire.speculation import DEFAULT_TOPK, Speculation
 from outrider.wire.tree_shape import TreeShape
 
 STEPS_AHEAD = 2
-"""Steps that a target may take while the verdict of the first is on its way. Doubled, it is not held up by twice the
-round trip, and makes twice as many tokens for an answer that a stop string has ended."""
+"""Of the longest, steps that a target may take while the verdict of the first is on its way. Doubled, it is not held up
+by twice the round trip; what it makes for an answer that a stop string has ended is that of a round trip at most."""
 
 
 def speculation_of(
@@ -85,14 +85,11 @@ def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | No
     return TreeShape.parse(config.tree)
 
 
-def num_ahead(speculation: Speculation | None, overlap: bool) -> int:
-    """Return how many tokens past the last verdict a target may commit before it is told to go on."""
-    if not overlap:
-        return 1  # one step commits that at least
-    if speculation is None:
-        return STEPS_AHEAD
-    depth = speculation.max_draft_tokens if speculation.tree is None else speculation.tree.depth
-    return STEPS_AHEAD * ((speculation.num_draft_tokens or depth) + 1)
+def num_ahead(config: GatewayConfig) -> int:
+    """Return how many tokens past the last verdict a target may commit before it is told to go on: for every answer the
+    same, with drafts or without. One step, which commits a token at least, where rounds do not overlap.
+    """
+    return STEPS_AHEAD * (config.max_draft_tokens + 1) if config.overlap else 1
 
 
 def _room_for_nodes(worker: pb.WorkerInfo, num_held: int) -> int:

@@ -60,7 +60,7 @@ class Verification:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._num_ahead = 1
+        self._num_ahead = num_ahead(model.config)
         """Tokens that the target may commit past the last verdict."""
         self._until_len = 0
         """How far it was last told to go."""
@@ -105,7 +105,6 @@ class Verification:
             message.prediction_ids.extend(self._session.request.prediction_ids)
         if own is not None and own is not Drafter.PREDICTION:
             message.drafter = own.value
-        self._num_ahead = num_ahead(speculation, self._model.config.overlap)
         async with self._in_time():
             await self.member.room.enter(lambda: self._try_open(target, message))
 

@@ -36,7 +36,7 @@ LONG_PROMPT = 2000
 def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Large enough that a forward over LONG_PROMPT tokens takes seconds on one core."""
     path = tmp_path_factory.mktemp("slow")
-    return tiny_llama(path, hidden_size=384, num_layers=8, context=LONG_PROMPT + 64)
+    return tiny_llama(path, hidden_size=384, num_layers=12, context=LONG_PROMPT + 64)
 
 
 @pytest.fixture(scope="module", params=["target", "draft"])

@@ -95,7 +95,7 @@ async def settled() -> None:
 
 
 async def test_a_round_opens_leases_commits_and_lets_both_go_on() -> None:
-    answer = Answer()
+    answer = Answer(max_draft_tokens=K)
     async with answer.begun() as first:
         target, draft = answer.target, answer.draft
         assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
@@ -250,21 +250,23 @@ async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_ove
 
 
 @pytest.mark.parametrize(
-    ("wish", "settings", "ahead"),
+    ("wish", "settings", "is_drafted"),
     [
-        (SpeculationOptions(num_draft_tokens=4), {}, 10),
-        (SpeculationOptions(adaptive=True), {"max_draft_tokens": 16}, 34),
-        (SpeculationOptions(enabled=False), {}, 2),
-        (SpeculationOptions(num_draft_tokens=0), {}, 2),
-        (SpeculationOptions(num_draft_tokens=4), {"overlap": False}, 1),
+        (SpeculationOptions(num_draft_tokens=4), {}, True),
+        (SpeculationOptions(adaptive=True), {}, True),
+        (SpeculationOptions(enabled=False), {}, False),
+        (SpeculationOptions(num_draft_tokens=0), {}, False),
+        (SpeculationOptions(num_draft_tokens=4), {"overlap": False}, True),
     ],
 )
-async def test_how_far_a_target_may_run_ahead(wish: SpeculationOptions, settings: dict[str, Any], ahead: int) -> None:
-    answer = Answer(wish=wish, **settings)
+async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(
+    wish: SpeculationOptions, settings: dict[str, Any], is_drafted: bool
+) -> None:
+    answer = Answer(wish=wish, max_draft_tokens=16, **settings)
     async with answer.begun():
-        assert answer.target.lease.until_len == 3 + ahead
+        assert answer.target.lease.until_len == 3 + (34 if settings.get("overlap", True) else 1)
         opened = answer.target.all_of("open")[0]
-        assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is (ahead != 2)
+        assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is is_drafted
         assert opened.speculation.sequential is (not settings.get("overlap", True))
 
 
