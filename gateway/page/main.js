@@ -20,7 +20,7 @@ const SLOW_MS = 250; // between two drawings of what is read, not watched
 const SAY_MS = 5000; // between two words of a screen reader on how far an answer is
 
 const rounds = new RoundList((number) => replay.go(number));
-const replay = new Replay((number) => rounds.mark(number));
+const replay = new Replay((number) => rounds.mark(number), say);
 const transcript = new Transcript();
 let answer = null; // the one that is shown
 let messages = []; // of the chat so far
