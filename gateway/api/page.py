@@ -49,7 +49,7 @@ def page_routes() -> list[Route]:
         media_type = MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is not None:
             path = "/" if file.name == "index.html" else f"/page/{file.name}"
-            routes.append(Route(path, _endpoint(file.read_bytes(), media_type)))
+            routes.append(Route(path, _endpoint(file.read_bytes(), media_type), include_in_schema=False))
     return routes
 
 

@@ -18,7 +18,6 @@ export class Answer {
   spent = {};
   firstAt = null;
   lastAt = null;
-  finishReason = null;
 
   /** `past` is the text that the output continues; `startedAt` is in ms, as `performance.now()`. */
   constructor(past, startedAt) {
@@ -32,7 +31,6 @@ export class Answer {
     if (choice === undefined) return;
     this.text += choice.text ?? choice.delta?.content ?? "";
     this.reasoning += choice.delta?.reasoning_content ?? "";
-    this.finishReason = choice.finish_reason ?? this.finishReason;
     const tokens = choice.speculation?.tokens ?? [];
     if (tokens.length === 0) return;
     this.numTokens += tokens.length;

@@ -48,9 +48,9 @@ export async function readiness() {
   return (await request("readyz")).json();
 }
 
-/** Yield the chunks of a streamed answer. Throws ApiError, also for an error that comes as an event. */
-export async function* ask(mode, body, signal) {
-  const path = mode === "chat" ? "v1/chat/completions" : "v1/completions";
+/** Yield the chunks of a streamed answer to a chat, where `body` has messages, or of a completion. Throws ApiError, also for an error that comes as an event. */
+export async function* ask(body, signal) {
+  const path = body.messages ? "v1/chat/completions" : "v1/completions";
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
   if (!response.ok) throw await failure(response);
   for await (const chunk of events(response)) {

@@ -20,7 +20,7 @@ const SLOW_MS = 250; // between two drawings of what is read, not watched
 const SAY_MS = 5000; // between two words of a screen reader on how far an answer is
 
 const rounds = new RoundList((number) => replay.go(number));
-const replay = new Replay((number) => rounds.mark(number));
+const replay = new Replay((number) => rounds.mark(number), say);
 const transcript = new Transcript();
 let answer = null; // the one that is shown
 let messages = []; // of the chat so far
@@ -47,15 +47,14 @@ function bodyOf() {
 
 /** Ask, and draw the answer while it comes. Returns it; one that was stopped is what there was of it. */
 async function run(body, name) {
-  const past = body.prompt ?? "";
-  answer = new Answer(past, performance.now());
-  if (mode() === "completion") transcript.clear();
-  transcript.begin(byId("prompt").value, name, answer);
+  answer = new Answer(body.prompt ?? "", performance.now());
+  if (!body.messages) transcript.clear();
+  transcript.begin(body.prompt ?? body.messages.at(-1).content, name, answer);
   rounds.show(answer);
   replay.show(answer);
   const sayProgress = paced(() => running && say(progress()), SAY_MS);
   try {
-    for await (const chunk of ask(mode(), body, running.signal)) {
+    for await (const chunk of ask(body, running.signal)) {
       answer.add(chunk, performance.now());
       transcript.draw();
       rounds.draw();
@@ -239,6 +238,7 @@ function showMode() {
 
 for (const radio of byId("form").elements.mode) {
   radio.addEventListener("change", () => {
+    running?.abort();
     messages = [];
     transcript.clear();
     showMode();

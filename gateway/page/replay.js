@@ -16,12 +16,14 @@ export class Replay {
   #slider = byId("position");
 
   #onShown;
+  #say;
 
-  /** `onShown` is called with the number of the round that is shown. */
-  constructor(onShown) {
+  /** `onShown` is called with the number of the round that is shown, `say` with what a step by hand came to. */
+  constructor(onShown, say) {
     this.#onShown = onShown;
-    byId("previous").addEventListener("click", () => this.go(this.#number - 1));
-    byId("next").addEventListener("click", () => this.go(this.#number + 1));
+    this.#say = say;
+    byId("previous").addEventListener("click", () => this.#step(this.#number - 1));
+    byId("next").addEventListener("click", () => this.#step(this.#number + 1));
     byId("play").addEventListener("click", () => this.#toggle());
     this.#slider.addEventListener("input", () => this.go(Number(this.#slider.value)));
     byId("replay").addEventListener("keydown", (event) => this.#pressed(event));
@@ -54,6 +56,11 @@ export class Replay {
     this.#onShown(this.#number);
   }
 
+  #step(number) {
+    this.go(number);
+    if (this.#number) this.#say(`Round ${this.#number}. ${sentence(this.#answer.rounds[this.#number - 1])}`);
+  }
+
   #tellPlace() {
     const num = this.#answer.rounds.length;
     const place = num ? `Round ${this.#number} of ${num}` : "no rounds";
@@ -65,7 +72,7 @@ export class Replay {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const num = this.#answer?.rounds.length ?? 0;
     const moves = { ArrowLeft: this.#number - 1, ArrowRight: this.#number + 1, Home: 1, End: num };
-    if (event.key in moves) this.go(moves[event.key]);
+    if (event.key in moves) this.#step(moves[event.key]);
     else if (event.key === " " && event.target.localName !== "button") this.#toggle();
     else return;
     event.preventDefault();

@@ -21,7 +21,7 @@ const onOneLine = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥")
 /** Return the text before a round on one line, without its indentation: it is there to be recognised. */
 export const pastOf = (round) => el("span", { class: "past" }, el("span", {}, round.past.replace(/\s*\n\s*/g, "↵")));
 
-/** Draw a token; `look` is accepted, rejected, unseen or own. */
+/** Draw a token; `look` is accepted, rejected, skipped, own or other. */
 export function tokenOf(token, look) {
   return el("span", { class: `token ${look}` }, shown(token));
 }

@@ -88,6 +88,7 @@ def test_everything_is_reached_and_done_by_keyboard(open_page: OpenPage) -> None
     press("Home")
     press("ArrowRight")
     expect(page.locator("#place")).to_have_text(f"Round 2 of {num}")
+    expect(page.get_by_role("status")).to_have_text(re.compile("Round 2. .+ target (kept|said)"))
     press("Space")
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
     expect(page.locator("#place")).not_to_have_text(f"Round 2 of {num}")
