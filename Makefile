@@ -285,7 +285,7 @@ clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
 
 .PHONY: clients
 
-# Benchmark tools of the field, each installed apart under .work/clients (1.5 GB), against the demo pair: three minutes.
+# Benchmark tools of the field, each installed apart under .work/clients (5 GB), against the demo pair: three minutes.
 TOOLS = aiperf guidellm vllm
 .work/clients/%/.done: tests/tools/%.txt
 	$(PYTHON) -m venv .work/clients/$*
