@@ -297,7 +297,7 @@ page-test: $(STAMP) .work/page/.done
 
 .PHONY: page-test
 
-# Benchmark tools of the field, each installed apart under .work/clients (1.5 GB), against the demo pair: three minutes.
+# Benchmark tools of the field, each installed apart under .work/clients (5 GB), against the demo pair: three minutes.
 TOOLS = aiperf guidellm vllm
 .work/clients/%/.done: tests/tools/%.txt
 	$(PYTHON) -m venv .work/clients/$*
