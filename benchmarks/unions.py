@@ -178,11 +178,7 @@ async def measure(report: Report, target: Path, head: Path, options: argparse.Na
             heading = f"T = {temperature:g}"
             report.table(heading, columns, [[*cell.row, waited(cell), over[name]] for name, cell in cells.items()])
             report.data[heading] = {
-                name: {
-                    value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-                    for value in (per_pass, speed, draft_passes_a_token)
-                }
-                for name, cell in cells.items()
+                name: cell.data(per_pass, speed, draft_passes_a_token) for name, cell in cells.items()
             }
             compared = list[list[str]]()
             for name, arm in UNITED.items():
