@@ -217,7 +217,7 @@ async def split(
             ((target_module, {}), target, last, "target"),
             (drafting, draft, first, "draft"),
         ):
-            args = ("--kv-cache-tokens", "16384", *more[role])
+            args = ["--kv-cache-tokens", "16384", *more[role]]
             children.append(started_worker(checkout, module, model, core, *args, environment=environment))
         workers = [await asyncio.to_thread(told, child) for child in children]
         addresses = [str(each["address"]) for each in workers]
