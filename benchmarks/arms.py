@@ -113,6 +113,10 @@ class Cell:
         rate = statistics.median(sample.tokens_per_s for each in self.by_prompt for sample in each)
         return [self.name, f"{drafted / len(rounds):.1f}", share, f"{self.mean(per_pass):.3f}", f"{rate:.1f}"]
 
+    def data(self, *values: Value) -> dict[str, list[list[float]]]:
+        """Return values of each answer by their names, by prompt and repetition: what a report keeps."""
+        return {each.__name__: [[each(sample) for sample in samples] for samples in self.by_prompt] for each in values}
+
 
 class Bench:
     """One running pair, and what the suites measure on it."""
@@ -141,13 +145,7 @@ class Bench:
         columns = ("arm", "drafted a pass", "kept", "tokens a pass", "tok/s", what)
         rows = [[*cell.row, str(ratios.get(name, ""))] for name, cell in cells.items()]
         self.report.table(heading, columns, rows)
-        self.report.data[heading] = {
-            cell.name: {
-                value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-                for value in (per_pass, speed)
-            }
-            for cell in cells.values()
-        }
+        self.report.data[heading] = {cell.name: cell.data(per_pass, speed) for cell in cells.values()}
         return ratios
 
 

@@ -40,6 +40,7 @@ from outrider.engine.sampling.coupled import gumbels_of, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.step_plan import Row
+from outrider.wire import kinds
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 
@@ -158,7 +159,7 @@ class Judge:
             logits = runner.forward([Row.of(table, tokens, 0, num)])  # [num, V] float32
         finally:
             table.free()
-        params = SamplingParams(temperature=temperature, seed=index, acceptance=AcceptanceRule.COUPLED)
+        params = SamplingParams(temperature=temperature, seed=index, acceptance=kinds.AcceptanceRule.COUPLED)
         laws, row = HostLogits(logits), LogitRow(SamplingState(params, (), ()))
         first = len(tokens) - num + 1
         noise = [gumbels_of(uniforms(params, first + i, laws.vocab_size)) for i in range(num)]

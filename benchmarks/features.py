@@ -34,7 +34,7 @@ from benchmarks.common import (
 )
 from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
-from benchmarks.overlap.systems import ended_with_block, split, started, told
+from benchmarks.overlap.systems import ended_with_block, split, started_worker, told
 from benchmarks.passes import run_pass
 from draft_service.deliveries import Deliverer
 from draft_service.registration import HeadOffer
@@ -228,17 +228,15 @@ async def registered(shape: Shape, target: Path) -> tuple[int, float, float]:
     with it wait.
     """
     offer = HeadOffer.of(shape.opening)
-    args = ("--model", str(target), "--cpu-cores", "1", "--kv-cache-tokens", "4096", "--dtype", "bfloat16")
     with ended_with_block([]) as children:
-        children.append(started(this_checkout(), "target_service", args, [1]))
+        more = ("--kv-cache-tokens", "4096", "--dtype", "bfloat16")
+        children.append(started_worker(this_checkout(), "target_service", target, 1, *more))
         address = str((await asyncio.to_thread(told, children[0]))["address"])
         async with grpc.aio.insecure_channel(address) as channel:
             info = await target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest())
         drafts, taken = list[Deliverer](), list[float]()
         for _ in range(2):
-            drafts.append(
-                Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, offer=offer, submit=lambda job: job.taken())
-            )
+            drafts.append(Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, offer=offer))
             began = time.perf_counter()
             why = await drafts[-1].pair(address, info.epoch)
             taken.append(time.perf_counter() - began)

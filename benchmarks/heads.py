@@ -212,13 +212,7 @@ def add_speeds(report: Report, temperature: float, cells: Mapping[str, Cell]) ->
     columns = ("arm", "drafted a pass", "kept", "tokens a pass", "tok/s")
     ratios = (f"speed over {PLAIN}", f"speed over {MODEL}", f"tokens a pass over {MODEL}")
     report.table(f"T = {temperature:g}: speed on the widened target", (*columns, *ratios), rows)
-    report.data[f"speeds, T = {temperature:g}"] = {
-        name: {
-            value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-            for value in (per_pass, speed)
-        }
-        for name, cell in cells.items()
-    }
+    report.data[f"speeds, T = {temperature:g}"] = {name: cell.data(per_pass, speed) for name, cell in cells.items()}
 
 
 async def measure(report: Report, folders: Folders, options: argparse.Namespace) -> list[str]:

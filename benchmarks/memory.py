@@ -2,7 +2,7 @@
 
     make bench-memory                                 # or: python -m benchmarks.memory --help
 
-The first part asks each worker twice, for prompts that begin alike. The second sends many requests at once to a system
+The first part asks a target twice, for prompts that begin alike. The second sends many requests at once to a system
 with memory for a few and to one with memory for all, in turns, and compares the tokens.
 """
 
@@ -13,16 +13,13 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from benchmarks.common import DEMO_DRAFT, Report, parser, random_94m, spread, widened
 from benchmarks.passes import Sample, run_pass
 from benchmarks.running import running
 from outrider.cli.supervisor import Endpoints
 from outrider.client import AsyncClient, Speculation
-from outrider.v1 import common_pb2 as pb
-from outrider.v1 import draft_pb2 as dpb
-from tests.service.control_client import ControlClient, new_ticket
 from tests.stack import read_metrics
 
 CONTEXT = 4096
@@ -47,7 +44,7 @@ def pair_of_prompts(name: str) -> list[list[int]]:
     return [shared + some_ids(NUM_OWN, f"{name} {index}") for index in range(2)]
 
 
-async def targets_first_tokens(address: str, repetitions: int) -> list[list[tuple[float, int]]]:
+async def first_tokens(address: str, repetitions: int) -> list[list[tuple[float, int]]]:
     """Return (seconds to the first token at the client, prompt tokens found in the cache) of each request."""
 
     async def ask(client: AsyncClient, prompt: list[int]) -> tuple[float, int]:
@@ -58,60 +55,27 @@ async def targets_first_tokens(address: str, repetitions: int) -> list[list[tupl
         return time.perf_counter() - sent, answer.usage.num_cached_prompt_tokens
 
     async with AsyncClient(address) as client:
-        await ask(client, some_ids(100, "target warms up"))
-        return [
-            [await ask(client, prompt) for prompt in pair_of_prompts(f"target {repetition}")]
-            for repetition in range(repetitions)
-        ]
-
-
-async def drafts_first_tokens(endpoints: Endpoints, repetitions: int) -> list[list[tuple[float, int]]]:
-    """Return the same for the draft, asked as a gateway asks it, in seconds by the proposal's own clock."""
-    at = {role: endpoints.first(role).address for role in ROLES}
-    async with ControlClient(at["target"], "target") as target:
-        route = {"deliver_to": at["target"], "target_epoch": target.epoch}
-    async with ControlClient(at["draft"], "draft") as draft:
-
-        async def ask(slot: int, prompt: list[int]) -> tuple[float, int]:
-            await draft.opened(slot, prompt, **route)
-            proposal = dpb.Propose(slot=slot, base_len=len(prompt), num_draft_tokens=1, ticket=new_ticket())
-            reply = await draft.ask(proposal)
-            draft.tell(pb.CloseSlot(slot=slot))
-            return (reply.queue_us + reply.compute_us) / 1e6, reply.num_cached_tokens
-
-        await ask(0, some_ids(100, "draft warms up"))
-        return [
-            [
-                await ask(1 + 2 * repetition + i, prompt)
-                for i, prompt in enumerate(pair_of_prompts(f"draft {repetition}"))
-            ]
-            for repetition in range(repetitions)
-        ]
+        await ask(client, some_ids(100, "warms up"))
+        return [[await ask(client, prompt) for prompt in pair_of_prompts(str(number))] for number in range(repetitions)]
 
 
 def add_first_tokens(report: Report, repetitions: int) -> None:
-    worker = {"model": str(random_94m(CONTEXT)), "kv_cache_tokens": 4 * CONTEXT, "dtype": "float32"}
-    with running(worker, worker) as endpoints:
-        found = {
-            "target": asyncio.run(targets_first_tokens(endpoints.grpc, repetitions)),
-            "draft": asyncio.run(drafts_first_tokens(endpoints, repetitions)),
-        }
-    rows = []
-    for role, pairs in found.items():
-        milliseconds = [[1e3 * seconds for seconds, _ in requests] for requests in zip(*pairs, strict=True)]
-        ratios = [second / first for first, second in zip(*milliseconds, strict=True)]
-        cached = [
-            str(statistics.median_low([number for _, number in requests])) for requests in zip(*pairs, strict=True)
-        ]
-        rows.append([role, *(spread(each) for each in milliseconds), spread(ratios, 3), " and ".join(cached)])
+    target = {"model": str(random_94m(CONTEXT)), "kv_cache_tokens": 4 * CONTEXT, "dtype": "float32"}
+    with running(target, None) as endpoints:
+        found = asyncio.run(first_tokens(endpoints.grpc, repetitions))
+    rows = list[list[str]]()
+    for name, requests in zip(("first", "second"), zip(*found, strict=True), strict=True):
+        cached = statistics.median_low([number for _, number in requests])
+        rows.append([name, spread([1e3 * seconds for seconds, _ in requests]), str(cached)])
     report.table(
         f"Time to the first token: prompts of {NUM_SHARED + NUM_OWN} tokens, of which {NUM_SHARED} are shared",
-        ("worker", "first request, ms", "second, ms", "second / first", "tokens found in the cache"),
+        ("request", "ms", "tokens found in the cache"),
         rows,
     )
+    ratios = [second / first for (first, _), (second, _) in found]
     report.text(
-        "Both workers serve a random-weight Llama of 94M parameters; the target's time is a client's, the draft's that "
-        f"of its first proposal. {repetitions} pairs each, every one with a prefix of its own."
+        "A random-weight Llama of 94M parameters, decoding plainly; the time is a client's. "
+        f"{repetitions} pairs, every one with a prefix of its own. Second over first: {spread(ratios, 3)}."
     )
     report.data["first_tokens_s"] = found
 
@@ -131,19 +95,16 @@ async def ask_all(address: str, repetition: int, count: int) -> Sample:
         )
 
 
-def pair(options: argparse.Namespace, kv_cache_tokens: int) -> list[Mapping[str, object]]:
+def pair(options: argparse.Namespace, kv_cache_tokens: int) -> AbstractContextManager[Endpoints]:
     common = {"kv_cache_tokens": kv_cache_tokens, "max_slots": options.requests, "dtype": "float32", "metrics_port": 0}
-    return [{"model": str(model), **common} for model in (widened(options.size), DEMO_DRAFT)]
+    target, draft = ({"model": str(model), **common} for model in (widened(options.size), DEMO_DRAFT))
+    return running(target, draft, {"max_running": options.requests})
 
 
 def add_small_pool(report: Report, options: argparse.Namespace) -> None:
     pools = {"large": 2 * options.requests * (PROMPT_TOKENS + ANSWER_TOKENS), "small": options.small_pool}
     samples: dict[str, list[Sample]] = {name: [] for name in pools}
-    gateway = {"max_running": options.requests}
-    with (
-        running(*pair(options, pools["large"]), gateway) as large,
-        running(*pair(options, pools["small"]), gateway) as small,
-    ):
+    with pair(options, pools["large"]) as large, pair(options, pools["small"]) as small:
         systems = {"large": large, "small": small}
         for repetition in range(options.repetitions):
             for name in list(systems) if repetition % 2 else reversed(list(systems)):

@@ -288,13 +288,7 @@ def _add_cells(report: Report, temperature: float, cells: dict[str, Cell]) -> No
     columns = ("draft", "drafted a pass", "kept", "tokens a pass", "tok/s")
     ratios = (f"speed over {PLAIN}", f"tokens a pass over {SAME_NAME}")
     report.table(f"Served, T = {temperature:g}", (*columns, *ratios), rows)
-    report.data[f"served, T = {temperature:g}"] = {
-        name: {
-            value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-            for value in (per_pass, speed)
-        }
-        for name, cell in cells.items()
-    }
+    report.data[f"served, T = {temperature:g}"] = {name: cell.data(per_pass, speed) for name, cell in cells.items()}
 
 
 def main() -> int:

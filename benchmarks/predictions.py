@@ -114,13 +114,7 @@ def compare(report: Report, cells: Mapping[str, Cell]) -> list[str]:
             wrong.append(f"{name}: {over[PLAIN]} of plain, at least {LEAST_RATIO:g} wanted")
     columns = ("arm", "drafted a pass", "kept", "tokens a pass", "tok/s", "speed over plain", "speed over lookup")
     report.table("Predictions at temperature 0", columns, rows)
-    report.data["samples"] = {
-        name: {
-            value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-            for value in (per_pass, speed)
-        }
-        for name, cell in cells.items()
-    }
+    report.data["samples"] = {name: cell.data(per_pass, speed) for name, cell in cells.items()}
     return wrong
 
 

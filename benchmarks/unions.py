@@ -29,7 +29,7 @@ from benchmarks.common import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, HELD_OUT, Re
 from benchmarks.common import widened as widened_target
 from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
-from benchmarks.overlap.systems import ended_with_block, started, told
+from benchmarks.overlap.systems import ended_with_block, started, started_worker, told
 from benchmarks.passes import Sample, in_turn_at, phase_shares
 from benchmarks.widen_head import widen_head
 from outrider.client import AsyncClient, Drafter, Speculation
@@ -95,13 +95,12 @@ def draft_passes_a_token(sample: Sample) -> float:
 @contextlib.asynccontextmanager
 async def fronts(target: Path, head: Path) -> AsyncIterator[dict[tuple[str, ...], Front]]:
     """Run the workers, and yield a gateway by the drafts that an answer has there."""
-    first, last, common = 0, 1, ("--dtype", "float32", "--no-prefix-caching", "--metrics-port", "0")
+    first, last = 0, 1
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
 
         async def worker(module: str, model: Path, core: int, *more: str) -> dict[str, str]:
-            args = ["--model", str(model), "--cpu-cores", str(core), *common, *more]
-            children.append(started(this_checkout(), module, args, [core]))
+            children.append(started_worker(this_checkout(), module, model, core, *more))
             return await asyncio.to_thread(told, children[-1])
 
         drafts = {
@@ -165,24 +164,13 @@ async def measure(report: Report, target: Path, head: Path, options: argparse.Na
     async with fronts(target, head) as found:
         for temperature in options.temperatures:
             cells = await answered(found, options, temperature)
-            columns = (
-                "arm",
-                "drafted a pass",
-                "kept",
-                "tokens a pass",
-                "tok/s",
-                "waited",
-                "speed over plain",
-            )
+            columns: tuple[str, ...]
+            columns = ("arm", "drafted a pass", "kept", "tokens a pass", "tok/s", "waited", "speed over plain")
             over = {name: "" if name == PLAIN else str(cell.over(cells[PLAIN], speed)) for name, cell in cells.items()}
             heading = f"T = {temperature:g}"
             report.table(heading, columns, [[*cell.row, waited(cell), over[name]] for name, cell in cells.items()])
             report.data[heading] = {
-                name: {
-                    value.__name__: [[value(sample) for sample in each] for each in cell.by_prompt]
-                    for value in (per_pass, speed, draft_passes_a_token)
-                }
-                for name, cell in cells.items()
+                name: cell.data(per_pass, speed, draft_passes_a_token) for name, cell in cells.items()
             }
             compared = list[list[str]]()
             for name, arm in UNITED.items():

@@ -48,6 +48,20 @@ def started(
     return Child(module, pinned, stdin="", env={**checkout.environment, **(environment or {})})
 
 
+def started_worker(
+    checkout: Checkout,
+    module: str,
+    model: Path,
+    core: int,
+    *more: str,
+    environment: Mapping[str, str] | None = None,
+) -> Child:
+    """Start a worker on one core, in float32 and without a prefix cache. more: of its command line; the last wins."""
+    common = ("--dtype", "float32", "--no-prefix-caching", "--metrics-port", "0")
+    args = ["--model", str(model), "--cpu-cores", str(core), *common, *more]
+    return started(checkout, module, args, [core], environment)
+
+
 def told(child: Child, timeout_s: float = START_S) -> dict[str, Any]:
     """Return the next event of a process. Ends this one where there is none: its log says why."""
     give_up = time.monotonic() + timeout_s
@@ -194,7 +208,6 @@ async def split(
     """
     first, last = 0, 1
     more = {"target": (), "draft": (), "gateway": (), **(more or {})}
-    common = ("--dtype", "float32", "--kv-cache-tokens", "16384", "--no-prefix-caching", "--metrics-port", "0")
     async with contextlib.AsyncExitStack() as stack:
         children = stack.enter_context(ended_with_block([]))
         drafting: tuple[str, dict[str, str]] = (draft_module, {})
@@ -204,8 +217,8 @@ async def split(
             ((target_module, {}), target, last, "target"),
             (drafting, draft, first, "draft"),
         ):
-            args = ["--model", str(model), "--cpu-cores", str(core), *common, *more[role]]
-            children.append(started(checkout, module, args, [core], environment))
+            args = ["--kv-cache-tokens", "16384", *more[role]]
+            children.append(started_worker(checkout, module, model, core, *args, environment=environment))
         workers = [await asyncio.to_thread(told, child) for child in children]
         addresses = [str(each["address"]) for each in workers]
         relays = [await stack.enter_async_context(TcpRelay(addresses[end])) for end in (0, 1, 0)]

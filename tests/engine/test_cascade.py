@@ -13,17 +13,15 @@ from draft_service.jobs import AdvanceJob
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
-from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.tree_shape import TreeShape
-from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_SLOTS, Base, open_job, prompt
+from tests.engine.test_turns import BLOCK_SIZE, LARGE, Base, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 
 FULL = DraftLogprobs.FULL
@@ -39,10 +37,7 @@ Sent = Mapping[tuple[int, ...], tuple[int, NodeKind, bytes]]
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    folder = tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0)
-    sizes = {"kv_cache_tokens": LARGE * BLOCK_SIZE, "max_slots": NUM_SLOTS, "context_limit": None}
-    rest = {"attention_path": "auto", "batch_invariant": True}
-    return load_runner(TargetConfig(model=folder, device="cpu", dtype="float32", **sizes, **rest))
+    return load(tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0))
 
 
 class Cost(RowCost):

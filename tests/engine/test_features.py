@@ -6,23 +6,20 @@ What the rows say is compared with transformers over real gRPC, in tests/service
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
-from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from target_service import features as module
 from target_service.feature_jobs import AddHead, DropHead, LinkGone, Probed, ProbeJob, WantRows
 from target_service.jobs import Verdict, VerifyJob
 from target_service.kept_rows import MAX_KEPT_ROWS
-from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Target, open_job, prompt
+from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 
 HEAD, OTHER = b"a head", b"another head"
@@ -32,16 +29,7 @@ ROW_BYTES = 2 * WIDTH
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    folder: Path = tmp_path_factory.mktemp("model")
-    config = TargetConfig(
-        model=tiny_llama(folder, sharpness=3.0),
-        device="cpu",
-        dtype="float32",
-        kv_cache_tokens=LARGE * BLOCK_SIZE,
-        max_slots=NUM_SLOTS,
-        batch_invariant=True,
-    )
-    return load_runner(config)
+    return load(tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0))
 
 
 def opening(taps: tuple[int, ...] = (0, 2), seed: int = 0) -> OpeningMap:

@@ -9,23 +9,18 @@ from dataclasses import replace
 import pytest
 
 from draft_service.jobs import AdvanceJob
-from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
-from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_SLOTS, Base, open_job, prompt
+from tests.engine.test_turns import LARGE, Base, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    folder = tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0)
-    sizes = {"kv_cache_tokens": LARGE * BLOCK_SIZE, "max_slots": NUM_SLOTS, "context_limit": None}
-    rest = {"attention_path": "auto", "batch_invariant": False}
-    return load_runner(TargetConfig(model=folder, device="cpu", dtype="float32", **sizes, **rest))
+    return load(tiny_llama(tmp_path_factory.mktemp("model"), sharpness=3.0), batch_invariant=False)
 
 
 class Draft(Base):

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from draft_service.jobs import AdvanceJob
 from draft_service.translated_slot import TranslatedSlot, make_slot
 from outrider.drafting.translation import Intersection, Translation
-from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.sampling.wire_tensors import decode_laws
@@ -27,9 +26,8 @@ from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.kinds import DraftLogprobs
-from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
-from tests.engine.test_turns import BLOCK_SIZE, NUM_SLOTS, Base, open_job
+from tests.engine.test_turns import NUM_SLOTS, Base, load, open_job
 from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of
 from tests.tiny_models import tiny_llama
 
@@ -49,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def runner(folder: str) -> ModelRunner:
-    sizes = {"kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE, "max_slots": NUM_SLOTS, "context_limit": None}
-    rest = {"attention_path": "auto", "batch_invariant": False}
-    return load_runner(TargetConfig(model=folder, device="cpu", dtype="float32", **sizes, **rest))
+    return load(folder, NUM_BLOCKS, batch_invariant=False)
 
 
 @pytest.fixture(scope="module")

@@ -72,21 +72,16 @@ def embeddings(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return random_lookahead(folder, tmp_path_factory.mktemp("pass"), NUM_AHEAD)
 
 
+def load(folder: str, num_blocks: int = LARGE, **options: Any) -> ModelRunner:
+    """Load a model as a worker does, for tests that put a pool of their own into it."""
+    sizes = {"kv_cache_tokens": num_blocks * BLOCK_SIZE, "max_slots": NUM_SLOTS, "context_limit": None}
+    rest = {"attention_path": "auto", "batch_invariant": True, **options}
+    return load_runner(TargetConfig(model=folder, device="cpu", dtype="float32", **sizes, **rest))
+
+
 @pytest.fixture(scope="module")
 def runner(folder: str, embeddings: str) -> ModelRunner:
-    return load_runner(
-        TargetConfig(
-            model=folder,
-            lookahead_embeddings=embeddings,
-            device="cpu",
-            dtype="float32",
-            kv_cache_tokens=LARGE * BLOCK_SIZE,
-            max_slots=NUM_SLOTS,
-            context_limit=None,
-            attention_path="auto",
-            batch_invariant=True,
-        )
-    )
+    return load(folder, lookahead_embeddings=embeddings)
 
 
 class AtOnce(EngineThread):

@@ -7,6 +7,7 @@ fault: many a changed field leaves a message valid.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from tests.fuzz.calls import hold, talk
 from tests.fuzz.hints import (
     SENTINEL,
+    UNDISTURBED,
     last_asks,
     leases,
     registration,
@@ -170,10 +172,10 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
     hints = worker_hints(target.epoch, [target.address])
     extends = [
         tpb.TargetRequest(epoch=target.epoch, extend=tpb.Extend(slot=slot, ticket=ticket, until_len=12))
-        for slot in range(1, 4)
-        for ticket in range(1, 5)
+        for slot, ticket in (*itertools.product(range(1, 4), range(1, 5)), (UNDISTURBED, UNDISTURBED))
     ]
-    sound = tpb.DeliveryBatch(items=[sound_part(ticket, target.epoch) for ticket in range(1, 4)]).SerializeToString()
+    sound_parts = [sound_part(ticket, target.epoch) for ticket in (1, 2, 3, UNDISTURBED)]
+    sound = tpb.DeliveryBatch(items=sound_parts).SerializeToString()
     registered = tpb.DeliveryBatch(asks=registration(target.epoch)).SerializeToString()
     held = hold(target.channel, target.method("Deliver"), registered, once_ready(b""))  # rows are made all the while
     go_on = tpb.TargetRequestBatch(items=extends).SerializeToString() + target.valid()  # joined, they are one batch

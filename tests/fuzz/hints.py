@@ -22,6 +22,8 @@ SENTINEL = 77_777
 HEAD = OpeningMap(OpeningSpec((0, 2), 4), {"fc": torch.ones(4, 2 * 32)}).to_bytes()
 """An opening map that the fuzzed target can run."""
 HEAD_DIGEST = digest_of(HEAD)
+UNDISTURBED = 9
+"""Slot and ticket of a lease that is verified beside what is drawn."""
 _SLOT = st.sampled_from([1, 1, 2, 2, 3, 4, 0, 2**64 - 1])
 _TICKET = st.sampled_from([1, 1, 2, 3, 4, 0, 2**64 - 1])
 _ID = st.integers(0, VOCAB - 1)
@@ -144,15 +146,18 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
 
 
 def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
-    """Three slots of four committed tokens after a step, each with a lease of its own number. The first takes drafts
-    whatever they cost on this machine.
+    """Four slots of four committed tokens after a step, each with a lease of its own number. The last takes what
+    `sound_part` delivers, whatever that costs on this machine: nothing that is drawn names it.
     """
     items = list[tpb.TargetRequest]()
-    for slot in range(1, 4):
+    for slot in (1, 2, 3, UNDISTURBED):
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, protocol=PROTOCOL)
-        opened.params.CopyFrom(draw(_PARAMS))
-        wish = draw(_SPECULATION)
-        opened.speculation.CopyFrom(pb.Speculation(max_draft_tokens=3, num_draft_tokens=3) if slot == 1 else wish)
+        if slot == UNDISTURBED:
+            opened.params.max_tokens, opened.params.ignore_eos = 16, True
+            opened.speculation.max_draft_tokens = opened.speculation.num_draft_tokens = 2
+        else:
+            opened.params.CopyFrom(draw(_PARAMS))
+            opened.speculation.CopyFrom(draw(_SPECULATION))
         items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
         ask = tpb.Verify(slot=slot, ticket=slot, base_len=3, until_len=4)
         items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))

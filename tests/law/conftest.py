@@ -25,7 +25,7 @@ from tests.law.cases import (
     head_of,
 )
 from tests.law.sampling import Sample, draw
-from tests.law.services import HASTY, PATIENT, Models, Services, make_models
+from tests.law.services import ENDLESSLY_PATIENT, HASTY, PATIENT, Models, Services, make_models
 from tests.stack import Process, read_metrics
 
 
@@ -92,8 +92,8 @@ class Samples:
             return self._services.gateway(*modules, draft_options=by)
         if batch[0].group == "by token":
             return self._services.gateway(target_module="tests.law.faults.by_token")
-        if batch[0].group == "lenient":  # its first rounds must not find the draft full of another gateway's answers
-            return self._services.gateway(draft_options=("--max-slots", "65"))
+        if batch[0].group == "lenient":  # every round has drafts: the draft is not full of another gateway's answers
+            return self._services.gateway(target_options=ENDLESSLY_PATIENT, draft_options=("--max-slots", "65"))
         if batch[0].group in ENCODER_DECODER:
             return self._services.gateway(pair=self._services.models.across)
         if batch[0].group in TRANSLATED:

@@ -24,11 +24,16 @@ from tests.random_heads import (
 from tests.stack import Process, stop_all
 from tests.tiny_models import tiny_llama, tiny_t5
 
-BATCH = ("--max-queue-wait-s", "600")
-"""Nobody is refused, however slow the machine is."""
-OPTIONS = (*BATCH, f"@gateway.rounds.draft_limits.DEFAULT_TOPK={TOPK}")
+OPTIONS = (
+    *("--max-queue-wait-s", "600"),
+    *(f"@gateway.workers.pools.{name}=600" for name in ("MIN_SILENCE_S", "ROUND_TIMEOUT_S", "DRAFTS_WAIT_S")),
+    f"@gateway.rounds.draft_limits.DEFAULT_TOPK={TOPK}",
+)
+"""Nobody is refused or taken for dead, however slow the machine is."""
 PATIENT = ("@target_service.rows.MOST_HOLD_S=3",)
 """Hardly a draft is ever late: what is tested is speculation, not its fallback."""
+ENDLESSLY_PATIENT = ("@target_service.rows.MOST_HOLD_S=600",)
+"""No draft is ever late. One that has no slot for an answer, or misses what it reads, is waited for as long."""
 HASTY = ("@target_service.rows.MOST_HOLD_S=0.3",)
 """What is late is held back; the rest is in time on a slow machine, too."""
 OTHER_WORDS = ("2", "[1", "</s>", "]", "22", "<unk>", "12]", ",", ",1", "11")
