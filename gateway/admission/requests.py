@@ -110,6 +110,7 @@ class FieldNames:
     num_choices: str = "n"
     max_tokens: str = "max_tokens"
     num_logprobs: str = "logprobs"
+    stop: str = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,13 @@ async def build_requests(
     return tuple(requests)
 
 
+async def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens of the one prompt of a demand that nothing is to be generated for. Raises InvalidRequest."""
+    (prompt,) = demand.prompts
+    prepared = await _tokenised(_num_chars(prompt), _prepare, prompt, tokenizer, demand.names.prompt, "")
+    return prepared.ids
+
+
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
     """Return the rule; who asks for lenience alone asks for the rule that has it."""
     if options.acceptance is not None:
@@ -215,7 +223,7 @@ async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwar
     return work(*args, **kwargs)
 
 
-def _wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
+def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     """Raises InvalidRequest when no model is named and there are several."""
     if name or not served:
         return find_model(served, name)
@@ -249,7 +257,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
-    facts = _wanted_model(served, demand.model)
+    facts = wanted_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
     CHOICES.check(names.num_choices, num_choices)
     if demand.max_tokens is not None:
@@ -270,7 +278,7 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
                 f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
                 param=names.prompt,
             )
-    _check_texts("stop", "strings", demand.stop, MAX_STOPS)
+    _check_texts(names.stop, "strings", demand.stop, MAX_STOPS)
     _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
     if demand.cache_salt is not None:
         check_cache_salt(demand.cache_salt)

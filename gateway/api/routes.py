@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 from fastapi import APIRouter, Request, Security
@@ -14,23 +16,40 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, find_model
+from gateway.admission.requests import Demand, find_model, wanted_model
 from gateway.api.answer_schemas import (
     Alive,
     ChatChunk,
     ChatCompletion,
     Completion,
+    Detokenized,
+    MessageAnswer,
+    MessageError,
+    MessageEvent,
     Model,
     ModelList,
     Ready,
+    ResponseEvent,
     TargetGroup,
+    TokenCount,
+    Tokenized,
+    Version,
 )
+from gateway.api.answer_schemas import Response as ResponseAnswer
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
+from gateway.api.layers import Formed, LayerAnswer
+from gateway.api.messages_form import MessageForm
+from gateway.api.messages_schemas import CountBody, MessagesBody
 from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
-from gateway.api.openapi import errors, events
+from gateway.api.openapi import errors, events, named_events
+from gateway.api.responses_form import ResponseForm
+from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
 from gateway.workers.member import Member
+from outrider import __version__
+from outrider.wire.params import check_token_ids
 from outrider.wire.transport.address import join_host_port
 
 EVERYWHERE = ("0.0.0.0", "[::]")
@@ -93,6 +112,7 @@ class Routes:
             generation.add_api_route(
                 path, endpoint, methods=["POST"], response_model=model, responses=refusals, openapi_extra=events(chunk)
             )
+        self._add_layers(generation)
         router.include_router(generation)
         get, listed = router.add_api_route, errors(401)
         get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
@@ -104,8 +124,24 @@ class Routes:
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
         get("/healthz", self.healthz, response_model=Alive)
         get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
+        get("/version", self.version, response_model=Version)
         get("/openapi.json", self.openapi, response_model=dict[str, Any])
         return router
+
+    def _add_layers(self, router: APIRouter) -> None:
+        """Add the endpoints over chat, and the tokenizer's."""
+        statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+        refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
+        for path, endpoint, model, responses, told in (
+            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
+            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_events(MessageEvent)),
+            ("/v1/messages/count_tokens", self.count_tokens, TokenCount, anthropics, None),
+            ("/tokenize", self.tokenize, Tokenized, refusals, None),
+            ("/detokenize", self.detokenize, Detokenized, refusals, None),
+        ):
+            router.add_api_route(
+                path, endpoint, methods=["POST"], response_model=model, responses=responses, openapi_extra=told
+            )
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """Complete prompts, whole or as a stream."""
@@ -114,6 +150,56 @@ class Routes:
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer a chat, whole or as a stream."""
         return await self._answer(request, body)
+
+    async def responses(self, request: Request, body: ResponsesBody) -> Response:
+        """Answer as OpenAI's Responses API, without a store."""
+        answer_id = request.scope["answer_id"]
+        demand = body.demand(answer_id)
+        return await self._layer(request, body.stream, demand, partial(ResponseForm, body, answer_id))
+
+    async def messages(self, request: Request, body: MessagesBody) -> Response:
+        """Answer as Anthropic's Messages API."""
+        answer_id = request.scope["answer_id"]
+        return await self._layer(
+            request, body.stream, body.demand(answer_id), lambda each, _: MessageForm(answer_id, each)
+        )
+
+    async def _layer(self, request: Request, stream: bool | None, demand: Demand, formed: Formed) -> Response:
+        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed)
+        if stream:
+            return EventStream(answer.events, answer.failure)
+        whole = await while_connected(request.receive, answer.whole())
+        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+
+    async def count_tokens(self, request: Request, body: CountBody) -> Response:
+        """Count the tokens of a message's input, as Anthropic's API."""
+        ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+        return JsonResponse({"input_tokens": len(ids)})
+
+    async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
+        """Return the tokens of a text or a chat, as vLLM."""
+        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        tokenizer = self.admission.generator.tokenizer(facts.id)
+        ids: Sequence[int]
+        if body.prompt is None:
+            ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+        else:
+            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
+        names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+        sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+        return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
+        """Return the text of tokens, special ones included, as vLLM."""
+        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        check_token_ids("tokens", body.tokens, facts.vocab_size)
+        tokenizer = self.admission.generator.tokenizer(facts.id)
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return JsonResponse({"prompt": text})
+
+    async def version(self) -> Response:
+        """Return Outrider's own."""
+        return JsonResponse({"version": __version__})
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         demand = body.demand(request.scope["answer_id"])

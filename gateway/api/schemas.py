@@ -396,17 +396,34 @@ class MessageBody(_Strict):
         return told if "content" in told else told | {"content": None}
 
 
-def _other_parameters(schema: dict[str, Any]) -> None:
-    for name, why in IGNORED.items():
-        schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
-    for name, values in NEUTRAL.items():
-        schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
+    """Return the `json_schema_extra` of a body that takes these besides its fields."""
+
+    def add(schema: dict[str, Any]) -> None:
+        for name, why in ignored.items():
+            schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
+        for name, values in neutral.items():
+            schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+
+    return add
+
+
+def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
+    """Return a body without what changes nothing. Raises InvalidRequest naming what is not offered and asks for
+    something.
+    """
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & neutral.keys():
+        if value[name] is not None and value[name] not in neutral[name]:
+            raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
+    return {name: each for name, each in value.items() if name not in neutral and name not in ignored}
 
 
 class _Body(_Strict):
     """What both endpoints take. null stands for the default everywhere."""
 
-    model_config = ConfigDict(json_schema_extra=_other_parameters)
+    model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
@@ -500,12 +517,7 @@ class _Body(_Strict):
     @classmethod
     def _without_others(cls, value: Any) -> Any:
         """Raises InvalidRequest naming what is not offered and asks for something."""
-        if not isinstance(value, dict):
-            return value
-        for name in value.keys() & NEUTRAL.keys():
-            if value[name] is not None and value[name] not in NEUTRAL[name]:
-                raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
-        return {name: each for name, each in value.items() if name not in NEUTRAL and name not in IGNORED}
+        return without_others(value, NEUTRAL, IGNORED)
 
     @property
     def include_usage(self) -> bool:
@@ -664,7 +676,7 @@ class ChatBody(_Body):
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(cls: type[Body], data: Any) -> Body:
@@ -678,7 +690,7 @@ def parse_body(cls: type[Body], data: Any) -> Body:
 def _invalid(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False)[0]
     param = ""
-    for part in first["loc"]:
+    for part in (each for each in first["loc"] if not str(each).startswith("<")):  # <kind>, where there are several
         param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
