@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 
 from gateway.admission.requests import Chat, Demand, FieldNames
 from gateway.api.schemas import (
@@ -31,6 +31,8 @@ AS_CHATS = (
 
 class Lenient(Strict):
     """An object that clients send back as they got it: empty fields that are not known here are dropped."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"enum": [None, []]}})
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.admission.admission import Admission, IncomingRequest
 from gateway.admission.requests import Demand
-from gateway.api.openai_responses import Json, ReadText, joined, usage_of
+from gateway.api.openai_responses import Json, ReadText, usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Content, Part
@@ -77,13 +77,12 @@ class LayerAnswer:
         self._form: Form | None = None
 
     async def whole(self) -> Json:
-        outputs: list[RoundOutput] = []
+        """Return what the events of a stream add up to."""
         async with self._admission.answers(self._demand, self._incoming) as answers:
             form = self._begun(answers.requests[0])
             async for _, output in answers.stream():
-                outputs.append(output)
-        for _ in form.push(joined(outputs)):
-            pass
+                for _ in form.push(output):
+                    pass
         return form.whole()
 
     async def events(self) -> AsyncGenerator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
@@ -73,7 +73,11 @@ def part_texts(value: Any) -> str:
     return "\n".join(texts)
 
 
-class InputPart(TypedDict):
+class InputPart(BaseModel):
+    """For the schema alone: parts of answers have more fields, which are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
