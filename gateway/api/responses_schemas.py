@@ -180,7 +180,7 @@ class TextFormat(JsonSchemaBody):
         """Raises InvalidRequest."""
         if (self.type == "json_schema") is (self.schema_ is None):
             text = f"text.format has type {self.type} and {'no ' * (self.schema_ is None)}schema; they go together"
-            raise InvalidRequest(text, param="text.format.schema")
+            raise InvalidRequest(text, param="text.format")
         if self.type == "json_schema":
             return OutputFormat("json", self.schema_, "text.format.schema", bool(self.strict))
         found = ResponseFormatBody(type=self.type).output()
