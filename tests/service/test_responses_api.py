@@ -44,7 +44,7 @@ async def test_a_text_is_one_message_and_what_was_asked_is_told() -> None:
 
 async def test_reasoning_text_and_calls_are_items_in_their_order() -> None:
     async with client_of(generator_of(REASONED, "reasoning")) as client:
-        answer = await client.responses.parse(**ASKED, tools=[openai.pydantic_function_tool(Weather) and FUNCTION])
+        answer = await client.responses.parse(**ASKED, tools=[FUNCTION])
     reasoning, message, first, second = answer.output
     assert isinstance(reasoning, ResponseReasoningItem) and reasoning.content is not None
     assert [each.text for each in reasoning.content] == ["The user asks."]
