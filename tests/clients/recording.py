@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 MADE_ID = re.compile(r"\b(call|chatcmpl|cmpl|fc|msg|resp|rs)[_-][0-9a-f]{16,}")
 PIECE = 1 << 16
+REPOSITORY = Path(__file__).parents[2]
 
 
 class Recording(ThreadingHTTPServer):
@@ -33,7 +35,8 @@ class Recording(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def add(self, method: str, path: str, body: bytes, status: int) -> None:
-        text = MADE_ID.sub(lambda found: self._ids.setdefault(found[0], f"{found[1]}_{len(self._ids)}"), body.decode())
+        text = body.decode().replace(f"{REPOSITORY}/", "")  # of the model's id
+        text = MADE_ID.sub(lambda found: self._ids.setdefault(found[0], f"{found[1]}_{len(self._ids)}"), text)
         asked = {"method": method, "path": path, "status": status, "body": json.loads(text) if text else None}
         if asked not in self.requests:
             self.requests.append(asked)
