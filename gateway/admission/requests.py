@@ -22,6 +22,7 @@ from gateway.generation import (
     SpeculationOptions,
 )
 from gateway.grammars import OutputFormat
+from gateway.infill import infill_ids
 from gateway.tokenizer import Message, Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
 from gateway.tools.reading import Reading, reading_of
@@ -98,7 +99,15 @@ class Chat:
     """None = answers are text alone: neither calls nor reasoning are looked for in them."""
 
 
-Prompt = str | tuple[int, ...] | Chat
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A prompt that asks for what stands between two texts."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = str | tuple[int, ...] | Chat | Infill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,13 @@ class Demand:
     """Who asks; for `prefix_cache_scope`."""
     output: OutputFormat | None = None
     """What the answers have to be; None = anything."""
+    num_prompt_logprobs: int | None = None
+    """As in GenerationRequest, as are the next three."""
+    is_empty: bool = False
+    keeps_stop: bool = False
+    shows_special: bool = False
+    most_prompt_tokens: int | None = None
+    """Of a longer prompt the last so many are taken; -1 = those that fit the context. None = nothing is cut."""
 
     @property
     def num_answers(self) -> int:
@@ -264,6 +280,9 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         Range(1, facts.context_limit).check(names.max_tokens, demand.max_tokens)
     if demand.params.num_logprobs is not None:
         LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
+    _check_scored(demand, facts)
+    if demand.most_prompt_tokens is not None:
+        Range(-1, facts.context_limit).check("truncate_prompt_tokens", demand.most_prompt_tokens)
     if not demand.prompts:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
     if demand.num_answers > facts.max_answers:
@@ -292,6 +311,18 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     _check_tree(demand.speculation, facts)
     _check_beams(demand, facts)
     return facts
+
+
+def _check_scored(demand: Demand, facts: ServedFacts) -> None:
+    if demand.num_prompt_logprobs is None:
+        return
+    LOGPROBS.check("prompt_logprobs", demand.num_prompt_logprobs)
+    if facts.decoder_start_ids:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs, is given, and this model's prompts are read by an encoder, which "
+            "says no log-probs; leave it out",
+            param="prompt_logprobs",
+        )
 
 
 def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> None:
@@ -390,6 +421,8 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         "stop": bool(demand.stop),
         "bad_words": bool(demand.bad_words),
         names.num_logprobs: demand.params.num_logprobs is not None,
+        "prompt_logprobs": demand.num_prompt_logprobs is not None,
+        "max_tokens 0": demand.is_empty,
         "response_format" if demand.output is None else demand.output.param: demand.output is not None,
         "tools": any(isinstance(each, Chat) and each.tools is not None and each.tools.tools for each in demand.prompts),
         names.prediction: bool(demand.prediction),
@@ -413,6 +446,8 @@ def _num_chars(prompt: Prompt) -> int:
         if not all(isinstance(value, str) for value in values):
             return INLINE_CHARS + 1  # calls of tools, the same
         return sum(map(len, values)) + MESSAGE_CHARS * len(prompt.messages)
+    if isinstance(prompt, Infill):
+        return len(prompt.prefix) + len(prompt.suffix)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
@@ -444,6 +479,8 @@ def _prepare(prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str) -> _
     """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
     if isinstance(prompt, Chat):
         prepared = _prepare_chat(prompt, tokenizer, grammar)
+    elif isinstance(prompt, Infill):
+        prepared = _Prepared(infill_ids(prompt.prefix, prompt.suffix, tokenizer), grammar)
     else:
         prepared = _Prepared(tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt, grammar)
     if not prepared.ids:
@@ -469,7 +506,7 @@ def _answers(
     salt: bytes,
     key_name: str | None,
 ) -> list[GenerationRequest]:
-    ids = prepared.ids
+    ids = _last(prepared.ids, demand, facts)
     if prepared.grammar and demand.params.ignore_eos:
         what = "tools" if demand.output is None else demand.output.param
         raise InvalidRequest(
@@ -501,9 +538,21 @@ def _answers(
             cache_salt=salt,
             key_name=key_name,
             reading=prepared.reading,
+            num_prompt_logprobs=demand.num_prompt_logprobs,
+            is_empty=demand.is_empty,
+            keeps_stop=demand.keeps_stop,
+            shows_special=demand.shows_special,
         )
         for choice in range(demand.num_choices)
     ]
+
+
+def _last(ids: tuple[int, ...], demand: Demand, facts: ServedFacts) -> tuple[int, ...]:
+    """Return the end of the prompt that is to be read."""
+    most = demand.most_prompt_tokens
+    if most == -1:
+        most = facts.context_limit - (0 if facts.decoder_start_ids else demand.max_tokens or 1)
+    return ids if most is None else ids[-max(1, most) :]
 
 
 def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:

@@ -49,8 +49,8 @@ class UsageAnswer(_Answer):
 
 class CompletionLogprobs(_Answer):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None] = Field(description="null of a prompt's first token.")
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -67,9 +67,22 @@ class _Whole(_Answer):
     system_fingerprint: None
 
 
+class PromptLogprob(_Answer):
+    logprob: float
+    rank: int = Field(description="1 + how many tokens are likelier.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id; null of the first token."""
+
+
 class CompletionChoice(_Choice):
     text: str
     logprobs: CompletionLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids, as the next.")
+    prompt_token_ids: list[int] = Field(default=[], description="In a choice's first chunk.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With prompt_logprobs.")
 
 
 class Completion(_Whole):
@@ -119,12 +132,15 @@ class AssistantMessage(_Answer):
 class ChatChoice(_Choice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids.")
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(_Whole):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] = Field(default=[], description="With return_token_ids.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With prompt_logprobs.")
     usage: UsageAnswer
 
 
@@ -150,11 +166,13 @@ class Delta(_Answer):
 class ChatChunkChoice(_Choice):
     delta: Delta
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids.")
 
 
 class ChatChunk(_Whole):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] = Field(default=[], description="With return_token_ids; in the first chunk.")
     usage: UsageAnswer | None = Field(default=None, description="With stream_options.include_usage; in the last chunk.")
 
 

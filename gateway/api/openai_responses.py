@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.generation import AnswerUsage, FinishReason, OutputLogprobs, OutputToken, RoundOutput
+from gateway.api.logprobs import Prompts, chat_logprobs, completion_logprobs
+from gateway.generation import AnswerUsage, FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
 from gateway.tools.reading import Reading
 
 Json = dict[str, Any]
-
-FLOOR_LOGPROB = -9999.0
-"""OpenAI's number for a token that cannot be: JSON has no minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +24,8 @@ class CompletionForm:
     tokenizer: Tokenizer
     logprobs: bool
     echoes: Sequence[str]
+    prompts: Prompts | None = None
+    """What is told of the prompts besides."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
@@ -35,14 +34,25 @@ class CompletionForm:
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
-        if first or output.text_delta or output.finish_reason or self.logprobs:
+        told = self.logprobs or (self.prompts is not None and self.prompts.token_ids)
+        if first or output.text_delta or output.finish_reason or told:
             return self._spelt(index, output, first)
         return None
 
     def _spelt(self, index: int, output: RoundOutput, first: bool) -> Json:
         text = self.echoes[index] + output.text_delta if first and self.echoes else output.text_delta
         logprobs = completion_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output)}
+        more: Json = {}
+        if self.prompts is not None:
+            if logprobs is not None and self.echoes:
+                logprobs["text_offset"] = [len(self.echoes[index]) + each for each in logprobs["text_offset"]]
+                logprobs = self.prompts.in_front(index, output, logprobs) if first else logprobs
+            more = self.prompts.of_choice(output) | (self.prompts.told(index, output) if first else {})
+        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output), **more}
+
+    def beside(self, index: int, output: RoundOutput) -> Json:
+        """Return what stands beside the choices."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,8 @@ class ChatForm:
     logprobs: bool
     readings: Sequence[Reading | None]
     """Of each choice."""
+    prompts: Prompts | None = None
+    """As in CompletionForm."""
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     _texts: dict[int, ReadText] = field(default_factory=dict)
@@ -67,17 +79,26 @@ class ChatForm:
         if (text := self._text(index)) is not None:
             message |= message_of(text.read(output), text.call_id)
             has_calls = text.has_calls
-        return {"index": index, "message": message, "logprobs": self._logprobs(output), **_ending(output, has_calls)}
+        ending = _ending(output, has_calls) | self._of_choice(output)
+        return {"index": index, "message": message, "logprobs": self._logprobs(output), **ending}
+
+    def beside(self, index: int, output: RoundOutput) -> Json:
+        """Return what stands beside the choices: of the prompt, which all answers share, with the first of them."""
+        return {} if self.prompts is None or index else self.prompts.told(index, output)
+
+    def _of_choice(self, output: RoundOutput) -> Json:
+        return {} if self.prompts is None else self.prompts.of_choice(output)
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
         text = self._text(index)
         delta = {"content": output.text_delta} if text is None else delta_of(text.read(output), text.call_id)
-        if not (first or any(delta.values()) or output.finish_reason or self.logprobs):
+        told = self.logprobs or (self.prompts is not None and self.prompts.token_ids)
+        if not (first or any(delta.values()) or output.finish_reason or told):
             return None
         if first:
             delta = {"role": "assistant", "content": "", **delta}
-        ending = _ending(output, text is not None and text.has_calls)
+        ending = _ending(output, text is not None and text.has_calls) | self._of_choice(output)
         return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **ending}
 
     def _text(self, index: int) -> ReadText | None:
@@ -167,7 +188,14 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
 def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
     """Return all rounds of an answer as one."""
     tokens = tuple(token for output in outputs for token in output.tokens)
-    return replace(outputs[-1], tokens=tokens, text_delta="".join(output.text_delta for output in outputs))
+    text, scores = "".join(output.text_delta for output in outputs), outputs[0].prompt_logprobs
+    return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=scores)
+
+
+def mean_logprob(output: RoundOutput) -> float:
+    """Return the log-prob a token of an answer whose tokens have them."""
+    found = [token.logprobs.logprob for token in output.tokens if token.logprobs is not None]
+    return sum(found) / len(found) if found else 0.0
 
 
 def _ending(output: RoundOutput, has_calls: bool = False) -> Json:
@@ -175,57 +203,6 @@ def _ending(output: RoundOutput, has_calls: bool = False) -> Json:
     if has_calls and output.finish_reason is FinishReason.STOP:
         reason = "tool_calls"
     return {"finish_reason": reason, "stop_reason": output.stop_reason}
-
-
-def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """The four parallel lists of /v1/completions. top_logprobs always has the chosen token, as OpenAI's."""
-    pairs = [(token, token.logprobs) for token in tokens if token.logprobs is not None]
-    return {
-        "tokens": [_label(token.id, tokenizer) for token, _ in pairs],
-        "token_logprobs": [_finite(logprobs.logprob) for _, logprobs in pairs],
-        "top_logprobs": [_top_by_label(token.id, logprobs, tokenizer) for token, logprobs in pairs],
-        "text_offset": [token.text_offset for token, _ in pairs],
-    }
-
-
-def _top_by_label(token_id: int, logprobs: OutputLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    top: dict[str, float] = {}
-    for other, logprob in (*logprobs.top, (token_id, logprobs.logprob)):
-        top.setdefault(_label(other, tokenizer), _finite(logprob))
-    return top
-
-
-def _label(token_id: int, tokenizer: Tokenizer) -> str:
-    """The token's text, or `bytes:\\xe2\\x82` for a part of a character: labels are keys and must differ."""
-    text = tokenizer.token_text(token_id)
-    raw = tokenizer.token_bytes(token_id)
-    if "\ufffd" in text and raw is not None:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-    return text
-
-
-def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """`content` of a chat choice's logprobs: one entry per token, each with its bytes."""
-    content = [
-        _chat_entry(token.id, token.logprobs.logprob, tokenizer)
-        | {"top_logprobs": [_chat_entry(other, logprob, tokenizer) for other, logprob in token.logprobs.top]}
-        for token in tokens
-        if token.logprobs is not None
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
-    raw = tokenizer.token_bytes(token_id)
-    return {
-        "token": tokenizer.token_text(token_id),
-        "logprob": _finite(logprob),
-        "bytes": None if raw is None else list(raw),
-    }
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
 def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_tokens: int = 0) -> Json:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.api.layers import ReadAnswer
-from gateway.api.openai_responses import Json, chat_logprobs
+from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer

@@ -38,15 +38,17 @@ from gateway.api.answer_schemas import (
 from gateway.api.answer_schemas import Response as ResponseAnswer
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
 from gateway.api.layers import Formed, LayerAnswer
+from gateway.api.logprobs import Prompts
 from gateway.api.messages_form import MessageForm
 from gateway.api.messages_schemas import CountBody, MessagesBody
-from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of
+from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, mean_logprob, usage_of
 from gateway.api.openapi import errors, events, named_events
 from gateway.api.responses_form import ResponseForm
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
+from gateway.tokenizer import Tokenizer
 from gateway.workers.member import Member
 from outrider import __version__
 from outrider.wire.params import check_token_ids
@@ -215,8 +217,13 @@ class Routes:
             async for index, output in answers.stream():
                 rounds[index].append(output)
         head = _head(demand, answers.requests, form.object)
-        choices = [form.choice(index, joined(outputs)) for index, outputs in enumerate(rounds)]
-        usages = [outputs[-1].usage for outputs in rounds if outputs[-1].usage is not None]
+        outputs = [joined(each) for each in rounds]
+        usages = [output.usage for output in outputs if output.usage is not None]
+        kept = range(len(outputs))
+        if isinstance(body, CompletionBody):
+            kept = best_of(outputs, demand.num_choices, body.n or 1)
+        choices = [form.choice(index, outputs[index]) | {"index": place} for place, index in enumerate(kept)]
+        head |= form.beside(0, outputs[0])
         return {**head, "choices": choices, "usage": usage_of(usages, demand.num_choices, form.num_reasoning_tokens)}
 
     async def _events(
@@ -236,7 +243,8 @@ class Routes:
                 if output.usage is not None:
                     usages[index] = output.usage
                 if (chunk := form.chunk(index, output, first)) is not None:
-                    yield event({**head, "choices": [chunk]})
+                    beside = form.beside(index, output) if first else {}
+                    yield event({**head, **beside, "choices": [chunk]})
         if body.include_usage:
             told = [usages[index] for index in sorted(usages)]
             usage = usage_of(told, demand.num_choices, form.num_reasoning_tokens)
@@ -248,9 +256,12 @@ class Routes:
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
-            return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests])
-        echoes = [tokenizer.decode(each.asked_ids) for each in requests] if body.echo else ()
-        return CompletionForm(tokenizer, body.logprobs is not None, echoes)
+            readings = [each.reading for each in requests]
+            return ChatForm(tokenizer, bool(body.logprobs), readings, prompts=_prompts(body, tokenizer, requests))
+        skips = body.skip_special_tokens is not False
+        echoes = [tokenizer.decode(each.asked_ids, skips) for each in requests] if body.echo else ()
+        prompts = _prompts(body, tokenizer, requests)
+        return CompletionForm(tokenizer, body.logprobs is not None, echoes, prompts=prompts)
 
     async def models(self) -> Response:
         """List the served models."""
@@ -285,6 +296,27 @@ class Routes:
     async def openapi(self, request: Request) -> Response:
         """Return this document."""
         return JsonResponse(request.app.openapi())
+
+
+def best_of(outputs: Sequence[RoundOutput], num_made: int, num_wanted: int) -> list[int]:
+    """Return the indices of those of the highest log-prob a token, num_wanted of each num_made, best first."""
+    if num_wanted == num_made:
+        return list(range(len(outputs)))
+    kept: list[int] = []
+    for first in range(0, len(outputs), num_made):
+        made = range(first, first + num_made)
+        kept += sorted(made, key=lambda index: mean_logprob(outputs[index]), reverse=True)[:num_wanted]
+    return kept
+
+
+def _prompts(
+    body: CompletionBody | ChatBody, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]
+) -> Prompts | None:
+    """Return what is told of the prompts besides; None where nothing is asked for."""
+    echoes = isinstance(body, CompletionBody) and bool(body.echo) and body.logprobs is not None
+    if not (body.return_token_ids or body.prompt_logprobs is not None or echoes):
+        return None
+    return Prompts(tokenizer, requests, bool(body.return_token_ids), body.prompt_logprobs is not None)
 
 
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:

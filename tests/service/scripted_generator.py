@@ -22,7 +22,7 @@ from gateway.generation import (
     ServedFacts,
     TokenKind,
 )
-from gateway.rounds.detokenizer import Detokenizer, Pushed
+from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.tokenizer import Tokenizer
 from outrider.v1.common_pb2 import TokenizerFiles
 from outrider.wire.errors import OutriderError
@@ -142,8 +142,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     text = generator.text + (str(request.params.choice) if generator.numbered else "")
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens
-    shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
-    detokenizer = Detokenizer(tokenizer, request.stop, shown_ids)
+    detokenizer = detokenizer_of(request, tokenizer)
     usage = AnswerUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
     usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []
@@ -167,11 +166,24 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
                 finish_reason=finish,
                 stop_reason=pushed.stop,
                 usage=usage if last else None,
+                prompt_logprobs=None if outputs else _prompt_logprobs(request),
             )
         )
         if last:
             break
     return outputs
+
+
+def _prompt_logprobs(request: GenerationRequest) -> tuple[OutputLogprobs, ...] | None:
+    """Of the second token -0.25, of the third -0.5, ...; its neighbour is likelier."""
+    wanted = request.num_prompt_logprobs
+    if wanted is None:
+        return None
+    ids = request.prompt_ids[1:]
+    return tuple(
+        OutputLogprobs(-0.25 * at, ((token_id + 1, -0.125), (token_id, -0.25 * at))[:wanted], 2)
+        for at, token_id in enumerate(ids, 1)
+    )
 
 
 def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:
