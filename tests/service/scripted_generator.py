@@ -149,7 +149,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     for start in range(0, len(ids), len(ROUND)):
         chunk = ids[start : start + len(ROUND)]
         pushed = detokenizer.push(chunk)
-        usage.num_completion_tokens += pushed.num_kept
+        usage.num_completion_tokens += 0 if request.is_empty else pushed.num_kept
         usage.num_rounds += 1
         usage.num_draft_tokens += NUM_DRAFTED
         usage.num_accepted_tokens += len(ROUND) - 1
@@ -158,8 +158,8 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
         tail = detokenizer.finish() if last else ""
         outputs.append(
             RoundOutput(
-                tokens=_tokens(request, chunk, pushed),
-                text_delta=pushed.text_delta + tail,
+                tokens=() if request.is_empty else _tokens(request, chunk, pushed),
+                text_delta="" if request.is_empty else pushed.text_delta + tail,
                 num_drafted=NUM_DRAFTED,
                 num_accepted=len(ROUND) - 1,
                 timings=TIMINGS,
