@@ -226,6 +226,17 @@ class Tokenized(_Answer):
     token_strs: list[str | None] | None
 
 
+class TokenizerInfo(BaseModel):
+    """With the tokenizer's other special tokens, by their names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class Detokenized(_Answer):
     prompt: str
 

@@ -32,7 +32,7 @@ OPERATIONS = {
     "/v1/messages": ("msg", "chat"),
 }
 """By path: what the ids of its answers begin with, and what OpenTelemetry calls it."""
-TOKENS = ("/tokenize", "/detokenize")
+TOKENS = ("/tokenize", "/detokenize", "/tokenizer_info")
 """vLLM's, which are not under /v1."""
 NOT_OFFERED = (
     "audio",

@@ -33,6 +33,7 @@ from gateway.api.answer_schemas import (
     TargetGroup,
     TokenCount,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from gateway.api.answer_schemas import Response as ResponseAnswer
@@ -54,6 +55,8 @@ from outrider import __version__
 from outrider.wire.params import check_token_ids
 from outrider.wire.transport.address import join_host_port
 
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""Transformers' class for what a tokenizer.json describes."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Where a worker listens that was told no host: nothing that anybody could connect to."""
 
@@ -126,6 +129,8 @@ class Routes:
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
         get("/healthz", self.healthz, response_model=Alive)
         get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
+        info = errors(400, 401)
+        get("/tokenizer_info", self.tokenizer_info, response_model=TokenizerInfo, responses=info, dependencies=keys)
         get("/version", self.version, response_model=Version)
         get("/openapi.json", self.openapi, response_model=dict[str, Any])
         return router
@@ -198,6 +203,13 @@ class Routes:
         tokenizer = self.admission.generator.tokenizer(facts.id)
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return JsonResponse({"prompt": text})
+
+    async def tokenizer_info(self) -> Response:
+        """Describe the tokenizer, as vLLM; of several models none."""
+        tokenizer = self.admission.generator.tokenizer(wanted_model(self.admission.generator.models(), "").id)
+        names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
+        source = None if tokenizer.template is None else tokenizer.template.source
+        return JsonResponse({"tokenizer_class": TOKENIZER_CLASS, **names, "chat_template": source})
 
     async def version(self) -> Response:
         """Return Outrider's own."""

@@ -3,8 +3,8 @@
     make clients                      # or: python -m tests.clients [PYTEST'S ARGUMENTS]
 
 There are two environments, one for each major version of the official client: no version of it suits all libraries;
-and one for clients of the other protocols. What all of them ask is kept in tests/data/requests, and `make test` asks it
-again.
+one for clients of the other protocols, and one for lm-evaluation-harness. What all of them ask is kept in
+tests/data/requests, and `make test` asks it again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ENVIRONMENTS = FOLDER.parents[1] / ".work/clients"
 FILES = {
     "openai3": ("test_openai.py", "test_responses.py", "test_langchain.py", "test_litellm.py", "test_pydantic_ai.py"),
     "openai2": ("test_openai.py", "test_responses.py", "test_instructor.py", "test_llama_index.py"),
+    "lmeval": ("test_lm_eval.py",),
     "layers": ("test_anthropic.py", "test_agents.py"),
 }
 REQUESTS = FOLDER.parent / "data/requests"

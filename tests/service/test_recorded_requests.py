@@ -20,6 +20,9 @@ RECORDED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in 
 TOKENIZER = demo_tokenizer()
 READERS: dict[str, tuple[list[Any], list[Any]]] = {
     "/v1/chat/completions": ([ChatCompletion, ours.ChatCompletion], [ChatCompletionChunk, ours.ChatChunk]),
+    "/v1/completions": ([ours.Completion], [ours.Completion]),  # the official type has no null among log-probs
+    "/tokenize": ([ours.Tokenized], []),
+    "/detokenize": ([ours.Detokenized], []),
     "/v1/responses": ([Response, ours.Response], [ResponseStreamEvent, ours.ResponseEvent]),
     "/v1/messages": ([ours.MessageAnswer], [ours.MessageEvent]),
     "/v1/messages/count_tokens": ([ours.TokenCount], []),

@@ -36,8 +36,11 @@ async def test_a_chat_is_tokenised_as_it_is_answered_and_special_tokens_come_bac
         await http.post("/v1/chat/completions", json={"messages": CHAT})
         special = sorted(TOKENIZER.special_ids)[0]
         back = (await http.post("/detokenize", json={"tokens": [special]})).json()
+        info = (await http.get("/tokenizer_info")).json()
     assert tuple(told["tokens"]) == generator.requests[0].prompt_ids
     assert back == {"prompt": TOKENIZER.token_text(special)}
+    assert info["eos_token"] in map(TOKENIZER.token_text, TOKENIZER.special_ids)
+    assert "messages" in info["chat_template"]
 
 
 @pytest.mark.parametrize(
