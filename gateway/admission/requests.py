@@ -154,6 +154,8 @@ class Demand:
     is_empty: bool = False
     keeps_stop: bool = False
     shows_special: bool = False
+    may_be_cut: bool = False
+    """More max_tokens than the context leaves are those that it leaves."""
     most_prompt_tokens: int | None = None
     """Of a longer prompt the last so many are taken; -1 = those that fit the context. None = nothing is cut."""
 
@@ -277,7 +279,8 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     names, num_choices = demand.names, demand.num_choices
     CHOICES.check(names.num_choices, num_choices)
     if demand.max_tokens is not None:
-        Range(1, facts.context_limit).check(names.max_tokens, demand.max_tokens)
+        most = max(facts.context_limit, demand.max_tokens) if demand.may_be_cut else facts.context_limit
+        Range(1, most).check(names.max_tokens, demand.max_tokens)
     if demand.params.num_logprobs is not None:
         LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
     _check_scored(demand, facts)
@@ -573,7 +576,7 @@ def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
             "shorten it",
             param=name,
         )
-    if demand.max_tokens is None:
+    if demand.max_tokens is None or (demand.may_be_cut and demand.max_tokens > left):
         return left
     if demand.max_tokens > left:
         raise ContextExceeded(

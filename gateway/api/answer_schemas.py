@@ -386,7 +386,7 @@ class MessageAnswer(_Answer):
     role: Literal["assistant"]
     model: str
     content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
     stop_sequence: str | None
     usage: MessageUsage
 

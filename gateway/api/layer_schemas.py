@@ -15,6 +15,7 @@ from gateway.api.schemas import (
     MessageBody,
     SpeculationBody,
     described,
+    parse_body,
 )
 from gateway.api.schemas import _Strict as Strict
 from gateway.grammars import OutputFormat
@@ -41,6 +42,11 @@ class Lenient(Strict):
             return value
         known = {name for key, field in cls.model_fields.items() for name in (key, field.alias)}
         return {name: each for name, each in value.items() if name in known or each not in (None, [])}
+
+
+def chat_message(**fields: Any) -> MessageBody:
+    """Return a message of the chat. Raises InvalidRequest."""
+    return parse_body(MessageBody, fields)
 
 
 class Layer(Strict):
@@ -79,7 +85,7 @@ class Layer(Strict):
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)
         same = {name: getattr(self, name) for name in AS_CHATS}
         variables = self.template_variables()
-        asked = ChatBody(messages=list(messages), chat_template_kwargs=variables, **same, **others)
+        asked = parse_body(ChatBody, {"messages": list(messages), "chat_template_kwargs": variables, **same, **others})
         demand = asked.demand(request_id)
         (chat,) = demand.prompts
         assert isinstance(chat, Chat)

@@ -10,13 +10,16 @@ from gateway.api.http_io import anthropic_error_body
 from gateway.api.layers import ReadAnswer
 from gateway.api.openai_responses import Json
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput
+from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError
 
 
 class MessageForm:
-    def __init__(self, answer_id: str, request: GenerationRequest) -> None:
+    def __init__(self, max_tokens: int, answer_id: str, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        """max_tokens: as asked for, which may be more than the context leaves."""
         self._id = answer_id
+        self._is_cut = request.params.max_tokens < max_tokens
         self._request = request
         self._answer = ReadAnswer(request.reading)
         self._blocks: list[Json] = []
@@ -58,7 +61,8 @@ class MessageForm:
 
     def _stop_of(self, output: RoundOutput) -> Json:
         if output.finish_reason is FinishReason.LENGTH:
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
+            reason = "model_context_window_exceeded" if self._is_cut else "max_tokens"
+            return {"stop_reason": reason, "stop_sequence": None}
         if isinstance(output.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
         return {"stop_reason": "tool_use" if self._answer.has_calls else "end_turn", "stop_sequence": None}

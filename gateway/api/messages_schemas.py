@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
-from gateway.api.layer_schemas import Layer, Lenient
+from gateway.api.layer_schemas import Layer, Lenient, chat_message
 from gateway.api.layer_schemas import Strict as _Strict
 from gateway.api.schemas import AnySchema, MessageBody, Strings, described, other_parameters, without_others
 from gateway.grammars import OutputFormat
@@ -80,6 +81,13 @@ class ToolUseBlock(Lenient):
     cache_control: Ignored
     caller: Ignored
 
+    def written(self) -> str:
+        """Return the input as JSON. Raises InvalidRequest."""
+        try:
+            return orjson.dumps(self.input).decode()
+        except TypeError as error:  # too deep
+            raise InvalidRequest(f"a tool_use has an input that cannot be written: {error}", param="messages") from None
+
 
 class ToolResultBlock(Lenient):
     type: Literal["tool_result"]
@@ -122,18 +130,18 @@ class InputMessage(Lenient):
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 if texts:
-                    yield MessageBody(role="user", content="\n".join(texts))
+                    yield chat_message(role="user", content="\n".join(texts))
                     texts = []
-                yield MessageBody(role="tool", tool_call_id=block.tool_use_id, content=joined(block.content or ()))
+                yield chat_message(role="tool", tool_call_id=block.tool_use_id, content=joined(block.content or ()))
             elif isinstance(block, TextBlock):
                 texts.append(block.text)
         if texts or not self.content:
-            yield MessageBody(role="user" if self.role == "user" else "system", content="\n".join(texts))
+            yield chat_message(role="user" if self.role == "user" else "system", content="\n".join(texts))
 
     def _assistant(self) -> MessageBody:
         told: dict[str, Any] = {}
         calls = [
-            {"id": each.id, "function": {"name": each.name, "arguments": orjson.dumps(each.input).decode()}}
+            {"id": each.id, "function": {"name": each.name, "arguments": each.written()}}
             for each in self.content
             if isinstance(each, ToolUseBlock)
         ]
@@ -145,7 +153,7 @@ class InputMessage(Lenient):
             told["tool_calls"] = calls
         if thinking:
             told["reasoning_content"] = thinking
-        return MessageBody(role="assistant", **told)
+        return chat_message(role="assistant", **told)
 
 
 def joined(blocks: Sequence[TextBlock]) -> str:
@@ -227,7 +235,7 @@ class CountBody(Layer):
         if self.messages[-1].role == "assistant":
             text = "messages ends with the assistant's own, which is not continued here; end with the user's"
             raise InvalidRequest(text, param="messages")
-        messages = [] if self.system is None else [MessageBody(role="system", content=joined(self.system))]
+        messages = [] if self.system is None else [chat_message(role="system", content=joined(self.system))]
         for each in self.messages:
             messages += each.messages()
         tools = [each.tool() for each in self.tools or ()]
@@ -253,7 +261,10 @@ class CountBody(Layer):
 class MessagesBody(CountBody):
     """POST /v1/messages."""
 
-    max_tokens: int = Field(description="at least 1; reasoning included", json_schema_extra={"minimum": 1})
+    max_tokens: int = Field(
+        description="at least 1; reasoning included. More than the context leaves means what it leaves",
+        json_schema_extra={"minimum": 1},
+    )
     stop_sequences: Annotated[Strings, Field(max_length=MAX_STOPS)] | None = described(
         f"up to {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters; as chat's `stop`"
     )
@@ -262,4 +273,5 @@ class MessagesBody(CountBody):
     def demand(self, request_id: str, **others: Any) -> Demand:
         """Raises InvalidRequest."""
         user = None if self.metadata is None else self.metadata.user_id
-        return super().demand(request_id, max_tokens=self.max_tokens, stop=self.stop_sequences, user=user, **others)
+        asked = {"max_tokens": self.max_tokens, "stop": self.stop_sequences, "user": user}
+        return replace(super().demand(request_id, **asked, **others), may_be_cut=True)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Dis
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
-from gateway.api.layer_schemas import Layer, Lenient
+from gateway.api.layer_schemas import Layer, Lenient, chat_message
 from gateway.api.layer_schemas import Strict as _Strict
 from gateway.api.schemas import (
     JsonSchemaBody,
@@ -271,7 +271,7 @@ class ResponsesBody(Layer):
 def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[MessageBody]:
     """Yield the chat's messages. An assistant's reasoning, text and calls that follow each other are one of them."""
     if instructions is not None:
-        yield MessageBody(role="system", content=instructions)
+        yield chat_message(role="system", content=instructions)
     turn: dict[str, Any] = {}
     for item in items:
         added = _of_assistant(item)
@@ -282,9 +282,9 @@ def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[Mess
             calls = [*turn.get("tool_calls", ()), *added.pop("tool_calls", ())]
             turn |= added | ({"tool_calls": calls} if calls else {})
         elif isinstance(item, InputCallOutput):
-            yield MessageBody(role="tool", tool_call_id=item.call_id, content=item.output)
+            yield chat_message(role="tool", tool_call_id=item.call_id, content=item.output)
         else:
-            yield MessageBody(role=item.role, content=item.content)
+            yield chat_message(role=item.role, content=item.content)
     if turn:
         yield _assistant(turn)
 
@@ -307,4 +307,4 @@ def _begins_anew(turn: dict[str, Any], added: dict[str, Any]) -> bool:
 
 
 def _assistant(turn: dict[str, Any]) -> MessageBody:
-    return MessageBody(role="assistant", **({"content": ""} if "tool_calls" not in turn else {}) | turn)
+    return chat_message(role="assistant", **({"content": ""} if "tool_calls" not in turn else {}) | turn)

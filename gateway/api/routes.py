@@ -167,9 +167,8 @@ class Routes:
     async def messages(self, request: Request, body: MessagesBody) -> Response:
         """Answer as Anthropic's Messages API."""
         answer_id = request.scope["answer_id"]
-        return await self._layer(
-            request, body.stream, body.demand(answer_id), lambda each, _: MessageForm(answer_id, each)
-        )
+        formed = partial(MessageForm, body.max_tokens, answer_id)
+        return await self._layer(request, body.stream, body.demand(answer_id), formed)
 
     async def _layer(self, request: Request, stream: bool | None, demand: Demand, formed: Formed) -> Response:
         answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed)

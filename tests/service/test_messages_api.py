@@ -10,7 +10,7 @@ import pytest
 
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
-from tests.service.scripted_generator import ScriptedGenerator
+from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator
 from tests.service.test_http_front import in_process
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, generator_of
 
@@ -96,6 +96,7 @@ async def test_the_events_come_in_anthropics_order_and_add_up() -> None:
     ("changes", "reason", "sequence", "text"),
     [
         ({"max_tokens": 3}, "max_tokens", None, None),
+        ({"max_tokens": 10**6}, "end_turn", None, None),
         ({"stop_sequences": ["brown"]}, "stop_sequence", "brown", "the quick "),
     ],
 )
@@ -120,6 +121,26 @@ async def test_what_a_client_sends_back_is_one_chat() -> None:
     texts = ("Weather?", "Let me see.", '"Rome"', '"Paris"', "sunny 0", "sunny 1", "Thanks.")
     places = [prompt.index(text) for text in texts]
     assert places == sorted(places) and prompt.count("assistant") == 2
+
+
+async def test_more_tokens_than_the_context_leaves_are_those_that_it_leaves() -> None:
+    generator = generator_of("the quick brown fox " * 600)
+    answer = await posted(generator, max_tokens=100_000)
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    (request,) = generator.requests
+    assert len(request.prompt_ids) + request.params.max_tokens == CONTEXT_LIMIT
+
+
+async def test_what_cannot_be_written_as_a_chat_is_the_callers_fault() -> None:
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    call = {"type": "tool_use", "id": "a", "name": "b", "input": deep}
+    async with in_process(generator_of("x")) as http:
+        for content in ([call], [call | {"input": {}}] * 200):
+            messages = [{"role": "assistant", "content": content}, *ASKED["messages"]]
+            answer = await http.post(PATH, json=ASKED | {"messages": messages})
+            assert answer.status_code == 400, answer.text
 
 
 @pytest.mark.parametrize(
