@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.generation import GenerationRequest, OutputLogprobs, OutputToken, RoundOutput, TokenKind
@@ -25,8 +25,10 @@ class Prompts:
     requests: Sequence[GenerationRequest]
     """Of each choice."""
     token_ids: bool
-    logprobs: bool
-    """In vLLM's form."""
+    num_best: int | None
+    """Best tokens beside each of the prompt's in vLLM's form; None = nothing is told."""
+    num_echoed: int | None
+    """The same of an echoed prompt, in OpenAI's form."""
 
     def of_choice(self, output: RoundOutput) -> Json:
         """Return what a choice says besides."""
@@ -36,13 +38,13 @@ class Prompts:
         """Return what is told of a choice's prompt, with its first output."""
         ids = self.requests[index].asked_ids
         told: Json = {"prompt_token_ids": ids} if self.token_ids else {}
-        if self.logprobs:
+        if self.num_best is not None:
             pairs = zip(ids[1:], output.prompt_logprobs or (), strict=True)
             told["prompt_logprobs"] = [None, *(self._by_id(*pair) for pair in pairs)]
         return told
 
     def _by_id(self, token_id: int, logprobs: OutputLogprobs) -> Json:
-        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top, 1)]
+        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top[: self.num_best], 1)]
         return {
             str(other): {
                 "logprob": finite(logprob),
@@ -57,7 +59,8 @@ class Prompts:
         no log-prob.
         """
         request = self.requests[index]
-        ids, scores = request.asked_ids, (None, *(output.prompt_logprobs or ()))
+        ids = request.asked_ids
+        scores = (None, *(replace(each, top=each.top[: self.num_echoed]) for each in output.prompt_logprobs or ()))
         detokenizer = Detokenizer(
             self.tokenizer, (), self.tokenizer.special_ids if request.shows_special else frozenset()
         )

@@ -274,6 +274,8 @@ def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[Mess
         yield chat_message(role="system", content=instructions)
     turn: dict[str, Any] = {}
     for item in items:
+        if isinstance(item, InputReasoning) and not item.content:
+            continue  # what others have encrypted or summarised
         added = _of_assistant(item)
         if turn and (not added or _begins_anew(turn, added)):
             yield _assistant(turn)
@@ -292,7 +294,7 @@ def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[Mess
 def _of_assistant(item: Any) -> dict[str, Any] | None:
     """Return what an item adds to a message of the assistant, None for one of another role."""
     if isinstance(item, InputReasoning):
-        return {"reasoning_content": item.content or ""}
+        return {"reasoning_content": item.content}
     if isinstance(item, InputCall):
         function = {"name": item.name, "arguments": item.arguments}
         return {"tool_calls": [{"id": item.call_id, "function": function}]}

@@ -324,10 +324,10 @@ def _prompts(
     body: CompletionBody | ChatBody, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]
 ) -> Prompts | None:
     """Return what is told of the prompts besides; None where nothing is asked for."""
-    echoes = isinstance(body, CompletionBody) and bool(body.echo) and body.logprobs is not None
-    if not (body.return_token_ids or body.prompt_logprobs is not None or echoes):
+    num_echoed = body.num_echoed if isinstance(body, CompletionBody) else None
+    if not body.return_token_ids and body.prompt_logprobs is None and num_echoed is None:
         return None
-    return Prompts(tokenizer, requests, bool(body.return_token_ids), body.prompt_logprobs is not None)
+    return Prompts(tokenizer, requests, bool(body.return_token_ids), body.prompt_logprobs, num_echoed)
 
 
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:

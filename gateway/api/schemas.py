@@ -643,6 +643,11 @@ class CompletionBody(_Body):
         """Return how many answers are made to each prompt."""
         return (self.n or 1) if self.best_of is None else self.best_of
 
+    @property
+    def num_echoed(self) -> int | None:
+        """Return how many best tokens the echoed prompt's have beside them; None = it has no log-probs."""
+        return self.logprobs if self.echo else None
+
     def demand(self, request_id: str) -> Demand:
         n = 1 if self.n is None else self.n
         if self.num_made < n:
@@ -664,7 +669,8 @@ class CompletionBody(_Body):
             max_tokens or 1,
             0 if ranked else self.logprobs,
         )
-        scores = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+        asked = [each for each in (self.num_echoed, self.prompt_logprobs) if each is not None]
+        scores = max(asked, default=None)
         return replace(demand, num_choices=self.num_made, num_prompt_logprobs=scores, is_empty=max_tokens == 0)
 
     def _prompts(self) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
 from tests.mutants.keys import KEYS
+from tests.mutants.prompts import PROMPTS
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.session import SESSION
 from tests.mutants.translation import TRANSLATIONS
@@ -42,6 +43,7 @@ MUTANTS = (
     *KEYS,
     *HEALTH,
     *HEADS,
+    *PROMPTS,
     *WINDOWS,
     *BEAMS,
     *ENCODER,

@@ -23,8 +23,8 @@ SESSION = (
     ),
     Mutant(
         TEXT,
-        "text[: len(text) - num_after - len(stop)], len(tokens), stop,",
-        "text[: len(text) - num_after - len(stop)], len(ids), stop,",
+        "self._ended(text, stop, num_after), len(tokens), stop,",
+        "self._ended(text, stop, num_after), len(ids), stop,",
         "tokens after the one that completed a stop string are counted",
         DETOKENIZER,
     ),
