@@ -60,7 +60,8 @@ class Prompts:
         """
         request = self.requests[index]
         ids = request.asked_ids
-        scores = (None, *(replace(each, top=each.top[: self.num_echoed]) for each in output.prompt_logprobs or ()))
+        told = output.prompt_logprobs or ()
+        scores = [None, *(replace(each, top=each.top[: self.num_echoed]) for each in told)]
         detokenizer = Detokenizer(
             self.tokenizer, (), self.tokenizer.special_ids if request.shows_special else frozenset()
         )

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.layer_schemas import Layer, Lenient, chat_message
-from gateway.api.layer_schemas import Strict as _Strict
 from gateway.api.schemas import AnySchema, MessageBody, Strings, described, other_parameters, without_others
+from gateway.api.schemas import _Strict as Strict
 from gateway.grammars import OutputFormat
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -174,7 +174,7 @@ class MessagesTool(Lenient):
         return Tool(self.name, self.description, self.input_schema, bool(self.strict), "input_schema")
 
 
-class ToolChoice(_Strict):
+class ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = described("of the tool, with type tool")
     disable_parallel_tool_use: bool | None = described("at most one call. Default: false")
@@ -188,23 +188,23 @@ class ToolChoice(_Strict):
         return offer_of(tools, choice, not self.disable_parallel_tool_use)
 
 
-class Thinking(_Strict):
+class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = described("ignored: reasoning ends where the model ends it")
     display: Literal["summarized", "omitted"] | None = described("ignored: reasoning comes as it is")
 
 
-class JsonOutput(_Strict):
+class JsonOutput(Strict):
     type: Literal["json_schema"]
     schema_: AnySchema = Field(alias="schema", description="a JSON Schema (2020-12)")
 
 
-class OutputConfig(_Strict):
+class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh"] | None = described("passed to the template: `reasoning_effort`")
     format: JsonOutput | None = described("what the answer has to be")
 
 
-class Metadata(_Strict):
+class Metadata(Strict):
     user_id: str | None = described("as chat's `user`", maxLength=MAX_USER_CHARS)
 
 

@@ -68,7 +68,6 @@ class ResponseForm:
 
     def whole(self) -> Json:
         body, choice = self._body, self._body.tool_choice
-        named = isinstance(choice, tuple)
         return {
             "id": self._id,
             "object": "response",
@@ -92,7 +91,7 @@ class ResponseForm:
             "store": False,
             "temperature": self._request.params.temperature,
             "text": {"format": self._format()},
-            "tool_choice": {"type": "function", "name": choice[0]} if named else choice or "auto",
+            "tool_choice": {"type": "function", "name": choice[0]} if isinstance(choice, tuple) else choice or "auto",
             "tools": [
                 {"type": "function", "name": each.name, "description": each.description}
                 | {"parameters": each.parameters, "strict": bool(each.strict)}
@@ -146,11 +145,12 @@ class ResponseForm:
             yield from self._close("completed")
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item: Json = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields}
-        item |= {
+        own: dict[str, Json] = {
             "message": {"role": "assistant", "content": []},
             "reasoning": {"summary": [], "content": [], "encrypted_content": None},
             "function_call": {"arguments": ""},
-        }[kind]
+        }
+        item |= own[kind]
         self._items.append(item)
         self._num_items += 1
         self._is_open, self._text, self._logprobs = True, "", []

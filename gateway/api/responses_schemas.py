@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.layer_schemas import Layer, Lenient, chat_message
-from gateway.api.layer_schemas import Strict as _Strict
 from gateway.api.schemas import (
     JsonSchemaBody,
     MessageBody,
@@ -20,6 +19,7 @@ from gateway.api.schemas import (
     other_parameters,
     without_others,
 )
+from gateway.api.schemas import _Strict as Strict
 from gateway.grammars import OutputFormat
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -187,12 +187,12 @@ class TextFormat(JsonSchemaBody):
         return None if found is None else OutputFormat(found.kind, found.value, "text.format")
 
 
-class TextBody(_Strict):
+class TextBody(Strict):
     format: TextFormat | None = described("what the answer has to be")
     verbosity: Literal["medium"] | None = described("no other is offered")
 
 
-class ReasoningBody(_Strict):
+class ReasoningBody(Strict):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described("as chat's")
     summary: Literal["auto", "concise", "detailed"] | None = described("ignored: reasoning comes as it is")
     generate_summary: Literal["auto", "concise", "detailed"] | None = described("ignored, as `summary`")

@@ -230,7 +230,7 @@ class Routes:
         head = _head(demand, answers.requests, form.object)
         outputs = [joined(each) for each in rounds]
         usages = [output.usage for output in outputs if output.usage is not None]
-        kept = range(len(outputs))
+        kept: Sequence[int] = range(len(outputs))
         if isinstance(body, CompletionBody):
             kept = best_of(outputs, demand.num_choices, body.n or 1)
         choices = [form.choice(index, outputs[index]) | {"index": place} for place, index in enumerate(kept)]

@@ -49,6 +49,7 @@ class TokenizeBody(Strict):
         if self.add_special_tokens:
             text = "add_special_tokens is true, and a chat has those that its template writes; leave it out"
             raise InvalidRequest(text, param="add_special_tokens")
+        assert self.messages is not None, "a text has no demand"
         kwargs, generation = self.chat_template_kwargs, self.add_generation_prompt
         chat = ChatBody(model=self.model, messages=self.messages, add_generation_prompt=generation, tools=self.tools)
         return chat.model_copy(update={"chat_template_kwargs": kwargs}).demand(request_id)

@@ -58,7 +58,7 @@ SESSION = (
     ),
     Mutant(
         STATE,
-        "        text_ids = ids[:-1] if stopped_by_id else ids  # a stop id is no text",
+        "        text_ids = ids[:-1] if stopped_by_id and not self.request.keeps_stop else ids  # a stop id is no text",
         "        text_ids = ids",
         "the stop token shows in the text",
         VERDICTS,
