@@ -66,12 +66,17 @@ class Prompts:
             self.tokenizer, (), self.tokenizer.special_ids if request.shows_special else frozenset()
         )
         tokens = [
-            OutputToken(token_id, TokenKind.PLAIN, *each, score)
-            for token_id, each, score in zip(ids, detokenizer.push(ids).tokens, scores, strict=True)
+            OutputToken(token_id, TokenKind.PLAIN, text, offset, score)
+            for token_id, (text, offset), score in zip(ids, detokenizer.push(ids).tokens, scores, strict=True)
         ]
-        first = {"tokens": [label(ids[0], self.tokenizer)], "token_logprobs": [None], "top_logprobs": [None]}
+        first: dict[str, list[Any]] = {
+            "text_offset": [0],
+            "tokens": [label(ids[0], self.tokenizer)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+        }
         own = completion_logprobs(tokens[1:], self.tokenizer)
-        return {name: [*(first | {"text_offset": [0]})[name], *own[name], *logprobs[name]] for name in logprobs}
+        return {name: [*first[name], *own[name], *logprobs[name]] for name in logprobs}
 
 
 def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
