@@ -281,7 +281,7 @@ real-head: real-model
 	.work/clients/$*/bin/python -m pip install --quiet --only-binary :all: -r $<
 	@touch $@
 
-clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done
+clients: $(STAMP) .work/clients/openai3/.done .work/clients/openai2/.done .work/clients/layers/.done .work/clients/lmeval/.done
 	$(BIN)/python -m tests.clients $(ARGS)
 
 .PHONY: clients

@@ -62,6 +62,14 @@ class GenerationRequest:
     """How the text is read for calls and reasoning; None = it stands as it is."""
     source_ids: tuple[int, ...] = ()
     """The caller's prompt where an encoder reads it."""
+    num_prompt_logprobs: int | None = None
+    """Best ids that the prompt's tokens have log-probs of, besides their own; None = no log-probs."""
+    is_empty: bool = False
+    """No output is wanted: the one token that is made all the same is not told."""
+    keeps_stop: bool = False
+    """The stop string or stop id that ends the output is a part of its text."""
+    shows_special: bool = False
+    """Special tokens are a part of the text."""
 
     @property
     def asked_ids(self) -> tuple[int, ...]:
@@ -76,6 +84,8 @@ class OutputLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """(id, log-prob), most likely first."""
+    rank: int | None = None
+    """Of a prompt's token: 1 + how many are likelier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,8 @@ class RoundOutput:
     """Set with finish_reason."""
     beam: int = 0
     """Of a beam search, which of its answers this is: the whole of it. 0 is the best."""
+    prompt_logprobs: tuple[OutputLogprobs, ...] | None = None
+    """Of the prompt's tokens from the second on, in the first round where they are wanted."""
     score: float | None = None
     """Of such an answer: its sum of log-probs, in nats, over length ** length_penalty."""
     explanation: gateway_pb2.RoundExplanation | None = None

@@ -191,9 +191,16 @@ class Tokenizer:
         """Return the id of the special token of this text, which `decode` leaves out; None for other texts."""
         return self._controls.get(text) if text in self._silent else None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text. Special tokens and ids past the vocabulary add nothing; invalid UTF-8 shows as U+FFFD."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text. Ids past the vocabulary add nothing, nor do special tokens where they are to be skipped;
+        invalid UTF-8 shows as U+FFFD.
+        """
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary writes it, None for an id past it."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name
 
     def piece(self, token_id: int) -> Piece:
         """Return what `token_id` adds to a decoded text. The cache holds at most one entry per id of the vocabulary."""

@@ -77,6 +77,8 @@ class Logprobs:
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    rank: int = 0
+    """Of a prompt's token: 1 + how many are likelier. 0 = not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +193,5 @@ class Verdict:
     """Of several drafts, each by itself, in the order of their tickets."""
     explanation: Explanation | None = None
     """Where the slot asks for it."""
+    prompt_logprobs: Sequence[Logprobs] = ()
+    """Of the prompt's tokens from the second on, in a slot's first verdict where they are wanted."""

@@ -24,7 +24,7 @@ from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
-from target_service.jobs import Explanation, ExtendJob, RefusedDelivery, Rejection, Verdict, VerifyJob
+from target_service.jobs import Explanation, ExtendJob, Logprobs, RefusedDelivery, Rejection, Verdict, VerifyJob
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -146,10 +146,8 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         num_accepted=result.num_accepted,
         finish_reason=pb.FINISH_REASON_UNSPECIFIED if result.finish is None else result.finish.value,
         stop_token_id=result.stop_token_id,
-        logprobs=[
-            pb.TokenLogprobs(logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs)
-            for item in result.logprobs
-        ],
+        logprobs=map(_logprobs, result.logprobs),
+        prompt_logprobs=map(_logprobs, result.prompt_logprobs),
         fallback=tpb.FALLBACK_REASON_UNSPECIFIED if result.fallback is None else result.fallback.value,
         wait_us=_us(timings.wait_s),
         queue_us=_us(timings.queue_s),
@@ -206,6 +204,10 @@ def _rejection(told: Rejection) -> pb.Rejection:
         draft_law=[pb.RankedToken(id=token_id, logprob=logprob) for token_id, logprob in told.draft_law],
         draft_guesses=[pb.RankedToken(id=token_id) for token_id in told.draft_guesses],
     )
+
+
+def _logprobs(item: Logprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs, rank=item.rank)
 
 
 def _us(seconds: float) -> int:

@@ -48,6 +48,7 @@ from target_service.jobs import (
 from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
+from target_service.prompt_scores import begin_scoring, note_scores, refuses_scoring, take_scores
 from target_service.rows import Lacking, RowRule, waits_until
 
 
@@ -118,6 +119,7 @@ class Verifier:
         if job.params.beams is not None and self._runner.tree_refusal is not None:
             why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
             refused = JobError(Fault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
+        refused = refused or refuses_scoring(job)
         if refused is not None:
             self._engine.answer(lambda: job.respond(refused))
             return
@@ -127,6 +129,7 @@ class Verifier:
             self._leases.opened(job)
             self._features.closed(slot.key)
             self._own_drafts.open(job, slot)
+            begin_scoring(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
         key = (job.owner, job.slot_id)
@@ -200,7 +203,10 @@ class Verifier:
         self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
-        logits = self._runner.forward(rows)  # [sum(K_b + 1 + S_b), V] float32; pieces have none
+        logits = self._runner.forward(rows)
+        num_decided = sum(row.num_logits for _, row in stepping)
+        scored = logits[num_decided:]  # [P, V] float32, of the pieces of prompts that are to be scored
+        logits = logits[:num_decided]  # [sum(K_b + 1 + S_b), V] float32
         self._features.fed(rows)
         self._rows = {slot.key: row for slot, row in stepping}
         for slot, row in stepping:
@@ -218,6 +224,9 @@ class Verifier:
         self._features.send()
         seconds = time.monotonic() - started
         self._turns.done(turn, num_run_tokens, seconds)
+        for slot in note_scores(turn.pieces, scored):
+            self._leases.end(slot.key, "scoring the prompt failed: its logits are not finite", Fault.INTERNAL)
+            slot.distrust()
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
@@ -429,6 +438,7 @@ class Verifier:
             num_own_accepted=_num_own(r, path),
             drafts=_draft_outcomes(lease, r, path, seen, num_wasted),
             explanation=explanation if explanation is None else explanation.cut(len(commit.token_ids)),
+            prompt_logprobs=take_scores(slot),
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
+from gateway.api.messages_schemas import MESSAGES_IGNORED, MESSAGES_NEUTRAL, MessagesBody
+from gateway.api.responses_schemas import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesBody
 from gateway.api.schemas import IGNORED, NEUTRAL, ChatBody, CompletionBody
 
 DOCUMENT = Path(__file__).parents[1] / "docs/openai.md"
@@ -42,10 +46,36 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def layer_table(model: type[BaseModel], ignored: dict[str, str], neutral: dict[str, tuple[Any, ...]]) -> str:
+    """Return the table of what a layer takes."""
+    lines = ["| parameter | default | what it takes |", "|---|---|---|"]
+    for name, field in sorted(model.model_fields.items(), key=lambda each: not each[1].is_required()):
+        text, _, default = (field.description or "").partition("Default: ")
+        default = "required" if field.is_required() else default or "none"
+        lines.append(f"| `{name}` | {default} | {text.rstrip('.; ')} |")
+    lines += [f"| `{name}` | | ignored: {why} |" for name, why in ignored.items()]
+    for name, values in neutral.items():
+        but = ", ".join(f"`{orjson.dumps(value).decode()}`" for value in values)
+        lines.append(f"| `{name}` | | refused{' unless it is ' * bool(but)}{but} |")
+    return "\n".join(lines) + "\n"
+
+
+LAYERS = {
+    "/v1/responses": lambda: layer_table(ResponsesBody, RESPONSES_IGNORED, RESPONSES_NEUTRAL),
+    "/v1/messages": lambda: layer_table(MessagesBody, MESSAGES_IGNORED, MESSAGES_NEUTRAL),
+}
+
+
 def written(document: str) -> str:
     """Return the document with today's tables in it."""
-    begin, end = re.escape(START), re.escape(END)
-    return re.sub(f"{begin}.*{end}", lambda _: f"{START}\n{table()}\n{END}", document, flags=re.DOTALL)
+    tables = {(START, END): table()}
+    for path, make in LAYERS.items():
+        ends = f"<!-- parameters of {path}: make openai-table -->\n", f"<!-- end of parameters of {path} -->\n"
+        tables[ends] = make()
+    for (start, end), text in tables.items():
+        whole = f"{start}\n{text}\n{end}"
+        document = re.sub(f"{re.escape(start)}.*{re.escape(end)}", lambda _: whole, document, flags=re.DOTALL)  # noqa: B023
+    return document
 
 
 if __name__ == "__main__":

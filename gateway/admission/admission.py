@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.requests import Demand, build_requests, check_demand
+from gateway.admission.requests import Demand, build_requests, check_demand, prompt_ids
 from gateway.generation import AdmittedGenerations, Generator
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
@@ -111,6 +111,11 @@ class Admission:
         caller = self.access.caller(authorization)
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
+
+    async def prompt_ids(self, demand: Demand) -> tuple[int, ...]:
+        """Return the tokens of the one prompt of a demand that nothing is generated for. Raises InvalidRequest."""
+        facts = check_demand(demand, self.generator.models())
+        return await prompt_ids(demand, self.generator.tokenizer(facts.id))
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:

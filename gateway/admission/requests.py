@@ -22,6 +22,7 @@ from gateway.generation import (
     SpeculationOptions,
 )
 from gateway.grammars import OutputFormat
+from gateway.infill import infill_ids
 from gateway.tokenizer import Message, Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
 from gateway.tools.reading import Reading, reading_of
@@ -98,7 +99,15 @@ class Chat:
     """None = answers are text alone: neither calls nor reasoning are looked for in them."""
 
 
-Prompt = str | tuple[int, ...] | Chat
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A prompt that asks for what stands between two texts."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = str | tuple[int, ...] | Chat | Infill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +119,7 @@ class FieldNames:
     num_choices: str = "n"
     max_tokens: str = "max_tokens"
     num_logprobs: str = "logprobs"
+    stop: str = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +149,15 @@ class Demand:
     """Who asks; for `prefix_cache_scope`."""
     output: OutputFormat | None = None
     """What the answers have to be; None = anything."""
+    num_prompt_logprobs: int | None = None
+    """As in GenerationRequest, as are the next three."""
+    is_empty: bool = False
+    keeps_stop: bool = False
+    shows_special: bool = False
+    may_be_cut: bool = False
+    """More max_tokens than the context leaves are those that it leaves."""
+    most_prompt_tokens: int | None = None
+    """Of a longer prompt the last so many are taken; -1 = those that fit the context. None = nothing is cut."""
 
     @property
     def num_answers(self) -> int:
@@ -175,6 +194,13 @@ async def build_requests(
         prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name)
     return tuple(requests)
+
+
+async def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens of the one prompt of a demand that nothing is to be generated for. Raises InvalidRequest."""
+    (prompt,) = demand.prompts
+    prepared = await _tokenised(_num_chars(prompt), _prepare, prompt, tokenizer, demand.names.prompt, "")
+    return prepared.ids
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -215,7 +241,7 @@ async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwar
     return work(*args, **kwargs)
 
 
-def _wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
+def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     """Raises InvalidRequest when no model is named and there are several."""
     if name or not served:
         return find_model(served, name)
@@ -249,13 +275,17 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 
 def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
-    facts = _wanted_model(served, demand.model)
+    facts = wanted_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
     CHOICES.check(names.num_choices, num_choices)
     if demand.max_tokens is not None:
-        Range(1, facts.context_limit).check(names.max_tokens, demand.max_tokens)
+        most = max(facts.context_limit, demand.max_tokens) if demand.may_be_cut else facts.context_limit
+        Range(1, most).check(names.max_tokens, demand.max_tokens)
     if demand.params.num_logprobs is not None:
         LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
+    _check_scored(demand, facts)
+    if demand.most_prompt_tokens is not None:
+        Range(-1, facts.context_limit).check("truncate_prompt_tokens", demand.most_prompt_tokens)
     if not demand.prompts:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
     if demand.num_answers > facts.max_answers:
@@ -270,7 +300,7 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
                 f"{names.prompt} has {len(prompt.messages)} messages, at most {MAX_MESSAGES} are allowed",
                 param=names.prompt,
             )
-    _check_texts("stop", "strings", demand.stop, MAX_STOPS)
+    _check_texts(names.stop, "strings", demand.stop, MAX_STOPS)
     _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
     if demand.cache_salt is not None:
         check_cache_salt(demand.cache_salt)
@@ -284,6 +314,18 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     _check_tree(demand.speculation, facts)
     _check_beams(demand, facts)
     return facts
+
+
+def _check_scored(demand: Demand, facts: ServedFacts) -> None:
+    if demand.num_prompt_logprobs is None:
+        return
+    LOGPROBS.check("prompt_logprobs", demand.num_prompt_logprobs)
+    if facts.decoder_start_ids:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs, is given, and this model's prompts are read by an encoder, which "
+            "says no log-probs; leave it out",
+            param="prompt_logprobs",
+        )
 
 
 def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> None:
@@ -382,6 +424,8 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         "stop": bool(demand.stop),
         "bad_words": bool(demand.bad_words),
         names.num_logprobs: demand.params.num_logprobs is not None,
+        "prompt_logprobs": demand.num_prompt_logprobs is not None,
+        "max_tokens 0": demand.is_empty,
         "response_format" if demand.output is None else demand.output.param: demand.output is not None,
         "tools": any(isinstance(each, Chat) and each.tools is not None and each.tools.tools for each in demand.prompts),
         names.prediction: bool(demand.prediction),
@@ -406,6 +450,8 @@ def _num_chars(prompt: Prompt) -> int:
         if not all(isinstance(value, str) for value in values):
             return INLINE_CHARS + 1  # calls of tools, the same
         return sum(map(len, values)) + MESSAGE_CHARS * len(prompt.messages)
+    if isinstance(prompt, Infill):
+        return len(prompt.prefix) + len(prompt.suffix)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
@@ -437,6 +483,8 @@ def _prepare(prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str) -> _
     """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
     if isinstance(prompt, Chat):
         prepared = _prepare_chat(prompt, tokenizer, grammar)
+    elif isinstance(prompt, Infill):
+        prepared = _Prepared(infill_ids(prompt.prefix, prompt.suffix, tokenizer), grammar)
     else:
         prepared = _Prepared(tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt, grammar)
     if not prepared.ids:
@@ -462,7 +510,7 @@ def _answers(
     salt: bytes,
     key_name: str | None,
 ) -> list[GenerationRequest]:
-    ids = prepared.ids
+    ids = _last(prepared.ids, demand, facts)
     if prepared.grammar and demand.params.ignore_eos:
         what = "tools" if demand.output is None else demand.output.param
         raise InvalidRequest(
@@ -494,9 +542,21 @@ def _answers(
             cache_salt=salt,
             key_name=key_name,
             reading=prepared.reading,
+            num_prompt_logprobs=demand.num_prompt_logprobs,
+            is_empty=demand.is_empty,
+            keeps_stop=demand.keeps_stop,
+            shows_special=demand.shows_special,
         )
         for choice in range(demand.num_choices)
     ]
+
+
+def _last(ids: tuple[int, ...], demand: Demand, facts: ServedFacts) -> tuple[int, ...]:
+    """Return the end of the prompt that is to be read."""
+    most = demand.most_prompt_tokens
+    if most == -1:
+        most = facts.context_limit - (0 if facts.decoder_start_ids else demand.max_tokens or 1)
+    return ids if most is None else ids[-max(1, most) :]
 
 
 def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
@@ -517,7 +577,7 @@ def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
             "shorten it",
             param=name,
         )
-    if demand.max_tokens is None:
+    if demand.max_tokens is None or (demand.may_be_cut and demand.max_tokens > left):
         return left
     if demand.max_tokens > left:
         raise ContextExceeded(

@@ -5,7 +5,7 @@ A test holds the two together.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -82,8 +82,8 @@ class AnswerMetrics(_Answer):
 
 class CompletionLogprobs(_Answer):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None] = Field(description="null of a prompt's first token.")
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -158,9 +158,22 @@ class _Whole(_Answer):
     system_fingerprint: None
 
 
+class PromptLogprob(_Answer):
+    logprob: float
+    rank: int = Field(description="1 + how many tokens are likelier.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id; null of the first token."""
+
+
 class CompletionChoice(_Choice):
     text: str
     logprobs: CompletionLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids, as the next.")
+    prompt_token_ids: list[int] = Field(default=[], description="In a choice's first chunk.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With prompt_logprobs.")
 
 
 class Completion(_Whole):
@@ -211,12 +224,15 @@ class AssistantMessage(_Answer):
 class ChatChoice(_Choice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids.")
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(_Whole):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] = Field(default=[], description="With return_token_ids.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With prompt_logprobs.")
     usage: UsageAnswer
     metrics: AnswerMetrics
 
@@ -243,11 +259,13 @@ class Delta(_Answer):
 class ChatChunkChoice(_Choice):
     delta: Delta
     logprobs: ChatLogprobs | None
+    token_ids: list[int] = Field(default=[], description="With return_token_ids.")
 
 
 class ChatChunk(_Whole):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] = Field(default=[], description="With return_token_ids; in the first chunk.")
     usage: UsageAnswer | UsageSoFar | None = Field(
         default=None,
         description="With stream_options.include_usage; in the last chunk, and with continuous_usage_stats in each.",
@@ -296,3 +314,200 @@ class ErrorFields(_Answer):
 
 class Error(_Answer):
     error: ErrorFields
+
+
+class Tokenized(_Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class TokenizerInfo(BaseModel):
+    """With the tokenizer's other special tokens, by their names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
+class Detokenized(_Answer):
+    prompt: str
+
+
+class Version(_Answer):
+    version: str
+
+
+class TokenCount(_Answer):
+    input_tokens: int
+
+
+class InputTokensDetails(_Answer):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(_Answer):
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+    speculation: SpeculationUsage
+
+
+class OutputText(_Answer):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[str]
+    logprobs: list[ContentLogprob]
+
+
+class ReasoningText(_Answer):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessage(_Answer):
+    id: str
+    type: Literal["message"]
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputReasoning(_Answer):
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[str]
+    content: list[ReasoningText]
+    encrypted_content: None
+
+
+class OutputCall(_Answer):
+    id: str
+    type: Literal["function_call"]
+    status: Status
+    call_id: str
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class ResponseError(_Answer):
+    code: Literal["server_error", "rate_limit_exceeded"]
+    message: str
+
+
+class Response(_Answer):
+    """What was asked for is told as it was read."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseError | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputReasoning | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class ResponseEvent(BaseModel):
+    """One of OpenAI's, with its own fields."""
+
+    type: str = Field(pattern=r"^response\.")
+    sequence_number: int
+
+
+class MessageUsage(_Answer):
+    input_tokens: int = Field(description="Those that were not cached.")
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+    speculation: SpeculationUsage | None = Field(default=None, description="At the end.")
+
+
+class TextBlock(_Answer):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(_Answer):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Literal[""]
+
+
+class ToolUseBlock(_Answer):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageAnswer(_Answer):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageEvent(BaseModel):
+    """One of Anthropic's, with its own fields."""
+
+    type: Literal[
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+
+
+class MessageErrorFields(_Answer):
+    type: str
+    message: str
+
+
+class MessageError(_Answer):
+    type: Literal["error"]
+    error: MessageErrorFields

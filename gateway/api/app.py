@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import outrider
 from gateway.admission.admission import Admission
-from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, unexpected
+from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, is_anthropics, unexpected
 from gateway.api.openapi import App
 from gateway.api.page import page_routes
 from gateway.api.routes import Routes
@@ -25,8 +26,35 @@ from outrider.wire.log import get_logger, log_fields
 
 log = get_logger(__name__)
 
-OPERATIONS = {"/v1/completions": ("cmpl", "text_completion"), "/v1/chat/completions": ("chatcmpl", "chat")}
+OPERATIONS = {
+    "/v1/completions": ("cmpl", "text_completion"),
+    "/v1/chat/completions": ("chatcmpl", "chat"),
+    "/v1/responses": ("resp", "chat"),
+    "/v1/messages": ("msg", "chat"),
+}
 """By path: what the ids of its answers begin with, and what OpenTelemetry calls it."""
+TOKENS = ("/tokenize", "/detokenize", "/tokenizer_info")
+"""vLLM's, which are not under /v1."""
+NOT_OFFERED = (
+    "audio",
+    "assistants",
+    "batches",
+    "conversations",
+    "embeddings",
+    "files",
+    "fine_tuning",
+    "images",
+    "messages/batches",
+    "moderations",
+    "realtime",
+    "rerank",
+    "score",
+    "threads",
+    "uploads",
+    "vector_stores",
+    "videos",
+)
+"""OpenAI's, Anthropic's and vLLM's endpoints under /v1 that are refused by name."""
 
 
 def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = tuple) -> App:
@@ -45,20 +73,24 @@ def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = t
 
 
 class Gate:
-    """Nobody comes to anything under /v1 without a key that is valid, where keys are asked for. Pure ASGI."""
+    """Nobody comes to anything under /v1, nor to a tokenizer, without a key that is valid, where keys are asked for.
+    OpenAI's clients send it in `authorization`, Anthropic's in `x-api-key`. Pure ASGI.
+    """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not f"{scope['path']}/".startswith("/v1/"):
+        if scope["type"] != "http" or not (f"{scope['path']}/".startswith("/v1/") or scope["path"] in TOKENS):
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        key = headers.get("x-api-key")
         try:
-            incoming = self._admission.incoming(Headers(scope=scope).get("authorization"))
+            incoming = self._admission.incoming(headers.get("authorization", None if key is None else f"Bearer {key}"))
         except OutriderError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         scope["incoming"] = incoming
         try:
@@ -114,18 +146,28 @@ class Envelope:
             fault = unexpected(error)
             note_failure(fault)
             if not started:
-                await error_response(fault)(scope, receive, send_with_id)
+                await error_response(fault, scope["path"])(scope, receive, send_with_id)
 
 
-async def _outrider_error(_: Request, error: Exception) -> Response:
+async def _outrider_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """404 and 405 in OpenAI's form."""
+    """404 and 405 in the form of the protocol's errors."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
+    path = request.url.path
+    what = f"{request.method} {path}"
     text = f"no such endpoint: {what}" if error.status_code == 404 else f"{what}: {error.detail}"
-    fields = {"type": "invalid_request_error", "param": None, "code": None}
-    return JsonResponse({"error": {"message": text, **fields}}, error.status_code, dict(error.headers or {}))
+    for name in NOT_OFFERED:
+        if error.status_code == 404 and f"{path}/".startswith(f"/v1/{name}/"):
+            text = f"{name} are not offered by this server; docs/openai.md lists its endpoints ({what})"
+    headers = dict(error.headers or {})
+    if is_anthropics(path):
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        told: Any = {"type": "error", "error": {"type": kind, "message": text}}
+    else:
+        fields = {"type": "invalid_request_error", "param": None, "code": None}
+        told = {"error": {"message": text, **fields}}
+    return JsonResponse(told, error.status_code, headers)

@@ -28,6 +28,15 @@ BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing for this long is left."""
 MAX_ERROR_CHARS = 1000
+ANTHROPIC_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+"""Its names for statuses; of others those below 500 are `invalid_request_error`, and the rest `api_error`."""
 CLIENT_CLOSED = 499
 """nginx's status for a client that left; nobody reads it."""
 
@@ -50,19 +59,34 @@ def error_body(error: OutriderError) -> dict[str, Any]:
     return {"error": {"message": _shortened(error.message), **fields}}
 
 
+def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
+    """Anthropic's error form."""
+    kind = ANTHROPIC_ERRORS.get(error.http_status, "api_error" if error.http_status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": _shortened(error.message)}}
+
+
+def body_of_error(error: OutriderError, path: str) -> dict[str, Any]:
+    """Return it as the protocol of this endpoint spells it."""
+    return anthropic_error_body(error) if is_anthropics(path) else error_body(error)
+
+
+def is_anthropics(path: str) -> bool:
+    return f"{path}/".startswith("/v1/messages/")
+
+
 def _shortened(text: str) -> str:
     """Errors quote what a caller sent, which may be megabytes."""
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
 
 
-def error_response(error: OutriderError) -> JsonResponse:
+def error_response(error: OutriderError, path: str) -> JsonResponse:
     note_failure(error)
     headers = {}
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return JsonResponse(error_body(error), error.http_status, headers)
+    return JsonResponse(body_of_error(error, path), error.http_status, headers)
 
 
 def unexpected(error: Exception) -> OutriderError:
@@ -115,18 +139,24 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from `events`, which ends in [DONE].
+    """Server-sent events from `events`, the last of which says that the stream is complete; `failure` makes what ends
+    one that failed instead.
 
     The status waits for the first event, so that an error before it is an error response and not a broken stream.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Callable[[], AsyncGenerator[bytes]]) -> None:
+    def __init__(
+        self,
+        events: Callable[[], AsyncGenerator[bytes]],
+        failure: Callable[[OutriderError], bytes] = lambda error: event(error_body(error)) + DONE,
+    ) -> None:
         self.status_code = 200  # Response.__init__ would add a content-length
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
+        self._failure = failure
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +174,7 @@ class EventStream(Response):
                 raise
             known = error if isinstance(error, OutriderError) else unexpected(error)
             note_failure(known)
-            await self._send(send, event(error_body(known)) + DONE)
+            await self._send(send, self._failure(known))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.api.logprobs import Prompts, chat_logprobs, completion_logprobs
 from gateway.api.speculation_answers import speculation_of
-from gateway.generation import AnswerUsage, FinishReason, OutputLogprobs, OutputToken, RoundOutput
+from gateway.generation import AnswerUsage, FinishReason, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
 from gateway.tools.reading import Reading
 
 Json = dict[str, Any]
-
-FLOOR_LOGPROB = -9999.0
-"""OpenAI's number for a token that cannot be: JSON has no minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +27,8 @@ class CompletionForm:
     echoes: Sequence[str]
     token_kinds: bool = False
     """Each choice says what its tokens are, and what is explained of its round."""
+    prompts: Prompts | None = None
+    """What is told of the prompts besides."""
     num_reasoning_tokens = 0
     object = chunk_object = "text_completion"
 
@@ -38,15 +37,25 @@ class CompletionForm:
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
-        if first or output.text_delta or output.finish_reason or self.logprobs or self.token_kinds:
+        told = self.logprobs or self.token_kinds or (self.prompts is not None and self.prompts.token_ids)
+        if first or output.text_delta or output.finish_reason or told:
             return self._spelt(index, output, first)
         return None
 
     def _spelt(self, index: int, output: RoundOutput, first: bool) -> Json:
         text = self.echoes[index] + output.text_delta if first and self.echoes else output.text_delta
         logprobs = completion_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
-        told = {"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {}
-        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output), **told}
+        more: Json = {"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {}
+        if self.prompts is not None:
+            if logprobs is not None and self.echoes:
+                logprobs["text_offset"] = [len(self.echoes[index]) + each for each in logprobs["text_offset"]]
+                logprobs = self.prompts.in_front(index, output, logprobs) if first else logprobs
+            more |= self.prompts.of_choice(output) | (self.prompts.told(index, output) if first else {})
+        return {"index": index, "text": text, "logprobs": logprobs, **_ending(output), **more}
+
+    def beside(self, index: int, output: RoundOutput) -> Json:
+        """Return what stands beside the choices."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,8 @@ class ChatForm:
     readings: Sequence[Reading | None]
     """Of each choice."""
     token_kinds: bool = False
-    """As in CompletionForm."""
+    """As in CompletionForm, and so the next."""
+    prompts: Prompts | None = None
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     _texts: dict[int, ReadText] = field(default_factory=dict)
@@ -73,18 +83,28 @@ class ChatForm:
         if (text := self._text(index)) is not None:
             message |= message_of(text.read(output), text.call_id)
             has_calls = text.has_calls
-        return {"index": index, "message": message, **self._beside(output), **_ending(output, has_calls)}
+        ending = _ending(output, has_calls) | self._of_choice(output)
+        return {"index": index, "message": message, "logprobs": self._logprobs(output), **ending}
+
+    def beside(self, index: int, output: RoundOutput) -> Json:
+        """Return what stands beside the choices: of the prompt, which all answers share, with the first of them."""
+        return {} if self.prompts is None or index else self.prompts.told(index, output)
+
+    def _of_choice(self, output: RoundOutput) -> Json:
+        told: Json = {"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {}
+        return told if self.prompts is None else told | self.prompts.of_choice(output)
 
     def chunk(self, index: int, output: RoundOutput, first: bool) -> Json | None:
         """Return None where there is nothing to say."""
         text = self._text(index)
         delta = {"content": output.text_delta} if text is None else delta_of(text.read(output), text.call_id)
-        if not (first or any(delta.values()) or output.finish_reason or self.logprobs or self.token_kinds):
+        told = self.logprobs or self.token_kinds or (self.prompts is not None and self.prompts.token_ids)
+        if not (first or any(delta.values()) or output.finish_reason or told):
             return None
         if first:
             delta = {"role": "assistant", "content": "", **delta}
-        ending = _ending(output, text is not None and text.has_calls)
-        return {"index": index, "delta": delta, **self._beside(output), **ending}
+        ending = _ending(output, text is not None and text.has_calls) | self._of_choice(output)
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(output), **ending}
 
     def _text(self, index: int) -> ReadText | None:
         reading = self.readings[index]
@@ -92,9 +112,8 @@ class ChatForm:
             self._texts[index] = ReadText(reading)
         return self._texts.get(index)
 
-    def _beside(self, output: RoundOutput) -> Json:
-        told: Json = {"logprobs": chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None}
-        return told | ({"speculation": speculation_of(output, self.tokenizer)} if self.token_kinds else {})
+    def _logprobs(self, output: RoundOutput) -> Json | None:
+        return chat_logprobs(output.tokens, self.tokenizer) if self.logprobs else None
 
 
 class ReadText:
@@ -174,7 +193,14 @@ def delta_of(parts: Iterable[Part], call_id: Callable[[], str]) -> Json:
 def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
     """Return all rounds of an answer as one."""
     tokens = tuple(token for output in outputs for token in output.tokens)
-    return replace(outputs[-1], tokens=tokens, text_delta="".join(output.text_delta for output in outputs))
+    text, scores = "".join(output.text_delta for output in outputs), outputs[0].prompt_logprobs
+    return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=scores)
+
+
+def mean_logprob(output: RoundOutput) -> float:
+    """Return the log-prob a token of an answer whose tokens have them."""
+    found = [token.logprobs.logprob for token in output.tokens if token.logprobs is not None]
+    return sum(found) / len(found) if found else 0.0
 
 
 def _ending(output: RoundOutput, has_calls: bool = False) -> Json:
@@ -182,57 +208,6 @@ def _ending(output: RoundOutput, has_calls: bool = False) -> Json:
     if has_calls and output.finish_reason is FinishReason.STOP:
         reason = "tool_calls"
     return {"finish_reason": reason, "stop_reason": output.stop_reason}
-
-
-def completion_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """The four parallel lists of /v1/completions. top_logprobs always has the chosen token, as OpenAI's."""
-    pairs = [(token, token.logprobs) for token in tokens if token.logprobs is not None]
-    return {
-        "tokens": [_label(token.id, tokenizer) for token, _ in pairs],
-        "token_logprobs": [_finite(logprobs.logprob) for _, logprobs in pairs],
-        "top_logprobs": [_top_by_label(token.id, logprobs, tokenizer) for token, logprobs in pairs],
-        "text_offset": [token.text_offset for token, _ in pairs],
-    }
-
-
-def _top_by_label(token_id: int, logprobs: OutputLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    top: dict[str, float] = {}
-    for other, logprob in (*logprobs.top, (token_id, logprobs.logprob)):
-        top.setdefault(_label(other, tokenizer), _finite(logprob))
-    return top
-
-
-def _label(token_id: int, tokenizer: Tokenizer) -> str:
-    """The token's text, or `bytes:\\xe2\\x82` for a part of a character: labels are keys and must differ."""
-    text = tokenizer.token_text(token_id)
-    raw = tokenizer.token_bytes(token_id)
-    if "\ufffd" in text and raw is not None:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-    return text
-
-
-def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
-    """`content` of a chat choice's logprobs: one entry per token, each with its bytes."""
-    content = [
-        _chat_entry(token.id, token.logprobs.logprob, tokenizer)
-        | {"top_logprobs": [_chat_entry(other, logprob, tokenizer) for other, logprob in token.logprobs.top]}
-        for token in tokens
-        if token.logprobs is not None
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
-    raw = tokenizer.token_bytes(token_id)
-    return {
-        "token": tokenizer.token_text(token_id),
-        "logprob": _finite(logprob),
-        "bytes": None if raw is None else list(raw),
-    }
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else FLOOR_LOGPROB
 
 
 def usage_so_far(num_prompt_tokens: int, num_tokens: int) -> Json:

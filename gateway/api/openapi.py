@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.answer_schemas import ChatChunk, Error
+from gateway.api.answer_schemas import ChatChunk, Error, MessageEvent, ResponseEvent
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{model}"
@@ -38,12 +38,28 @@ class App(FastAPI):
         return self.openapi_schema
 
 
-def errors(*statuses: int) -> dict[int | str, Json]:
+def errors(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, Json]:
     """Return what FastAPI's `responses` says of these statuses."""
     return {
-        status: {"model": Error, "description": STATUSES[status], "headers": dict(_HEADERS.get(status, {}))}
+        status: {"model": model, "description": STATUSES[status], "headers": dict(_HEADERS.get(status, {}))}
         for status in statuses
     }
+
+
+def named_events(each: type[BaseModel]) -> Json:
+    """Return the `openapi_extra` of an endpoint that may answer with a stream of such events, named by their types."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": REF.format(model=each.__name__)},
+    }
+    schema = {
+        "type": "object",
+        "description": f"With `stream`: each event is a {each.__name__}.",
+        "required": ["event", "data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+    }
+    return {"responses": {"200": {"content": {"text/event-stream": {"schema": schema}}}}}
 
 
 def events(chunk: type[BaseModel]) -> Json:
@@ -59,7 +75,8 @@ def events(chunk: type[BaseModel]) -> Json:
 
 def _completed(document: Json) -> Json:
     schemas = document["components"]["schemas"]
-    schemas |= models_json_schema([(ChatChunk, "serialization")], ref_template=REF)[1]["$defs"]
+    streamed: Any = [(each, "serialization") for each in (ChatChunk, ResponseEvent, MessageEvent)]
+    schemas |= models_json_schema(streamed, ref_template=REF)[1]["$defs"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     request_id = {"x-request-id": {"schema": {"type": "string"}, "description": "Of the request, in logs too."}}

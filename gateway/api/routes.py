@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 from fastapi import APIRouter, Request, Security
@@ -15,27 +17,57 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, find_model
+from gateway.admission.requests import Demand, find_model, wanted_model
 from gateway.api.acceptance import Step, acceptance_of
 from gateway.api.answer_schemas import (
     Alive,
     ChatChunk,
     ChatCompletion,
     Completion,
+    Detokenized,
+    MessageAnswer,
+    MessageError,
+    MessageEvent,
     Model,
     ModelList,
     Ready,
+    ResponseEvent,
     TargetGroup,
+    TokenCount,
+    Tokenized,
+    TokenizerInfo,
+    Version,
 )
+from gateway.api.answer_schemas import Response as ResponseAnswer
 from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
-from gateway.api.openai_responses import ChatForm, CompletionForm, Json, joined, usage_of, usage_so_far
-from gateway.api.openapi import errors, events
+from gateway.api.layers import Formed, LayerAnswer
+from gateway.api.logprobs import Prompts
+from gateway.api.messages_form import MessageForm
+from gateway.api.messages_schemas import CountBody, MessagesBody
+from gateway.api.openai_responses import (
+    ChatForm,
+    CompletionForm,
+    Json,
+    joined,
+    mean_logprob,
+    usage_of,
+    usage_so_far,
+)
+from gateway.api.openapi import errors, events, named_events
+from gateway.api.responses_form import ResponseForm
+from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.draft_limits import longest_draft
+from gateway.tokenizer import Tokenizer
 from gateway.workers.member import Member
+from outrider import __version__
+from outrider.wire.params import check_token_ids
 from outrider.wire.transport.address import join_host_port
 
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""Transformers' class for what a tokenizer.json describes."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Where a worker listens that was told no host: nothing that anybody could connect to."""
 
@@ -96,6 +128,7 @@ class Routes:
             generation.add_api_route(
                 path, endpoint, methods=["POST"], response_model=model, responses=refusals, openapi_extra=events(chunk)
             )
+        self._add_layers(generation)
         router.include_router(generation)
         get, listed = router.add_api_route, errors(401)
         get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
@@ -107,8 +140,26 @@ class Routes:
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
         get("/healthz", self.healthz, response_model=Alive)
         get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
+        info = errors(400, 401)
+        get("/tokenizer_info", self.tokenizer_info, response_model=TokenizerInfo, responses=info, dependencies=keys)
+        get("/version", self.version, response_model=Version)
         get("/openapi.json", self.openapi, response_model=dict[str, Any])
         return router
+
+    def _add_layers(self, router: APIRouter) -> None:
+        """Add the endpoints over chat, and the tokenizer's."""
+        statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+        refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
+        for path, endpoint, model, responses, told in (
+            ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
+            ("/v1/messages", self.messages, MessageAnswer, anthropics, named_events(MessageEvent)),
+            ("/v1/messages/count_tokens", self.count_tokens, TokenCount, anthropics, None),
+            ("/tokenize", self.tokenize, Tokenized, refusals, None),
+            ("/detokenize", self.detokenize, Detokenized, refusals, None),
+        ):
+            router.add_api_route(
+                path, endpoint, methods=["POST"], response_model=model, responses=responses, openapi_extra=told
+            )
 
     async def completions(self, request: Request, body: CompletionBody) -> Response:
         """Complete prompts, whole or as a stream."""
@@ -117,6 +168,62 @@ class Routes:
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer a chat, whole or as a stream."""
         return await self._answer(request, body)
+
+    async def responses(self, request: Request, body: ResponsesBody) -> Response:
+        """Answer as OpenAI's Responses API, without a store."""
+        answer_id = request.scope["answer_id"]
+        demand = body.demand(answer_id)
+        return await self._layer(request, body.stream, demand, partial(ResponseForm, body, answer_id))
+
+    async def messages(self, request: Request, body: MessagesBody) -> Response:
+        """Answer as Anthropic's Messages API."""
+        answer_id = request.scope["answer_id"]
+        formed = partial(MessageForm, body.max_tokens, answer_id)
+        return await self._layer(request, body.stream, body.demand(answer_id), formed)
+
+    async def _layer(self, request: Request, stream: bool | None, demand: Demand, formed: Formed) -> Response:
+        answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed)
+        if stream:
+            return EventStream(answer.events, answer.failure)
+        whole = await while_connected(request.receive, answer.whole())
+        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+
+    async def count_tokens(self, request: Request, body: CountBody) -> Response:
+        """Count the tokens of a message's input, as Anthropic's API."""
+        ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+        return JsonResponse({"input_tokens": len(ids)})
+
+    async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
+        """Return the tokens of a text or a chat, as vLLM."""
+        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        tokenizer = self.admission.generator.tokenizer(facts.id)
+        ids: Sequence[int]
+        if body.prompt is None:
+            ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+        else:
+            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
+        names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+        sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+        return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
+        """Return the text of tokens, special ones included, as vLLM."""
+        facts = wanted_model(self.admission.generator.models(), body.model or "")
+        check_token_ids("tokens", body.tokens, facts.vocab_size)
+        tokenizer = self.admission.generator.tokenizer(facts.id)
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return JsonResponse({"prompt": text})
+
+    async def tokenizer_info(self) -> Response:
+        """Describe the tokenizer, as vLLM; of several models none."""
+        tokenizer = self.admission.generator.tokenizer(wanted_model(self.admission.generator.models(), "").id)
+        names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
+        source = None if tokenizer.template is None else tokenizer.template.source
+        return JsonResponse({"tokenizer_class": TOKENIZER_CLASS, **names, "chat_template": source})
+
+    async def version(self) -> Response:
+        """Return Outrider's own."""
+        return JsonResponse({"version": __version__})
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         demand = body.demand(request.scope["answer_id"])
@@ -132,8 +239,13 @@ class Routes:
             async for index, output in answers.stream():
                 rounds[index].append(output)
         head = _head(demand, answers.requests, form.object)
-        choices = [form.choice(index, joined(outputs)) for index, outputs in enumerate(rounds)]
-        usages = [outputs[-1].usage for outputs in rounds if outputs[-1].usage is not None]
+        outputs = [joined(each) for each in rounds]
+        usages = [output.usage for output in outputs if output.usage is not None]
+        kept: Sequence[int] = range(len(outputs))
+        if isinstance(body, CompletionBody):
+            kept = best_of(outputs, demand.num_choices, body.n or 1)
+        choices = [form.choice(index, outputs[index]) | {"index": place} for place, index in enumerate(kept)]
+        head |= form.beside(0, outputs[0])
         usage = usage_of(usages, demand.num_choices, form.num_reasoning_tokens)
         steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
         return {**head, "choices": choices, "usage": usage, "metrics": self._metrics(body, answers.requests, steps)}
@@ -161,7 +273,8 @@ class Routes:
                 if (chunk := form.chunk(index, output, first)) is not None:
                     if body.continuous_usage:
                         head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
-                    yield event({**head, "choices": [chunk]})
+                    beside = form.beside(index, output) if first else {}
+                    yield event({**head, **beside, "choices": [chunk]})
         if body.include_usage:
             told = [usages[index] for index in sorted(usages)]
             usage = usage_of(told, demand.num_choices, form.num_reasoning_tokens)
@@ -185,9 +298,13 @@ class Routes:
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
-            return ChatForm(tokenizer, bool(body.logprobs), [each.reading for each in requests], body.token_kinds)
-        echoes = [tokenizer.decode(each.asked_ids) for each in requests] if body.echo else ()
-        return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds)
+            readings = [each.reading for each in requests]
+            prompts = _prompts(body, tokenizer, requests)
+            return ChatForm(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
+        skips = body.skip_special_tokens is not False
+        echoes = [tokenizer.decode(each.asked_ids, skips) for each in requests] if body.echo else ()
+        prompts = _prompts(body, tokenizer, requests)
+        return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
 
     async def models(self) -> Response:
         """List the served models."""
@@ -222,6 +339,27 @@ class Routes:
     async def openapi(self, request: Request) -> Response:
         """Return this document."""
         return JsonResponse(request.app.openapi())
+
+
+def best_of(outputs: Sequence[RoundOutput], num_made: int, num_wanted: int) -> list[int]:
+    """Return the indices of those of the highest log-prob a token, num_wanted of each num_made, best first."""
+    if num_wanted == num_made:
+        return list(range(len(outputs)))
+    kept: list[int] = []
+    for first in range(0, len(outputs), num_made):
+        made = range(first, first + num_made)
+        kept += sorted(made, key=lambda index: mean_logprob(outputs[index]), reverse=True)[:num_wanted]
+    return kept
+
+
+def _prompts(
+    body: CompletionBody | ChatBody, tokenizer: Tokenizer, requests: tuple[GenerationRequest, ...]
+) -> Prompts | None:
+    """Return what is told of the prompts besides; None where nothing is asked for."""
+    num_echoed = body.num_echoed if isinstance(body, CompletionBody) else None
+    if not body.return_token_ids and body.prompt_logprobs is None and num_echoed is None:
+        return None
+    return Prompts(tokenizer, requests, bool(body.return_token_ids), body.prompt_logprobs, num_echoed)
 
 
 def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) -> Json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
@@ -23,7 +24,16 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Chat, Demand, FieldNames
+from gateway.admission.requests import (
+    MAX_MESSAGES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_USER_CHARS,
+    Chat,
+    Demand,
+    FieldNames,
+    Infill,
+)
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from gateway.grammars import MAX_CHOICES, MAX_LARK_BYTES, MAX_REGEX_CHARS, MAX_SCHEMA_BYTES, OutputFormat, one_output
 from gateway.tokenizer import Message
@@ -84,13 +94,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "include_stop_str_in_output": (False,),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -405,17 +409,34 @@ class MessageBody(_Strict):
         return told if "content" in told else told | {"content": None}
 
 
-def _other_parameters(schema: dict[str, Any]) -> None:
-    for name, why in IGNORED.items():
-        schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
-    for name, values in NEUTRAL.items():
-        schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
+    """Return the `json_schema_extra` of a body that takes these besides its fields."""
+
+    def add(schema: dict[str, Any]) -> None:
+        for name, why in ignored.items():
+            schema["properties"][name] = {"description": f"Accepted, changing nothing: {why}."}
+        for name, values in neutral.items():
+            schema["properties"][name] = {"description": "Not offered; these ask for nothing.", "enum": [None, *values]}
+
+    return add
+
+
+def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
+    """Return a body without what changes nothing. Raises InvalidRequest naming what is not offered and asks for
+    something.
+    """
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & neutral.keys():
+        if value[name] is not None and value[name] not in neutral[name]:
+            raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
+    return {name: each for name, each in value.items() if name not in neutral and name not in ignored}
 
 
 class _Body(_Strict):
     """What both endpoints take. null stands for the default everywhere."""
 
-    model_config = ConfigDict(json_schema_extra=_other_parameters)
+    model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
 
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
@@ -498,6 +519,18 @@ class _Body(_Strict):
         minLength=1,
         maxLength=MAX_SALT_BYTES,
     )
+    prompt_logprobs: int | None = described(
+        "log-probs of the prompt's tokens, and of so many best ones, of the target's unmodified distribution, in the "
+        "form of vLLM; not of a stream. Nothing of such a prompt comes from the cache. Default: none",
+        LOGPROBS,
+    )
+    return_token_ids: bool | None = described("`token_ids` and `prompt_token_ids`, as vLLM's. Default: false")
+    include_stop_str_in_output: bool | None = described("what ends the answer is a part of its text. Default: false")
+    skip_special_tokens: bool | None = described("special tokens are no part of the text. Default: true")
+    truncate_prompt_tokens: int | None = described(
+        "at least -1: of a longer prompt its last so many tokens are taken; -1 = those that fit. Default: none",
+        minimum=-1,
+    )
     user: str | None = described(
         f"who asks, at most {MAX_USER_CHARS} characters. Read only under `--prefix-cache-scope user`, see below",
         maxLength=MAX_USER_CHARS,
@@ -510,12 +543,7 @@ class _Body(_Strict):
     @classmethod
     def _without_others(cls, value: Any) -> Any:
         """Raises InvalidRequest naming what is not offered and asks for something."""
-        if not isinstance(value, dict):
-            return value
-        for name in value.keys() & NEUTRAL.keys():
-            if value[name] is not None and value[name] not in NEUTRAL[name]:
-                raise InvalidRequest(f"{name} is not offered by this server; leave it out", param=name)
-        return {name: each for name, each in value.items() if name not in NEUTRAL and name not in IGNORED}
+        return without_others(value, NEUTRAL, IGNORED)
 
     @property
     def include_usage(self) -> bool:
@@ -572,6 +600,8 @@ class _Body(_Strict):
             if re.fullmatch(TOKEN_ID, key) is None:
                 text = f"logit_bias has the key {reprlib.repr(key)}, must be a token id such as '50256'"
                 raise InvalidRequest(text, param="logit_bias")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs is only allowed when stream is false", param="prompt_logprobs")
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         beams = self._beams()
         if beams is not None:
@@ -600,6 +630,10 @@ class _Body(_Strict):
             cache_salt=self.cache_salt,
             user=self.user or self.safety_identifier or None,
             output=self._output(),
+            num_prompt_logprobs=self.prompt_logprobs,
+            keeps_stop=bool(self.include_stop_str_in_output),
+            shows_special=self.skip_special_tokens is False,
+            most_prompt_tokens=self.truncate_prompt_tokens,
         )
 
 
@@ -614,24 +648,65 @@ class CompletionBody(_Body):
     logprobs: int | None = described(
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
-    echo: bool | None = described("the prompt in front of each answer; not together with `logprobs`. Default: false")
-    best_of: int | None = described("must equal `n`. Default: `n`", **CHOICES.schema)
+    max_tokens: int | None = described(
+        f"0 makes no output: for `echo` and `prompt_logprobs`. Prompt and output together must fit the context. "
+        f"Default: {DEFAULT_MAX_TOKENS}",
+        minimum=0,
+    )
+    suffix: str | None = described(
+        "what follows the answer, where the tokenizer has tokens for filling in the middle; prompts are then texts. "
+        "Default: none"
+    )
+    echo: bool | None = described(
+        "the prompt in front of each answer; with `logprobs` its tokens, but the first, have them, too. Default: false"
+    )
+    best_of: int | None = described(
+        "at least `n`: so many are made, and the `n` of the highest log-prob a token are told; not of a stream. "
+        "Default: `n`",
+        **CHOICES.schema,
+    )
+
+    @property
+    def num_made(self) -> int:
+        """Return how many answers are made to each prompt."""
+        return (self.n or 1) if self.best_of is None else self.best_of
+
+    @property
+    def num_echoed(self) -> int | None:
+        """Return how many best tokens the echoed prompt's have beside them; None = it has no log-probs."""
+        return self.logprobs if self.echo else None
 
     def demand(self, request_id: str) -> Demand:
         n = 1 if self.n is None else self.n
-        if self.best_of not in (None, n):
-            text = f"best_of is {self.best_of} and n is {n}; only best_of equal to n is offered"
+        if self.num_made < n:
+            raise InvalidRequest(f"best_of is {self.best_of}, must be at least n, {n}", param="best_of")
+        if self.num_made > n and (self.stream or self.use_beam_search):
+            what = "stream" if self.stream else "use_beam_search"
+            text = f"best_of is {self.best_of} and n is {n}, which does not go together with {what}; leave one out"
             raise InvalidRequest(text, param="best_of")
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not offered: prompts get no log-probs here", param="echo")
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._demand(
+        ranked = self.num_made > n and self.logprobs is None
+        demand = self._demand(
             request_id,
-            FieldNames(prompt="prompt", prediction="prediction.content"),
-            tuple(self.prompt),
-            max_tokens,
-            self.logprobs,
+            FieldNames(
+                prompt="prompt",
+                prediction="prediction.content",
+                num_choices="n" if self.best_of is None else "best_of",
+            ),
+            self._prompts(),
+            max_tokens or 1,
+            0 if ranked else self.logprobs,
         )
+        asked = [each for each in (self.num_echoed, self.prompt_logprobs) if each is not None]
+        scores = max(asked, default=None)
+        return replace(demand, num_choices=self.num_made, num_prompt_logprobs=scores, is_empty=max_tokens == 0)
+
+    def _prompts(self) -> tuple[Any, ...]:
+        if not self.suffix:
+            return tuple(self.prompt)
+        if not all(isinstance(each, str) for each in self.prompt):
+            raise InvalidRequest("suffix needs prompts that are texts, not tokens; leave it out", param="suffix")
+        return tuple(Infill(each, self.suffix) for each in self.prompt)
 
 
 class ChatBody(_Body):
@@ -692,7 +767,7 @@ class ChatBody(_Body):
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(cls: type[Body], data: Any) -> Body:
@@ -706,7 +781,7 @@ def parse_body(cls: type[Body], data: Any) -> Body:
 def _invalid(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False)[0]
     param = ""
-    for part in first["loc"]:
+    for part in (each for each in first["loc"] if not str(each).startswith("<")):  # <kind>, where there are several
         param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)

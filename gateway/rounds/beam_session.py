@@ -14,7 +14,7 @@ from gateway.generation import (
     RoundOutput,
     TokenKind,
 )
-from gateway.rounds.detokenizer import Detokenizer
+from gateway.rounds.detokenizer import detokenizer_of
 from gateway.rounds.session import Session
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
@@ -65,11 +65,11 @@ class BeamSession(Session):
 
     def _answer(self, place: int, hypothesis: tpb.Hypothesis, timings: OutputTimings) -> RoundOutput:
         ids, stop_id = list(hypothesis.ids), hypothesis.stop_token_id if hypothesis.HasField("stop_token_id") else None
-        reading = self.request.reading
-        detokenizer = Detokenizer(self._tokenizer, (), frozenset() if reading is None else reading.shown_ids)
-        pushed = detokenizer.push(ids if stop_id is None else ids[:-1])
+        detokenizer = detokenizer_of(self.request, self._tokenizer)
+        keeps_all = stop_id is None or self.request.keeps_stop
+        pushed = detokenizer.push(ids if keeps_all else ids[:-1])
         text = pushed.text_delta + detokenizer.finish()
-        shown = [*pushed.tokens, *([] if stop_id is None else [("", detokenizer.num_chars)])]
+        shown = [*pushed.tokens, *([] if keeps_all else [("", detokenizer.num_chars)])]
         usage = self._usage_of(place)
         usage.num_completion_tokens = len(ids)
         return RoundOutput(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from gateway.generation import GenerationRequest
 from gateway.tokenizer import Tokenizer
 
 
@@ -34,11 +35,14 @@ class Detokenizer:
     character differ: the character, once sent, stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], shown_ids: Set[int] = frozenset()) -> None:
-        """shown_ids: special tokens that are a part of the text."""
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...], shown_ids: Set[int] = frozenset(), keeps_stop: bool = False
+    ) -> None:
+        """shown_ids: special tokens that are a part of the text. keeps_stop: so is the stop string that ends it."""
         assert all(stop), "an empty stop string would end every answer; requests are checked before"
         self._tokenizer = tokenizer
         self._shown_ids = shown_ids
+        self._keeps_stop = keeps_stop
         self._stops = [_StopMatch(text) for text in stop]
         self._utf8 = tokenizer.utf8_decoder()
         self._bytes_ids: list[int] = []
@@ -69,7 +73,7 @@ class Detokenizer:
             if found is not None:
                 stop, num_after = found
                 self._held = ""
-                return Pushed(text[: len(text) - num_after - len(stop)], len(tokens), stop, tuple(tokens))
+                return Pushed(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
         certain = len(text) - max((stop.num_matched for stop in self._stops), default=0)
         self._held = text[certain:]
         return Pushed(text[:certain], len(ids), None, tuple(tokens))
@@ -80,7 +84,11 @@ class Detokenizer:
         text = self._held + cut_off
         self._held = ""
         found = self._first_stop(cut_off)  # only a stop string with U+FFFD in it can be complete here
-        return text if found is None else text[: len(text) - found[1] - len(found[0])]
+        return text if found is None else self._ended(text, *found)
+
+    def _ended(self, text: str, stop: str, num_after: int) -> str:
+        """Return the text up to the stop string, which num_after characters follow."""
+        return text[: len(text) - num_after - (0 if self._keeps_stop else len(stop))]
 
     def _first_stop(self, added: str) -> tuple[str, int] | None:
         """The stop string that is complete first in the text `added`, and the characters after it."""
@@ -126,6 +134,14 @@ class Detokenizer:
     def _shown(self, token_id: int, text: str) -> str:
         piece = self._tokenizer.piece(token_id)
         return piece.decode("utf-8", "replace") if isinstance(piece, bytes) else text
+
+
+def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokenizer:
+    """Return one for an answer's text."""
+    shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
+    if request.shows_special:
+        shown_ids |= tokenizer.special_ids
+    return Detokenizer(tokenizer, request.stop, shown_ids, keeps_stop=request.keeps_stop)
 
 
 class _StopMatch:

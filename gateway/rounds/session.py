@@ -15,7 +15,7 @@ from gateway.generation import (
     OutputToken,
     RoundOutput,
 )
-from gateway.rounds.detokenizer import Detokenizer, Pushed
+from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.rounds.explaining import explained, kinds_of
 from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
@@ -36,8 +36,8 @@ class Session:
         self.usage.num_rejected_prediction_tokens = len(request.prediction_ids)
         self.finished = False
         self._tokenizer = tokenizer
-        shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
-        self._detokenizer = Detokenizer(tokenizer, request.stop, shown_ids)
+        self._detokenizer = detokenizer_of(request, tokenizer)
+        self._is_scored = request.num_prompt_logprobs is None
         current_record().usages.append(self.usage)
 
     @property
@@ -73,6 +73,11 @@ class Session:
         """Return what a reader is told after a round."""
         return (output,)
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Return what a target is to say of the prompt's tokens: nothing where that is known."""
+        return None if self._is_scored else self.request.num_prompt_logprobs
+
     def open_message(self) -> pb.OpenSlot:
         """Return the message that opens a slot, which then has `len(committed)` tokens."""
         return pb.OpenSlot(
@@ -91,7 +96,7 @@ class Session:
         self._count(verdict)
         ids = list(verdict.token_ids)
         stopped_by_id = verdict.finish_reason == pb.FINISH_REASON_STOP
-        text_ids = ids[:-1] if stopped_by_id else ids  # a stop id is no text
+        text_ids = ids[:-1] if stopped_by_id and not self.request.keeps_stop else ids  # a stop id is no text
         pushed = self._detokenizer.push(text_ids)
         finish: FinishReason | None = None
         stop_reason: str | int | None = None
@@ -108,6 +113,11 @@ class Session:
         self._count_foretold(min(verdict.num_foretold, len(ids)))
         self.finished = finish is not None
         explains = self.request.speculation.explain
+        scores = self._scores(verdict)
+        if self.request.is_empty:
+            self.usage.num_completion_tokens = 0
+            usage, length = replace(self.usage), FinishReason.LENGTH
+            return RoundOutput((), "", 0, 0, timings, length, usage=usage, prompt_logprobs=scores)
         return RoundOutput(
             tokens=self._tokens(verdict, ids, pushed),
             text_delta=delta,
@@ -118,7 +128,15 @@ class Session:
             stop_reason=stop_reason,
             usage=replace(self.usage) if finish is not None else None,
             explanation=explained(verdict, len(ids), self._tokenizer) if explains else None,
+            prompt_logprobs=scores,
         )
+
+    def _scores(self, verdict: tpb.Verdict) -> tuple[OutputLogprobs, ...] | None:
+        """Return the prompt's log-probs once."""
+        if self._is_scored:
+            return None
+        self._is_scored = True
+        return tuple(logprobs_of(message) for message in verdict.prompt_logprobs)
 
     def _count(self, verdict: tpb.Verdict) -> None:
         if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
@@ -143,8 +161,11 @@ class Session:
             text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
             logprobs = None
             if verdict.logprobs:
-                message = verdict.logprobs[index]
-                top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
-                logprobs = OutputLogprobs(message.logprob, top)
+                logprobs = logprobs_of(verdict.logprobs[index])
             tokens.append(OutputToken(token_id, kinds[index], text, offset, logprobs))
         return tuple(tokens)
+
+
+def logprobs_of(message: pb.TokenLogprobs) -> OutputLogprobs:
+    top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+    return OutputLogprobs(message.logprob, top, message.rank or None)

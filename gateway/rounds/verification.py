@@ -105,6 +105,8 @@ class Verification:
             message.prediction_ids.extend(self._session.request.prediction_ids)
         if own is not None and own is not Drafter.PREDICTION:
             message.drafter = own.value
+        if self._session.num_prompt_logprobs is not None:
+            message.num_prompt_logprobs = self._session.num_prompt_logprobs
         async with self._in_time():
             await self.member.room.enter(lambda: self._try_open(target, message))
 

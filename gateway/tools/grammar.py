@@ -43,7 +43,7 @@ def grammar_of(
     family: None = no calls. marks: of the reasoning that may come before all else, None = there is none; in_reasoning:
     the prompt began it. answer: the grammar of an answer that is no call, empty = any. Raises InvalidRequest.
     """
-    tools = json.dumps([(each.name, each.description, each.parameters, each.strict) for each in offer.tools])
+    tools = json.dumps([(each.name, None, each.parameters, each.strict, each.schema_field) for each in offer.tools])
     return _grammar_of(tools, offer.choice, offer.named, offer.parallel, family, marks, in_reasoning, answer, token_of)
 
 
@@ -146,7 +146,7 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
     """Return what a tool's arguments have to be. Of one that is not strict it is what can be enforced: any object where
     its schema cannot, and no properties that the schema does not name.
     """
-    param = f"tools[{at}].function.parameters"
+    param = f"tools[{at}].{tool.schema_field}"
     schema = tool.parameters or NO_PARAMETERS
     if not tool.strict:
         if offer.choice == "auto":

@@ -27,6 +27,8 @@ class Tool:
     """JSON Schema of an object; None = there are none."""
     strict: bool = False
     """Every call follows the schema, or the request is refused."""
+    schema_field: str = "function.parameters"
+    """How the caller spells the place of `parameters` in a tool."""
 
     def for_template(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
@@ -91,7 +93,8 @@ def _check(tools: Sequence[Tool]) -> None:
         )
     places: dict[str, int] = {}
     for at, tool in enumerate(tools):
-        param = f"tools[{at}].function"
+        schema = f"tools[{at}].{tool.schema_field}"
+        param = schema.rpartition(".")[0]
         if re.fullmatch(TOOL_NAME, tool.name) is None:
             raise InvalidRequest(
                 f"{param}.name is {tool.name[:80]!r}, must be 1 to 64 letters, digits, _ or -", param=f"{param}.name"
@@ -102,9 +105,7 @@ def _check(tools: Sequence[Tool]) -> None:
             )
         kind = (tool.parameters or NO_PARAMETERS).get("type", "object")
         if kind != "object":
-            raise InvalidRequest(
-                f"{param}.parameters describes a {kind!r:.80}, must describe an object", param=f"{param}.parameters"
-            )
+            raise InvalidRequest(f"{schema} describes a {kind!r:.80}, must describe an object", param=schema)
     try:
         num_bytes = len(orjson.dumps([tool.for_template() for tool in tools]))
     except (TypeError, ValueError) as error:  # too deep, or a lone surrogate

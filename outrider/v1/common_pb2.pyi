@@ -323,14 +323,16 @@ class TokenDistributions(_message.Message):
     def __init__(self, vocab_size: _Optional[int] = ..., dense: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sparse_log_probs: _Optional[_Union[Tensor, _Mapping]] = ..., row_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
-    __slots__ = ("logprob", "top_ids", "top_logprobs")
+    __slots__ = ("logprob", "top_ids", "top_logprobs", "rank")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     logprob: float
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    rank: int
+    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()
@@ -453,7 +455,7 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
-    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids")
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +469,7 @@ class OpenSlot(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -480,7 +483,8 @@ class OpenSlot(_message.Message):
     speculation: Speculation
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
     source_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential", "place", "explain")

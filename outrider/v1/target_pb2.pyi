@@ -122,7 +122,7 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "explanation", "levels", "hypotheses")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "explanation", "levels", "hypotheses", "prompt_logprobs")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class Verdict(_message.Message):
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     committed_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     kinds: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenKind]
@@ -181,7 +182,8 @@ class Verdict(_message.Message):
     explanation: _common_pb2.Explanation
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused", "num_wasted")

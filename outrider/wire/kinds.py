@@ -6,7 +6,7 @@ from enum import Enum
 
 from outrider.v1 import common_pb2 as pb
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Number of the protocol that this code speaks: of several drafts of an answer. 3 had features; 2 leases and trees; 1,
 which had no number, rounds."""
 

@@ -304,3 +304,28 @@ def test_a_tool_that_may_be_called_leaves_the_text_free(client: OpenAI, model: s
 
 CALLED: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 ANSWERED: Any = {"role": "tool", "tool_call_id": "call_1", "content": "It is sunny in Rome."}
+
+
+def test_the_prompts_log_probs_are_transformers_own(client: OpenAI, model: str, tokenizer: Any) -> None:
+    """Of several prompts at once, as harnesses send them, in OpenAI's form and in vLLM's."""
+    prompts = [PROMPT, PROMPT * 4 + "    return file.read()\n", "x"]
+    options = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = completion(client, model, **options, extra_body={"prompt_logprobs": 0})
+    network = AutoModelForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32).eval()
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        ids = tokenizer(prompt)["input_ids"]
+        with torch.inference_mode():
+            laws = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(dim=1)
+        expected = laws[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        told = choice.logprobs.token_logprobs
+        assert choice.text == prompt and told[0] is None and len(told) == len(ids)
+        assert told[1:] == pytest.approx(expected, abs=1e-4)
+        assert sum(told[1:]) == pytest.approx(sum(expected), abs=1e-3)
+        by_id = [
+            each[str(token_id)]["logprob"] for each, token_id in zip(choice.prompt_logprobs[1:], ids[1:], strict=True)
+        ]
+        assert by_id == told[1:]
+        is_best = [
+            max(top.values()) == own for top, own in zip(choice.logprobs.top_logprobs[1:], told[1:], strict=True)
+        ]
+        assert is_best == [int(law.argmax()) == token_id for law, token_id in zip(laws[:-1], ids[1:], strict=True)]

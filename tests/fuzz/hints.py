@@ -101,6 +101,7 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
         "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 9 + [0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
+        "OpenSlot.num_prompt_logprobs": st.sampled_from([0, 1, 3, 20, 21, 2**32 - 1]),
     }
     for kind in ("OpenSlot", "Verify", "Extend", "Advance", "Truncate", "CloseSlot"):
         hints[f"{kind}.slot"] = _SLOT
@@ -125,6 +126,8 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         opened.deliver_to, opened.target_epoch, opened.protocol = deliver_to, epoch, PROTOCOL
         opened.drafter = draw(st.sampled_from([pb.DRAFTER_UNSPECIFIED, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP]))
         opened.speculation.CopyFrom(draw(_SPECULATION))
+        if draw(st.booleans()):
+            opened.num_prompt_logprobs = 2
         item.open.CopyFrom(opened)
     elif kind == "truncate":
         item.truncate.CopyFrom(pb.Truncate(slot=slot, committed_len=3, reason=draw(st.integers(0, 3))))

@@ -26,6 +26,7 @@ from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
 from tests.mutants.keys import KEYS
+from tests.mutants.prompts import PROMPTS
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.session import SESSION
 from tests.mutants.translation import TRANSLATIONS
@@ -44,6 +45,7 @@ MUTANTS = (
     *KEYS,
     *HEALTH,
     *HEADS,
+    *PROMPTS,
     *WINDOWS,
     *BEAMS,
     *ENCODER,

@@ -23,8 +23,8 @@ SESSION = (
     ),
     Mutant(
         TEXT,
-        "text[: len(text) - num_after - len(stop)], len(tokens), stop,",
-        "text[: len(text) - num_after - len(stop)], len(ids), stop,",
+        "self._ended(text, stop, num_after), len(tokens), stop,",
+        "self._ended(text, stop, num_after), len(ids), stop,",
         "tokens after the one that completed a stop string are counted",
         DETOKENIZER,
     ),
@@ -58,7 +58,7 @@ SESSION = (
     ),
     Mutant(
         STATE,
-        "        text_ids = ids[:-1] if stopped_by_id else ids  # a stop id is no text",
+        "        text_ids = ids[:-1] if stopped_by_id and not self.request.keeps_stop else ids  # a stop id is no text",
         "        text_ids = ids",
         "the stop token shows in the text",
         VERDICTS,

@@ -206,10 +206,10 @@ def sampling(**options: Any) -> SamplingParams:
 def open_slot(
     slot: int, prompt: Sequence[int], *, num_prompt: int | None = None, k: int = 0, **options: Any
 ) -> pb.OpenSlot:
-    """Options are SamplingParams' fields, `speculation`, deliver_to, target_epoch and protocol; greedy, 32 tokens, no
-    EOS and no drafts by default. k: draft tokens of each step, waited for.
+    """Options are SamplingParams' fields, `speculation`, deliver_to, target_epoch, protocol and num_prompt_logprobs;
+    greedy, 32 tokens, no EOS and no drafts by default. k: draft tokens of each step, waited for.
     """
-    names = ("deliver_to", "target_epoch", "protocol")
+    names = ("deliver_to", "target_epoch", "protocol", "num_prompt_logprobs")
     own: dict[str, Any] = {"protocol": PROTOCOL} | {name: options.pop(name) for name in names if name in options}
     speculation = options.pop("speculation", Speculation(num_draft_tokens=k, max_draft_tokens=k))
     num_prompt = len(prompt) if num_prompt is None else num_prompt

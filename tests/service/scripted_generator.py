@@ -22,7 +22,7 @@ from gateway.generation import (
     ServedFacts,
     TokenKind,
 )
-from gateway.rounds.detokenizer import Detokenizer, Pushed
+from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.tokenizer import Tokenizer
 from outrider.v1.common_pb2 import TokenizerFiles
 from outrider.wire.errors import OutriderError
@@ -142,15 +142,14 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     text = generator.text + (str(request.params.choice) if generator.numbered else "")
     ids = tokenizer.encode(text)[: request.params.max_tokens]
     short = len(ids) == request.params.max_tokens
-    shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
-    detokenizer = Detokenizer(tokenizer, request.stop, shown_ids)
+    detokenizer = detokenizer_of(request, tokenizer)
     usage = AnswerUsage(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed)
     usage.num_cached_prompt_tokens = generator.num_cached + request.params.choice
     outputs: list[RoundOutput] = []
     for start in range(0, len(ids), len(ROUND)):
         chunk = ids[start : start + len(ROUND)]
         pushed = detokenizer.push(chunk)
-        usage.num_completion_tokens += pushed.num_kept
+        usage.num_completion_tokens += 0 if request.is_empty else pushed.num_kept
         usage.num_rounds += 1
         usage.num_draft_tokens += NUM_DRAFTED
         usage.num_accepted_tokens += len(ROUND) - 1
@@ -159,19 +158,32 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
         tail = detokenizer.finish() if last else ""
         outputs.append(
             RoundOutput(
-                tokens=_tokens(request, chunk, pushed),
-                text_delta=pushed.text_delta + tail,
+                tokens=() if request.is_empty else _tokens(request, chunk, pushed),
+                text_delta="" if request.is_empty else pushed.text_delta + tail,
                 num_drafted=NUM_DRAFTED,
                 num_accepted=len(ROUND) - 1,
                 timings=TIMINGS,
                 finish_reason=finish,
                 stop_reason=pushed.stop,
                 usage=usage if last else None,
+                prompt_logprobs=None if outputs else _prompt_logprobs(request),
             )
         )
         if last:
             break
     return outputs
+
+
+def _prompt_logprobs(request: GenerationRequest) -> tuple[OutputLogprobs, ...] | None:
+    """Of the second token -0.25, of the third -0.5, ...; its neighbour is likelier."""
+    wanted = request.num_prompt_logprobs
+    if wanted is None:
+        return None
+    ids = request.prompt_ids[1:]
+    return tuple(
+        OutputLogprobs(-0.25 * at, ((token_id + 1, -0.125), (token_id, -0.25 * at))[:wanted], 2)
+        for at, token_id in enumerate(ids, 1)
+    )
 
 
 def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple[OutputToken, ...]:

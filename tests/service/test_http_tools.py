@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,16 @@ TOOL: Any = openai.pydantic_function_tool(Weather)
 FOUND = [{"city": "Rome", "days": 3}, {"city": "Paris", "days": 1}]
 
 
-def generator_of(text: str, template: str = "demo") -> ScriptedGenerator:
+@cache
+def tokenizer_of(template: str) -> Tokenizer:
     tokenizer: Tokenizer = demo_tokenizer()
     if template != "demo":
         tokenizer.template = ChatTemplate((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"), {})
-    return ScriptedGenerator(tokenizer, text)
+    return tokenizer
+
+
+def generator_of(text: str, template: str = "demo") -> ScriptedGenerator:
+    return ScriptedGenerator(tokenizer_of(template), text)
 
 
 @asynccontextmanager
@@ -170,6 +176,7 @@ async def test_a_call_put_together_from_a_stream_can_be_sent_back() -> None:
 
 async def test_tools_without_a_template_for_them_are_refused() -> None:
     generator = generator_of("x")
+    generator.own_tokenizer = demo_tokenizer()
     generator.own_tokenizer.template = ChatTemplate("{{ messages[0].content }}", {})
     async with client_of(generator) as client:
         with pytest.raises(openai.BadRequestError, match="takes no tools") as caught:

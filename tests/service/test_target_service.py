@@ -14,6 +14,7 @@ from outrider.engine.sampling.tree_acceptance import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL, AcceptanceRule
+from outrider.wire.params import BeamParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S
@@ -805,3 +806,62 @@ async def test_a_chain_may_end_before_its_k(target: ControlClient, reference: Re
     assert isinstance(verdict, tpb.Verdict) and list(verdict.token_ids) == expected
     assert (verdict.num_drafted, verdict.num_accepted) == (2, 2)
     assert verdict.wait_us < 0.9 * HOLD_S * 1e6
+
+
+# prompts' log-probs
+
+
+def check_scores(verdict: tpb.Verdict, reference: ReferenceModel, prompt: list[int], num_best: int) -> None:
+    """Against transformers' own forward over the whole prompt."""
+    laws = reference.logits(prompt).log_softmax(dim=1)[:-1]  # [P - 1, V]
+    assert len(verdict.prompt_logprobs) == len(prompt) - 1
+    for told, law, token_id in zip(verdict.prompt_logprobs, laws, prompt[1:], strict=True):
+        assert abs(told.logprob - float(law[token_id])) < 1e-4
+        assert told.rank == 1 + int((law > law[token_id]).sum())
+        best = law.topk(num_best)
+        assert list(told.top_ids) == best.indices.tolist()
+        assert list(told.top_logprobs) == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 17, 18, 120])
+async def test_prompts_are_scored_as_transformers_does(
+    target: ControlClient, reference: ReferenceModel, length: int
+) -> None:
+    """Short ones that would ride along in a step, and ones of several pieces, whether the cache has them or not; beside
+    others that go on meanwhile; and the answer is the same.
+    """
+    prompt = [(7 * at + at * at) % VOCAB for at in range(length)]
+    await target.opened(1, prompt)
+    plain = await target.ask(verify(1, length))
+    assert not plain.prompt_logprobs
+    await target.opened(2, PROMPT)
+    beside = target.follow(verify(2, len(PROMPT), num_steps=20))
+    for num_best in (0, 3):
+        await target.opened(3, prompt, num_prompt_logprobs=num_best, temperature=1.0, logit_bias={5: 9.0}, top_k=2)
+        first = await target.ask(verify(3, length))
+        check_scores(first, reference, prompt, num_best)
+        assert first.num_cached_tokens == 0
+        again = await target.ask(verify(3, length, first.token_ids))
+        assert not again.prompt_logprobs, "they are told once"
+    await target.opened(1, prompt)
+    assert (await target.ask(verify(1, length))).token_ids == plain.token_ids
+    assert len((await beside.next()).token_ids) > 0
+
+
+async def test_a_slot_that_is_opened_again_is_scored_up_to_its_prompts_end(
+    target: ControlClient, reference: ReferenceModel
+) -> None:
+    """As on another target, where output is committed already."""
+    prompt = [(3 * at) % VOCAB for at in range(40)]
+    committed = [*prompt, *reference.greedy(prompt, 4)]
+    await target.opened(1, committed, num_prompt=len(prompt), num_prompt_logprobs=2)
+    verdict = await target.ask(verify(1, len(committed)))
+    check_scores(verdict, reference, prompt, 2)
+    assert list(verdict.token_ids) == reference.greedy(committed, 1)
+
+
+async def test_no_prompt_is_scored_for_beams_nor_with_more_than_are_told(target: ControlClient) -> None:
+    for options in ({"num_prompt_logprobs": 21}, {"num_prompt_logprobs": 1, "beams": BeamParams(2)}):
+        refused = await target.ask(open_slot(1, PROMPT, **options))
+        assert isinstance(refused, pb.WorkerError) and refused.code == pb.WORKER_ERROR_CODE_INVALID
+        assert "num_prompt_logprobs" in refused.message

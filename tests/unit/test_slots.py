@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
+from outrider.engine.worker.scheduler import _piece
+from outrider.engine.worker.slots import Scoring, Slot, SlotTable, needs_prefill
 from outrider.engine.worker.source_slot import SourceSlot
 from outrider.wire.errors import InvalidRequest, Overloaded
 from outrider.wire.params import SamplingParams
@@ -296,3 +297,36 @@ def test_sources_that_cannot_be_read_are_refused() -> None:
     assert "a source of 65 tokens, and this worker reads at most 64" in refused(with_sources(), [5] * 65)
     assert "21 tokens and a source of 9 need 9 cache blocks, this worker has 8" in refused(with_sources(8), [5] * 9)
     assert with_sources(9).open(1, 1, [1], 1, params(), b"", [5] * 9).most_cached == 21
+
+
+def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_taken() -> None:
+    """Nothing is taken from the prefix cache before it is scored, and what was scored is not scored again."""
+    table = make_table()
+    ids = list(range(10, 30))
+    first = table.open(1, 1, ids, len(ids), params())
+    feed(first, ids[:-1])
+    first.reconcile()
+    first.publish()
+    slot = table.open(1, 2, ids, len(ids), params())
+    slot.scoring = Scoring(len(ids) - 1, 0)
+    assert slot.adopt() == 0 and needs_prefill(slot)
+    piece = _piece(slot, 10)
+    assert (piece.row.num_new, piece.row.num_logits) == (10, 10)
+    slot.table.reserve(10)
+    slot.fed_committed(piece.row.new_ids)
+    slot.scoring.found += [None] * 10
+    slot.give_up()
+    assert slot.adopt() == 8, "whole blocks of what is scored"
+    piece = _piece(slot, 100)
+    assert (piece.row.num_new, piece.row.num_logits) == (11, 9)
+    slot.table.reserve(19)
+    slot.fed_committed(piece.row.new_ids)
+    slot.scoring.found += [None] * 9
+    assert not slot.num_unscored and not needs_prefill(slot)
+
+
+def test_the_end_of_a_prompt_that_is_scored_does_not_ride_along() -> None:
+    slot = open_slot()
+    assert not needs_prefill(slot)
+    slot.scoring = Scoring(len(PROMPT) - 1, 0)
+    assert needs_prefill(slot) and _piece(slot, 100).row.num_logits == 3

@@ -21,6 +21,16 @@ def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> lis
     return unpacked(packed(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
 
 
+def ranked(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[tuple[Reported, int]]:
+    """Return what is reported of a token of each row, and its rank: 1 + how many are likelier. raw_logits [R, V]
+    float32, wherever they are.
+    """
+    chosen = torch.tensor(token_ids, device=raw_logits.device)  # [R]
+    ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)
+    found = unpacked(packed(raw_logits, chosen, num_best).cpu().numpy(), num_best)
+    return list(zip(found, ranks.tolist(), strict=True))
+
+
 def packed(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:
     """Compute what is reported of chosen [R] int64, to be read by `unpacked`: raw_logits [R, V] float32, 0 <= num_best
     <= V -> [R, 1 + 2 num_best] float64.

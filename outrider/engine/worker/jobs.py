@@ -88,6 +88,8 @@ class OpenJob:
     """Epoch of that target; draft only."""
     drafter: Drafter | None = None
     """The target's own drafter that follows the slot; target only."""
+    num_prompt_logprobs: int | None = None
+    """Best ids that the prompt's tokens have log-probs of, besides their own; None = no log-probs. Target only."""
     prediction_ids: tuple[int, ...] = ()
     """What the output may be like; target only."""
     source_ids: tuple[int, ...] = ()

@@ -147,6 +147,8 @@ class SlotDemand(NamedTuple):
     """Blocks of its source, held or not."""
     num_to_encode: int = 0
     """Tokens that the encoder has to read first, all in one forward."""
+    most_narrow: int = MAX_NARROW
+    """Most tokens that ride along in its step."""
 
     @property
     def num_to_read(self) -> int:
@@ -161,7 +163,7 @@ class SlotDemand(NamedTuple):
         if self.num_to_encode:
             return self.num_to_encode
         num_uncached = self.num_committed - self.num_cached
-        return num_uncached - 1 if num_uncached > MAX_NARROW else 0
+        return num_uncached - 1 if num_uncached > self.most_narrow else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,7 +513,8 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
     else:
         want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
     blocks = (slot.num_blocks, slot.num_copied, slot.num_source_blocks)
-    return SlotDemand(slot.key, want, num_committed, num_cached, num_after, *blocks, slot.num_to_encode)
+    rest = (*blocks, slot.num_to_encode, slot.most_narrow)
+    return SlotDemand(slot.key, want, num_committed, num_cached, num_after, *rest)
 
 
 def _piece(slot: Slot, most: int) -> Piece:
@@ -520,4 +523,7 @@ def _piece(slot: Slot, most: int) -> Piece:
         return Piece(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
     ids = slot.uncached(min(most, slot.num_feedable - 1 - num_cached))
     features = slot.features_of(len(ids))
-    return Piece(slot, Row(slot.table, ids, num_cached, 0, slot.cached, features=features, source=slot.source))
+    # Behind each token that is fed stands what the next one is scored by.
+    scoring = slot.scoring if slot.num_unscored else None
+    num_logits = 0 if scoring is None else max(0, num_cached + len(ids) - len(scoring.found))
+    return Piece(slot, Row(slot.table, ids, num_cached, num_logits, slot.cached, features=features, source=slot.source))

@@ -7,6 +7,7 @@ the runner fills the tables. A draft without a model has slots without a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -223,13 +224,23 @@ def needs_prefill(slot: Slot) -> bool:
     """Return whether more tokens are not cached than ride along in a step, or its source is not encoded: that is fed in
     pieces before it.
     """
-    return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > MAX_NARROW
+    return slot.num_to_encode > 0 or slot.num_feedable - len(slot.cached) > slot.most_narrow
+
+
+@dataclass(slots=True)
+class Scoring:
+    """Log-probs of a prompt's tokens from the second on, each by the logits behind the token before it."""
+
+    num_tokens: int
+    num_best: int
+    found: list[Any] = field(default_factory=list)
+    """Of the first of them."""
 
 
 class Slot(BareSlot):
     """Adds what a model's cache holds of the request. Change `committed` and `cached` through the methods only."""
 
-    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "table")
+    __slots__ = ("_num_agreed", "_pool", "_salt", "cached", "first", "num_adopted", "scoring", "table")
 
     translation: ClassVar[Translation | None] = None
     """Between the tokens of its messages and the model's; None where they are the same."""
@@ -251,6 +262,8 @@ class Slot(BareSlot):
         self.table = pool.new_table()
         self.num_adopted: int | None = None
         """Tokens found in the prefix cache when the slot first began; None before that."""
+        self.scoring: Scoring | None = None
+        """Log-probs of the prompt's tokens; None where they are not wanted, and once they are told."""
         self._pool = pool
         self._salt = cache_salt
         self._num_agreed = 0  # cached[:_num_agreed] == committed[first:][:_num_agreed] is known
@@ -288,6 +301,16 @@ class Slot(BareSlot):
     def most_cached(self) -> int:
         num_blocks = self._pool.num_blocks - self.num_source_blocks - 1  # one may have to be copied
         return max(self.max_len, num_blocks * self._pool.block_size)
+
+    @property
+    def num_unscored(self) -> int:
+        """Number of prompt tokens whose log-probs are wanted and not known."""
+        return 0 if self.scoring is None else self.scoring.num_tokens - len(self.scoring.found)
+
+    @property
+    def most_narrow(self) -> int:
+        """Most uncached tokens that ride along in a step: none but the last of those that are to be scored."""
+        return 1 if self.num_unscored else MAX_NARROW
 
     @property
     def num_feedable(self) -> int:
@@ -365,9 +388,12 @@ class Slot(BareSlot):
         self.publish()
 
     def adopt(self) -> int:
-        """Begin with what the prefix cache has of the committed tokens, all but the last; return how many it had."""
+        """Begin with what the prefix cache has of the committed tokens, all but the last and none that are still to be
+        scored; return how many it had.
+        """
         assert not self.cached, f"{len(self.cached)} tokens are cached already"
-        num_tokens = self._pool.prefix.adopt(self.table, self.ids[self.first : -1], self._salt)
+        end = self.first + len(self.scoring.found) if self.scoring is not None and self.num_unscored else -1
+        num_tokens = self._pool.prefix.adopt(self.table, self.ids[self.first : end], self._salt)
         self.cached = self.ids[self.first : self.first + num_tokens]
         self._num_agreed = num_tokens
         if self.num_adopted is None:

@@ -32,7 +32,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
 from outrider.wire.log import get_logger
-from outrider.wire.params import SamplingParams, check_token_ids, drafter_of
+from outrider.wire.params import MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
@@ -126,6 +126,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         )
     check_token_ids("prediction_ids", message.prediction_ids, vocab_size)
     check_token_ids("source_ids", message.source_ids, vocab_size)
+    Range(0, min(MAX_LOGPROBS, vocab_size)).check("num_prompt_logprobs", message.num_prompt_logprobs)
     return OpenJob(
         owner=owner,
         slot_id=message.slot,
@@ -137,6 +138,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),

@@ -1,0 +1,92 @@
+"""What the bodies of the layers over chat share: /v1/responses and /v1/messages become the Demand of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ConfigDict, model_validator
+
+from gateway.admission.requests import Chat, Demand, FieldNames
+from gateway.api.schemas import (
+    SEED,
+    ChatBody,
+    MessageBody,
+    SpeculationBody,
+    described,
+    parse_body,
+)
+from gateway.api.schemas import _Strict as Strict
+from gateway.grammars import OutputFormat
+from gateway.tools.offer import ToolOffer
+from outrider.wire.errors import InvalidRequest
+from outrider.wire.params import MAX_SALT_BYTES, RANGES
+
+AS_CHATS = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "speculation", "cache_salt", "stream"),
+)
+"""Fields that mean what chat's of the same names do."""
+
+
+class Lenient(Strict):
+    """An object that clients send back as they got it: empty fields that are not known here are dropped."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"enum": [None, []]}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {name for key, field in cls.model_fields.items() for name in (key, field.alias)}
+        return {name: each for name, each in value.items() if name in known or each not in (None, [])}
+
+
+def chat_message(**fields: Any) -> MessageBody:
+    """Return a message of the chat. Raises InvalidRequest."""
+    return parse_body(MessageBody, fields)
+
+
+class Layer(Strict):
+    """A body that asks for one answer to one chat. null stands for the default everywhere."""
+
+    model: str | None = described(
+        "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
+    )
+    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
+    top_p: float | None = described("Default: 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("as chat's. Default: 0", RANGES["min_p"])
+    presence_penalty: float | None = described("as chat's. Default: 0", RANGES["presence_penalty"])
+    frequency_penalty: float | None = described("as chat's. Default: 0", RANGES["frequency_penalty"])
+    repetition_penalty: float | None = described("as chat's. Default: 1", RANGES["repetition_penalty"])
+    seed: int | None = described("as chat's. Default: random", **SEED.schema)
+    speculation: SpeculationBody | None = described("as chat's. Default: the server's")
+    cache_salt: str | None = described("as chat's", minLength=1, maxLength=MAX_SALT_BYTES)
+    chat_template_kwargs: dict[str, Any] | None = described("as chat's")
+    stream: bool | None = described("server-sent events. Default: false")
+
+    def template_variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs or {}
+
+    def chat_demand(
+        self,
+        request_id: str,
+        messages: Sequence[MessageBody],
+        offer: ToolOffer,
+        names: FieldNames,
+        output: OutputFormat | None,
+        **others: Any,
+    ) -> Demand:
+        """Return the demand of a chat of these messages. others: more fields of it. Raises InvalidRequest."""
+        if not messages:
+            raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)
+        same = {name: getattr(self, name) for name in AS_CHATS}
+        variables = self.template_variables()
+        asked = parse_body(ChatBody, {"messages": list(messages), "chat_template_kwargs": variables, **same, **others})
+        demand = asked.demand(request_id)
+        (chat,) = demand.prompts
+        assert isinstance(chat, Chat)
+        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer),))

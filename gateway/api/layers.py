@@ -1,0 +1,110 @@
+"""Serves a layer over chat: one answer to one chat, whole or as the events of the layer's own protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import Protocol
+
+import orjson
+
+from gateway.admission.admission import Admission, IncomingRequest
+from gateway.admission.requests import Demand
+from gateway.api.openai_responses import Json, ReadText, usage_of
+from gateway.generation import GenerationRequest, RoundOutput
+from gateway.tokenizer import Tokenizer
+from gateway.tools.reader import Content, Part
+from gateway.tools.reading import Reading
+from outrider.wire.errors import OutriderError
+
+
+class Form(Protocol):
+    """Spells one answer. Give it all outputs, in order; every event is a dict with a `type`."""
+
+    def begin(self) -> Iterator[Json]:
+        """Yield what a stream begins with."""
+
+    def push(self, output: RoundOutput) -> Iterator[Json]:
+        """Yield the events of one round."""
+
+    def failed(self, error: OutriderError) -> Iterator[Json]:
+        """Yield what ends a stream that has begun and cannot go on."""
+
+    def whole(self) -> Json:
+        """Return the answer as far as it has come."""
+
+
+Formed = Callable[[GenerationRequest, Tokenizer], Form]
+"""Makes the form of one answer."""
+
+
+class ReadAnswer:
+    """One answer's text as parts: as it is read where there may be calls or reasoning in it, else as it stands."""
+
+    def __init__(self, reading: Reading | None) -> None:
+        self._text = None if reading is None else ReadText(reading)
+
+    def parts(self, output: RoundOutput) -> list[Part]:
+        if self._text is not None:
+            return self._text.read(output)
+        return [Content(output.text_delta)] if output.text_delta else []
+
+    def call_id(self) -> str:
+        assert self._text is not None, "calls are read"
+        return self._text.call_id()
+
+    @property
+    def has_calls(self) -> bool:
+        return self._text is not None and self._text.has_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._text is None else self._text.num_reasoning_tokens
+
+    def usage(self, output: RoundOutput) -> Json:
+        """Return chat's usage object of the last output."""
+        assert output.usage is not None
+        return usage_of([output.usage], 1, self.num_reasoning_tokens)
+
+
+class LayerAnswer:
+    """One request on its way through."""
+
+    def __init__(self, admission: Admission, demand: Demand, incoming: IncomingRequest, formed: Formed) -> None:
+        self._admission = admission
+        self._demand = demand
+        self._incoming = incoming
+        self._formed = formed
+        self._form: Form | None = None
+
+    async def whole(self) -> Json:
+        """Return what the events of a stream add up to."""
+        async with self._admission.answers(self._demand, self._incoming) as answers:
+            form = self._begun(answers.requests[0])
+            async for _, output in answers.stream():
+                for _ in form.push(output):
+                    pass
+        return form.whole()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield server-sent events, those of one round together."""
+        async with self._admission.answers(self._demand, self._incoming) as answers:
+            form = self._begun(answers.requests[0])
+            begun = list(form.begin())
+            async for _, output in answers.stream():
+                if told := sent([*begun, *form.push(output)]):
+                    yield told
+                begun = []
+
+    def failure(self, error: OutriderError) -> bytes:
+        """Return the events that end a stream which has begun."""
+        assert self._form is not None
+        return sent(self._form.failed(error))
+
+    def _begun(self, request: GenerationRequest) -> Form:
+        self._form = self._formed(request, self._admission.generator.tokenizer(request.model))
+        return self._form
+
+
+def sent(events: Iterable[Json]) -> bytes:
+    """Return named server-sent events."""
+    return b"".join(b"event: %s\ndata: %s\n\n" % (each["type"].encode(), orjson.dumps(each)) for each in events)

@@ -1,0 +1,61 @@
+"""Scores the tokens of prompts: the log-prob of each after those before it, from the logits of the prompt's own pieces.
+
+Nothing is computed twice for it: a slot that asks is fed its prompt as any, but takes none of it from the prefix cache,
+and its pieces ask for logits. Called by the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.engine.sampling.reported import ranked
+from outrider.engine.worker.jobs import Fault, JobError, OpenJob
+from outrider.engine.worker.scheduler import Piece
+from outrider.engine.worker.slots import Scoring, Slot
+from target_service.jobs import Logprobs
+
+
+def refuses_scoring(job: OpenJob) -> JobError | None:
+    """Return why a slot's prompt cannot be scored as it asks; None when it can, or does not ask."""
+    if job.num_prompt_logprobs is None:
+        return None
+    if job.params.beams is not None:
+        why = "use_beam_search is true, and num_prompt_logprobs given, which is not of beams"
+    elif job.source_ids:
+        why = "num_prompt_logprobs is given, and this model's prompts are read by an encoder, which says no log-probs"
+    else:
+        return None
+    return JobError(Fault.INVALID, f"{why}; leave it out")
+
+
+def begin_scoring(job: OpenJob, slot: Slot) -> None:
+    if job.num_prompt_logprobs is not None:
+        slot.scoring = Scoring(slot.num_prompt - 1, job.num_prompt_logprobs)
+
+
+def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
+    """Note what a forward says of prompts. Return the slots whose logits are not finite. logits: [P, V] float32, of
+    the pieces, in order.
+    """
+    failed: list[Slot] = []
+    for piece, own in zip(pieces, logits.split([piece.row.num_logits for piece in pieces]), strict=True):
+        slot, scoring = piece.slot, piece.slot.scoring
+        if not len(own) or scoring is None:
+            continue
+        first = piece.row.num_tokens - piece.row.num_logits + 1
+        assert first == 1 + len(scoring.found), f"{len(scoring.found)} are scored, the next is {first}"
+        ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
+        own = own[: len(ids)]
+        if not own.isfinite().all():
+            failed.append(slot)
+            continue
+        scoring.found += [Logprobs(*found, rank) for found, rank in ranked(own, ids, scoring.num_best)]
+    return failed
+
+
+def take_scores(slot: Slot) -> Sequence[Logprobs]:
+    """Return them once, with the slot's first verdict."""
+    scoring, slot.scoring = slot.scoring, None
+    return () if scoring is None else scoring.found

@@ -1,0 +1,56 @@
+"""What real clients ask for, as `make clients` recorded it, is answered in forms that the official types read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.api import answer_schemas as ours
+from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
+from tests.service.test_http_front import in_process
+
+FOLDER = Path(__file__).parents[1] / "data/requests"
+RECORDED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+TOKENIZER = demo_tokenizer()
+READERS: dict[str, tuple[list[Any], list[Any]]] = {
+    "/v1/chat/completions": ([ChatCompletion, ours.ChatCompletion], [ChatCompletionChunk, ours.ChatChunk]),
+    "/v1/completions": ([ours.Completion], [ours.Completion]),  # the official type has no null among log-probs
+    "/tokenize": ([ours.Tokenized], []),
+    "/detokenize": ([ours.Detokenized], []),
+    "/v1/responses": ([Response, ours.Response], [ResponseStreamEvent, ours.ResponseEvent]),
+    "/v1/messages": ([ours.MessageAnswer], [ours.MessageEvent]),
+    "/v1/messages/count_tokens": ([ours.TokenCount], []),
+}
+"""By path: what reads whole answers, and what reads the events of a stream."""
+
+
+def read(readers: list[Any], value: Any) -> None:
+    assert readers
+    for reader in readers:
+        TypeAdapter(reader).validate_python(value)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_recorded_requests_are_answered(name: str) -> None:
+    requests = RECORDED[name]
+    assert len(requests) > 5
+    async with in_process(ScriptedGenerator(TOKENIZER, "the quick brown fox")) as http:
+        for asked in requests:
+            answer = await http.request(asked["method"], asked["path"], json=asked["body"])
+            assert answer.status_code == asked["status"], (asked, answer.text)
+            if answer.status_code != 200:
+                continue
+            whole, event = READERS[asked["path"].partition("?")[0]]
+            if not asked["body"].get("stream"):
+                read(whole, answer.json())
+                continue
+            lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: {")]
+            assert len(lines) > 2
+            for line in lines:
+                read(event, json.loads(line))

@@ -1,0 +1,188 @@
+"""/v1/responses as the official client reads it; a scripted generator says what the model would."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
+
+from outrider.wire.errors import WorkerLost
+from tests.service.scripted_generator import ScriptedGenerator
+from tests.service.test_http_front import MODEL, in_process
+from tests.service.test_http_tools import CALLS, FOUND, TOOL, Weather, client_of, generator_of
+
+PATH = "/v1/responses"
+FUNCTION: Any = {"type": "function", "name": "Weather", "parameters": TOOL["function"]["parameters"], "strict": True}
+REASONED = "The user asks.\n</think>\n\n" + CALLS
+ASKED: Any = {"model": MODEL, "input": "Weather?"}
+
+
+def prompt_of(generator: ScriptedGenerator) -> str:
+    return generator.own_tokenizer.decode(generator.requests[-1].prompt_ids, skip_special_tokens=False)
+
+
+async def test_a_text_is_one_message_and_what_was_asked_is_told() -> None:
+    generator = generator_of("the quick brown fox")
+    generator.num_cached = 3
+    async with client_of(generator) as client:
+        answer = await client.responses.create(
+            **ASKED, instructions="Be brief.", max_output_tokens=90, temperature=0.5, metadata={"a": "b"}, store=False
+        )
+    assert (answer.status, answer.output_text) == ("completed", generator.text)
+    (message,) = answer.output
+    assert isinstance(message, ResponseOutputMessage) and message.status == "completed"
+    assert (answer.instructions, answer.metadata, answer.temperature) == ("Be brief.", {"a": "b"}, 0.5)
+    assert (answer.max_output_tokens, answer.tool_choice, answer.model) == (90, "auto", MODEL)
+    assert answer.usage is not None and answer.usage.input_tokens_details.cached_tokens == 3
+    assert answer.usage.input_tokens == len(generator.requests[0].prompt_ids)
+    assert answer.usage.output_tokens == len(generator.own_tokenizer.encode(generator.text))
+    assert prompt_of(generator).index("Be brief.") < prompt_of(generator).index("Weather?")
+
+
+async def test_reasoning_text_and_calls_are_items_in_their_order() -> None:
+    async with client_of(generator_of(REASONED, "reasoning")) as client:
+        answer = await client.responses.parse(**ASKED, tools=[FUNCTION])
+    reasoning, message, first, second = answer.output
+    assert isinstance(reasoning, ResponseReasoningItem) and reasoning.content is not None
+    assert [each.text for each in reasoning.content] == ["The user asks."]
+    assert answer.output_text == "Let me see." and message.type == "message"
+    for item, found in zip((first, second), FOUND, strict=True):
+        assert isinstance(item, ResponseFunctionToolCall)
+        assert (item.name, json.loads(item.arguments)) == ("Weather", found)
+    assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens > 3
+
+
+async def test_the_events_come_in_openais_order_and_add_up() -> None:
+    async with client_of(generator_of(REASONED, "reasoning")) as client:
+        async with client.responses.stream(**ASKED, tools=[FUNCTION]) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        whole = await client.responses.create(**ASKED, tools=[FUNCTION])
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    once = [kind for at, kind in enumerate(kinds) if kind != kinds[at - 1]]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert once == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *call,
+        *call,
+        "completed",
+    ]
+    assert kinds.count("output_text.delta") > 1 < kinds.count("function_call_arguments.delta")
+
+    def told(response: Response) -> list[Any]:
+        without = {"id", "call_id", "parsed_arguments"}
+        return [item.model_dump(exclude=without, exclude_none=True) for item in response.output]
+
+    dones = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in dones] == [item.id for item in final.output]
+    assert [each["type"] for each in told(final)] == [each["type"] for each in told(whole)]
+    assert final.output_text == whole.output_text
+
+
+async def test_a_call_that_is_none_is_closed_and_left_out() -> None:
+    text = '<tool_call>\n{"name": "Weather", "arguments": {"city": Rome}}\n</tool_call> sorry'
+    async with client_of(generator_of(text)) as client:
+        lenient = FUNCTION | {"strict": False}
+        whole = await client.responses.create(**ASKED, tools=[lenient])
+        events = [event async for event in await client.responses.create(**ASKED, tools=[lenient], stream=True)]
+    assert [item.type for item in whole.output] == ["message"] and "Rome" in whole.output_text
+    dones = [event for event in events if event.type == "response.output_item.done"]
+    assert [(each.output_index, each.item.type) for each in dones] == [(0, "function_call"), (1, "message")]
+    assert isinstance(dones[0].item, ResponseFunctionToolCall) and dones[0].item.status == "incomplete"
+    assert events[-1].type == "response.completed"
+    assert [item.type for item in events[-1].response.output] == ["message"]
+
+
+async def test_an_answer_at_its_limit_is_incomplete() -> None:
+    async with client_of(generator_of("the quick brown fox jumps")) as client:
+        answer = await client.responses.create(**ASKED, max_output_tokens=3)
+        events = [event async for event in await client.responses.create(**ASKED, max_output_tokens=3, stream=True)]
+    assert answer.status == "incomplete" and answer.output[0].status == "incomplete"  # type: ignore[union-attr]
+    assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+    assert events[-1].type == "response.incomplete"
+
+
+async def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
+    generator = generator_of("the quick brown fox")
+    generator.fail_at = (1, WorkerLost("the target is gone"))
+    async with client_of(generator) as client:
+        events = [event async for event in await client.responses.create(**ASKED, stream=True)]
+        assert events[-1].type == "response.failed" and events[-1].response.error is not None
+        assert events[-1].response.error.message == "the target is gone"
+        generator.fail_at = (0, WorkerLost("the target is gone"))
+        with pytest.raises(openai.InternalServerError, match="the target is gone"):
+            await client.responses.create(**ASKED, stream=True)
+
+
+async def test_what_a_client_sends_back_is_one_chat() -> None:
+    generator = generator_of(REASONED, "reasoning")
+    async with client_of(generator) as client:
+        answer = await client.responses.create(**ASKED, tools=[FUNCTION])
+        calls = [item for item in answer.output if isinstance(item, ResponseFunctionToolCall)]
+        outputs: Any = [
+            {"type": "function_call_output", "call_id": each.call_id, "output": f"sunny {at}"}
+            for at, each in enumerate(calls)
+        ]
+        asked: Any = [{"role": "user", "content": "Weather?"}, *answer.output, *outputs]
+        asked += [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Thanks."}]}]
+        await client.responses.create(model=MODEL, input=asked, tools=[FUNCTION])
+    prompt = prompt_of(generator)
+    places = [prompt.index(text) for text in ("Weather?", "Let me see.", '"Rome"', '"Paris"', "sunny 0", "Thanks.")]
+    assert places == sorted(places) and prompt.count("assistant") == 2
+
+
+async def test_a_format_binds_and_log_probs_are_told() -> None:
+    generator = generator_of('{"city": "Rome", "days": 3}')
+    async with client_of(generator) as client:
+        parsed = await client.responses.parse(**ASKED, text_format=Weather)
+        include: Any = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+        answer = await client.responses.create(**ASKED, include=include, top_logprobs=2)
+        events = [x async for x in await client.responses.create(**ASKED, include=include, stream=True)]
+    assert parsed.output_parsed == Weather(city="Rome", days=3)
+    assert generator.requests[0].params.grammar and not generator.requests[1].params.grammar
+    (message,) = answer.output
+    assert isinstance(message, ResponseOutputMessage) and message.content[0].type == "output_text"
+    logprobs = message.content[0].logprobs or []
+    assert "".join(each.token for each in logprobs) == generator.text
+    assert {len(each.top_logprobs) for each in logprobs} == {2}
+    deltas = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert "".join(each.token for each in deltas) == generator.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "c"}]}, "input[0].arguments"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [FUNCTION | {"parameters": {"type": "array"}}]}, "tools[0].parameters"),
+        ({"tools": [FUNCTION | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"$ref": "#/x"}}}}, "text.format.schema.$ref"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_what_is_not_offered_is_refused_by_name(changes: Any, param: str) -> None:
+    async with in_process(generator_of("x")) as http:
+        answer = await http.post(PATH, json=ASKED | changes)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    assert error["param"] == param and param.partition("[")[0] in error["message"]
