@@ -11,9 +11,8 @@ from rich.table import Table
 
 from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures, faults_of
 from outrider.cli.benching.plot import bars, trade
+from outrider.cli.console import widen
 
-_MOST_COLUMNS = 200
-"""Most characters that a line of a table may have."""
 _MOST_FAULTS = 5
 """Kinds of failure that are told; the JSON file has all."""
 
@@ -21,8 +20,7 @@ _MOST_FAULTS = 5
 def show(rungs: Sequence[RungFigures], console: Console) -> None:
     """Print tables, plots and what follows from them. A console that is too narrow is made wide enough."""
     for table in (_throughput(rungs), _latency(rungs)):
-        needed = console.measure(table, options=console.options.update(max_width=_MOST_COLUMNS)).maximum
-        console.width = max(console.width, needed)
+        widen(console, table)
         console.print(table)
     console.print("\ntokens/s by requests at once", style="bold")
     for line in bars(rungs):
