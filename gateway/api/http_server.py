@@ -15,8 +15,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from outrider.wire.errors import ConfigError
-from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.address import cannot_listen
 
 HEAD_TIMEOUT_S = 10.0
 """From a connection's beginning, or a request's first byte, to the end of its head; of a TLS handshake, too."""
@@ -215,7 +214,5 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {join_host_port(host, port)}: {error.strerror}; choose another --port", param="port"
-        ) from None
+        raise cannot_listen(host, port, error, "--port") from None
     return listener

@@ -109,31 +109,44 @@ def bench(
         )
         plan = Plan(ladder, requests, SECONDS if requests is None and seconds is None else seconds)
         facts = _facts(load)
-        model, rungs = asyncio.run(_measure(load, plan, connection.model, notes))
+        model, rungs, interrupted = asyncio.run(_measure(load, plan, connection.model, notes))
+        if interrupted:
+            notes.print(f"interrupted: {len(rungs)} of {len(ladder)} rungs are through")
+            if not rungs:
+                raise KeyboardInterrupt
         console = answer_console()
         console.print(f"{_named(model)} at {load.url}: up to {max_tokens} tokens, temperature {temperature:g}\n")
         show(rungs, console)
-        if png is not None:
+        if png is not None and not all_failed(rungs):
             draw(rungs, f"{_named(model)}, temperature {temperature:g}", png)
             notes.print(f"drawn: {png}", markup=False)
         if json_file is not None:
-            json_file.write_text(json.dumps({**facts, "served": model, "rungs": to_json(rungs)}, indent=1) + "\n")
+            found = {**facts, "served": model, "interrupted": interrupted, "rungs": to_json(rungs)}
+            json_file.write_text(json.dumps(found, indent=1) + "\n")
             notes.print(f"written: {json_file}", markup=False)
+        if interrupted:
+            raise KeyboardInterrupt
         if all_failed(rungs):
             raise typer.Exit(EXIT_FAILED)
 
 
 async def _measure(
     load: Load, plan: Plan, wanted: str | None, notes: Console
-) -> tuple[Mapping[str, Any], Sequence[RungFigures]]:
+) -> tuple[Mapping[str, Any], Sequence[RungFigures], bool]:
+    """Return the model, the rungs that were finished, and whether Ctrl-C came before the last."""
     async with load.client() as client:
         model = await model_at(client, wanted)
         both_arms = bool(model.get("drafters"))
         if not both_arms:
             notes.print(f"{_named(model)} is measured as it is: {_why_one_arm(model)}", markup=False)
-        asked = _of_model(load, model)
+        asked, rungs = _of_model(load, model), list[RungFigures]()
         with StageProgress(notes) as progress:
-            return model, await climb(client, asked, plan, both_arms, progress)
+            try:
+                async for rung in climb(client, asked, plan, both_arms, progress):
+                    rungs.append(rung)
+            except asyncio.CancelledError:
+                return model, rungs, True
+        return model, rungs, False
 
 
 def _of_model(load: Load, model: Mapping[str, Any]) -> Load:

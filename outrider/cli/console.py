@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from outrider.wire.errors import OutriderError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+_MOST_COLUMNS = 1000
+"""Most characters that a line of a table may have."""
 
 
 def answer_console() -> Console:
@@ -22,6 +24,12 @@ def answer_console() -> Console:
 
 def note_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def widen(console: Console, shown: RenderableType) -> None:
+    """Make a console wide enough that nothing of this is cut or wrapped."""
+    everything = console.options.update(max_width=_MOST_COLUMNS)
+    console.width = max(console.width, console.measure(shown, options=everything).maximum)
 
 
 def print_error(message: str) -> None:

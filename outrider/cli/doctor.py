@@ -25,16 +25,23 @@ _FIELDS = GatewayConfig.model_fields
 
 Draft = Annotated[
     list[str] | None,
-    typer.Option(help="Folder or hub id of a draft, a model or a head; may be given several times."),
+    typer.Option(
+        help=f"Folder or hub id of a draft, a model or a head, or {', '.join(TABLE_DRAFTERS)}; "
+        "may be given several times."
+    ),
 ]
 
 
 def doctor(
-    target: Annotated[str | None, typer.Option(help="Folder or hub id; absent = the demo pair.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Folder or hub id; absent = the demo pair, where --draft names no model.")
+    ] = None,
     draft: Draft = None,
     host: Annotated[str, typer.Option(help="As for `outrider up`.")] = _FIELDS["host"].default,
-    port: Annotated[int, typer.Option(help="As for `outrider up`.")] = _FIELDS["port"].default,
-    grpc_port: Annotated[int, typer.Option(help="As for `outrider up`.")] = _FIELDS["grpc_port"].default,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS["port"].default,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="As for `outrider up`.")] = _FIELDS[
+        "grpc_port"
+    ].default,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help=f"Of all models: {', '.join(DTYPES)}.")] = "auto",
 ) -> None:
@@ -46,33 +53,40 @@ def doctor(
     with errors_as_lines():
         if dtype not in DTYPES:
             raise ConfigError(f"--dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
-        drafts = [each for each in draft or () if each.partition(":")[0] not in TABLE_DRAFTERS]
+        tables = [each for each in draft or () if each.partition(":")[0] in TABLE_DRAFTERS]
+        drafts = [each for each in draft or () if each not in tables]
         if target is None and drafts:
             raise ConfigError(f"--draft is {drafts[0]} and there is no target; say --target MODEL")
         if target is None:
-            target, drafts = demo_model("target"), [demo_model("draft")]
+            target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
         task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
-        found = list[Finding]()
-        for finding in _findings(task, host, port, grpc_port):
+        found, console = list[Finding](), answer_console()
+        for finding in _findings(task, tables, host, port, grpc_port, console):
             found.append(finding)
-            show(answer_console(), finding)
+            show(console, finding)
         counts = {state: sum(each.state == state for each in found) for state in STYLES}
-        answer_console().print(f"\nproblems: {counts['problem']}, warnings: {counts['warning']}, ok: {counts['ok']}")
+        console.print(f"\nproblems: {counts['problem']}, warnings: {counts['warning']}, ok: {counts['ok']}")
         if counts["problem"]:
             raise typer.Exit(EXIT_FAILED)
 
 
-def _findings(task: dict[str, Any], host: str, port: int, grpc_port: int) -> Iterator[Finding]:
+def _findings(
+    task: dict[str, Any], tables: list[str], host: str, port: int, grpc_port: int, console: Console
+) -> Iterator[Finding]:
+    """console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it."""
     has_engine = True
     for finding in checks(host, port, grpc_port, len(task["drafts"])):
         has_engine = has_engine and not (finding.check == "extra engine" and finding.state == "problem")
         yield finding
+    for each in tables:
+        yield Finding(f"draft {each}", "ok", "needs no model: it takes the target's tokens")
     if not has_engine:
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
     made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
+    shown = console if console.is_interactive else note_console()
     try:
-        with telling(note_console(), "importing torch"), closing(made) as events:
+        with telling(shown, "importing torch"), closing(made) as events:
             yield from (Finding(**{name: event[name] for name in Finding.__slots__}) for event in events)
     except OutriderError as error:
         yield Finding("torch", "problem", error.message, "pip check: do the libraries fit together?")

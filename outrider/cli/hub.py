@@ -13,14 +13,14 @@ import hashlib
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.model_id import INDEX, SAFE
@@ -33,6 +33,9 @@ _AT_ONCE = 8
 """Files fetched at once, as huggingface_hub has it. Doubled, a far hub's pauses between files weigh half as much."""
 _READ_BYTES = 2**20
 _PARTIAL_CONTENT = 206
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 Told = Callable[[int, int], None]
 """Called with the bytes that are there, and all."""
@@ -66,6 +69,8 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
     with _errors_of(model, revision):
         api = HfApi()
         commit = api.model_info(model, revision=revision).sha or revision
+        if to is not None:
+            _make_folder(to)
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
         small = [name for name in listed if "/" not in name and name.endswith((".json", ".jinja"))]
@@ -184,8 +189,7 @@ def _files(model: str, commit: str, entries: list[RepoFile], to: Path | None) ->
         path = blobs / _etag(url) if to is None else to / entry.path
         return _File(entry.path, url, entry.size, checksum, path, checked=to is None)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(file, entries))
+    return _do_all(file, entries, threading.Event())
 
 
 def _etag(url: str) -> str:
@@ -202,6 +206,15 @@ def _headers() -> dict[str, str]:
     from huggingface_hub.utils import build_hf_headers
 
     return dict(build_hf_headers())
+
+
+def _make_folder(to: Path) -> None:
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--to is {to}, which is a file, or in one: name a folder") from None
+    except OSError as error:
+        raise ConfigError(f"--to is {to}, and cannot be made there ({error.strerror}): name another folder") from None
 
 
 def _check_room(model: str, files: list[_File]) -> None:
@@ -235,16 +248,37 @@ def _fetch_all(files: list[_File], told: Told) -> None:
         told(sum(there.values()), total)
 
     told(sum(there.values()), total)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        fetched = [pool.submit(_fetch, file, tell) for file in files]
-        try:
-            for each in as_completed(fetched):
-                each.result()
-        except BaseException:  # Ctrl-C among them
+    _do_all(lambda file: _fetch(file, tell), files, stop)
+
+
+def _do_all(work: Callable[[_T], _R], items: Sequence[_T], stop: threading.Event) -> list[_R]:
+    """Do this for all items, _AT_ONCE at a time; raise what the first that fails raises, with `stop` set and the others
+    waited for. A Ctrl-C waits for nobody: the threads end with the process, also where a connection stalls.
+    """
+    rest, ended = iter(range(len(items))), queue.SimpleQueue[int | Exception]()
+    results: dict[int, _R] = {}
+
+    def run() -> None:
+        for index in rest:
+            try:
+                results[index] = work(items[index])
+                ended.put(index)
+            except Exception as error:
+                ended.put(error)
+            if stop.is_set():
+                return
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in items[:_AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for _ in items:
+        outcome = ended.get()
+        if isinstance(outcome, Exception):
             stop.set()
-            for each in fetched:
-                each.cancel()
-            raise
+            for thread in threads:
+                thread.join()
+            raise outcome
+    return [results[index] for index in range(len(items))]
 
 
 def _fetch(file: _File, tell: Callable[[str, int], None]) -> None:

@@ -159,7 +159,11 @@ def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
         try:
             check_free(host, port, option)
         except ConfigError as error:
-            yield Finding(f"port {port}", "problem", error.message, f"end what listens there, or say {option} PORT")
+            end_it = f"end what listens there, or say {option} PORT"
+            remedy = (
+                end_it if error.param == "port" else "127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses"
+            )
+            yield Finding(f"port {port}", "problem", error.message, remedy)
         else:
             yield Finding(f"port {port}", "ok", f"free on {host}")
 
@@ -173,7 +177,8 @@ def proxies() -> Finding:
     excepted = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
     if urllib.request.proxy_bypass_environment(LOOPBACK, {"no": excepted}):  # type: ignore[attr-defined]
         return Finding("proxy", "ok", f"{found}, not for {LOOPBACK}")
-    remedy = f"export no_proxy={','.join(filter(None, (excepted, LOOPBACK, 'localhost')))}"
+    hosts = dict.fromkeys([*filter(None, map(str.strip, excepted.split(","))), LOOPBACK, "localhost"])
+    remedy = f"export no_proxy={','.join(hosts)}"
     return Finding("proxy", "problem", f"{found}: gRPC would look for the workers at {LOOPBACK} behind it", remedy)
 
 

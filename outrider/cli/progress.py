@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -38,6 +37,8 @@ def telling(console: Console, first: str) -> Iterator[Tell]:
 
 LINE_EVERY_S = 10.0
 """Seconds between two lines of a stage off a terminal. Doubling it halves a log."""
+_STAGE_BAR_WIDTH = 20
+"""Columns: beside stage, times and text it fits a terminal of 80."""
 
 
 class _Shown:
@@ -66,20 +67,22 @@ class StageProgress(_Shown):
 
     def __init__(self, console: Console) -> None:
         stage, text = TextColumn("{task.fields[stage]:<10}"), TextColumn("{task.description}", markup=False)
+        done = TextColumn("{task.completed:.0f}/{task.total:.0f}{task.fields[unit]}")
         times = (TimeElapsedColumn(), TimeRemainingColumn())
-        super().__init__(console, stage, BarColumn(), MofNCompleteColumn(), *times, text)
+        super().__init__(console, stage, BarColumn(_STAGE_BAR_WIDTH), done, *times, text)
         self._printed_s: dict[str, float] = {}
 
-    def tell(self, stage: str, text: str, done: int, total: int) -> None:
-        """Show that `done` of `total` of a stage is through."""
+    def tell(self, stage: str, text: str, done: int, total: int, unit: str = "") -> None:
+        """Show that `done` of `total` of a stage is through. unit: behind both."""
         if not self._console.is_terminal:
             now_s = time.monotonic()
             if done >= total or now_s - self._printed_s.get(stage, -LINE_EVERY_S) >= LINE_EVERY_S:
-                self._console.print(f"{stage}: {done} of {total}, {text}", markup=False)
+                line = ", ".join(filter(None, (f"{stage}: {done} of {total}{unit}", text)))
+                self._console.print(line, markup=False)
                 self._printed_s[stage] = now_s
             return
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(text, total=total, stage=stage)
+            self._tasks[stage] = self._progress.add_task(text, total=total, stage=stage, unit=unit)
         self._progress.update(self._tasks[stage], description=text, completed=done, total=total)
 
 

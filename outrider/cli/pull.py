@@ -35,16 +35,27 @@ def pull(
     """
     notes = note_console()
     with errors_as_lines():
-        if local_folder(model) is not None:
+        if _folder(model) is not None:
             raise ConfigError(f"{model} is a folder here: outrider up --target {shlex.quote(model)} reads it as it is")
         hub.check_installed()
         if offline or hub.is_offline():
             folder = hub.find(model, revision, to)
         else:
             notes.print(f"{model} at {revision}", markup=False)
-            with DownloadProgress(notes) as progress:
-                folder = hub.pull(model, revision, to, lambda there, total: progress.tell("fetched", there, total))
+            try:
+                with DownloadProgress(notes) as progress:
+                    folder = hub.pull(model, revision, to, lambda there, total: progress.tell("fetched", there, total))
+            except KeyboardInterrupt:
+                notes.print("interrupted: the same command goes on where it stopped")
+                raise
         by_id = to is None and revision == hub.DEFAULT_REVISION
         named = shlex.quote(model if by_id else str(folder))
         answer_console().print(str(folder), markup=False)
         notes.print(f"start it: outrider up --target {named} --draft DRAFT, or --no-draft", markup=False)
+
+
+def _folder(model: str) -> Path | None:
+    try:
+        return local_folder(model)
+    except ConfigError:
+        raise ConfigError(f"{model!r} is no id of a hub's model: say OWNER/NAME, without the hub's address") from None

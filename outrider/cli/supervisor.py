@@ -36,6 +36,7 @@ from outrider.wire.settings.system import (
     flags,
     gateway_config,
 )
+from outrider.wire.transport.address import cannot_listen
 
 STEADY_S = 30.0
 """Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
@@ -417,7 +418,7 @@ class Supervisor:
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError when somebody listens on host:port, before two models are loaded only to find out."""
+    """Raise ConfigError when nobody can listen on host:port, before two models are loaded only to find out."""
     if port == 0:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -426,8 +427,7 @@ def check_free(host: str, port: int, option: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = f"{error.strerror}; choose another with {option}"
-            raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
+            raise cannot_listen(host, port, error, option) from None
 
 
 def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from outrider.cli.console import errors_as_lines
+from outrider.cli.console import errors_as_lines, widen
 from outrider.cli.over_http import trust_of, url_of
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top_screen import View, screen
@@ -62,7 +62,10 @@ async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | 
             )
         if once or not (console.is_terminal and sys.stdin.isatty()):
             await asyncio.sleep(interval_s)
-            console.print(screen(await reader.read(), console.width))
+            frame = screen(await reader.read(), console.width)
+            if not console.is_terminal:
+                widen(console, frame)
+            console.print(frame)
             return
         with contextlib.suppress(asyncio.CancelledError), _ended_by_keys():
             await _watch(console, reader, view, interval_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,6 @@ BAR_WIDTH = 30
 """Columns of a whole round: beside label and figures it fits a terminal of 80."""
 WIDE = 110
 """Columns from which on pool and role have columns of their own; a worker's name says both."""
-PHASES = (("deliver", "held for drafts"), ("verify", "verify"), ("overhead", "overhead"))
-"""Of spec_round_seconds, and how people call them."""
 _NAMES = ("target", "draft")
 
 
@@ -42,7 +40,7 @@ def screen(view: View, width: int) -> RenderableType:
     """Draw all of it for a terminal of so many columns."""
     parts: list[RenderableType] = [_head(view), *_figures(view.gateway)]
     parts += [Text(f"! {each}", style="bold red") for each in troubles(view)]
-    parts += [Text(), _workers(view, width), Text(), _pairs(view.gateway)]
+    parts += [Text(), _workers(view, width), Text(), _pairs(view)]
     return Group(*parts, Text(), _round(view.gateway), _ahead(view.gateway))
 
 
@@ -70,16 +68,18 @@ def _figures(gateway: Span) -> Iterator[Text]:
     )
     yield _line(
         *(
-            (f"{what} p{100 * share:.0f}", seconds(gateway.quantile(share, f"outrider_{name}_seconds")))
-            for what, name in (("first token", "time_to_first_token"), ("between tokens", "inter_token"))
-            for share in (0.5, 0.95)
+            (what, " ".join(f"p{100 * share:.0f} {seconds(gateway.quantile(share, name))}" for share in (0.5, 0.95)))
+            for what, name in (
+                ("first token", "outrider_time_to_first_token_seconds"),
+                ("between tokens", "outrider_inter_token_seconds"),
+            )
         )
     )
 
 
 def _line(*figures: tuple[str, str]) -> Text:
     parts = [part for name, value in figures for part in ((f"{name} ", "dim"), (value, "bold"), "  ")]
-    return Text.assemble(*parts[:-1], overflow="ellipsis", no_wrap=True)
+    return Text.assemble(*parts[:-1])
 
 
 def troubles(view: View) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple
     info = next((found for found, _ in now.find(f"{is_}info")), {})
     return (
         _name(f"{short(info.get('model', '-'))} {info.get('device', '')}".strip()),
-        percent(worker.rate(f"{is_}busy_seconds_total")),
+        percent(_busy(worker)),
         f"{number(now.value(f'{is_}slots_in_use'))}/{number(now.value(f'{is_}slots'))}",
         f"{number(now.value(f'{is_}kv_blocks_in_use'))}/{number(now.value(f'{is_}kv_blocks'))}",
         number(worker.rate(f"{is_}batch_size_count"), 1),
@@ -160,14 +160,24 @@ def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple
     )
 
 
-def _pairs(gateway: Span) -> Table:
-    table = _table(*_NAMES)
+def _busy(worker: Span) -> float | None:
+    """Return the share of the time in steps. A step counts when it ends, also what of it was before the interval."""
+    share = worker.rate("outrider_worker_busy_seconds_total")
+    return None if share is None else min(1.0, share)
+
+
+def _pairs(view: View) -> Table:
+    """Pairs that made steps in the interval, and those whose workers serve."""
+    gateway, table = view.gateway, _table(*_NAMES)
     for name in ("accepted", "length", "rounds/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plain steps/s", overflow="fold")
-    pairs = dict.fromkeys(tuple(found[name] for name in _NAMES) for found, _ in _pair_series(gateway))
+    served = {info["model"] for each in view.workers.values() for info, _ in each.after.find("outrider_worker_info")}
+    pairs = dict.fromkeys(tuple(found[name] for name in _NAMES) for found, _ in gateway.after.find("spec_rounds_total"))
     for target, draft in pairs:
         pair = {"target": target, "draft": draft}
+        if not (_num_steps(gateway, pair) or {target, draft} <= served):
+            continue
         accepted = gateway.increase("spec_accepted_tokens_total", **pair)
         kept = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
         table.add_row(
@@ -181,10 +191,8 @@ def _pairs(gateway: Span) -> Table:
     return table
 
 
-def _pair_series(gateway: Span) -> Iterable[tuple[Labels, float]]:
-    """Pairs that did anything since the gateway began: one that never will has series, too."""
-    names = ("spec_rounds_total", "spec_plain_steps_total")
-    return (sample for name in names for sample in gateway.after.find(name) if sample[1])
+def _num_steps(gateway: Span, pair: Mapping[str, str]) -> float:
+    return sum(gateway.increase(f"spec_{name}_total", **pair) or 0.0 for name in ("rounds", "plain_steps"))
 
 
 def _plain(gateway: Span, pair: Mapping[str, str]) -> str:
@@ -197,19 +205,22 @@ def _plain(gateway: Span, pair: Mapping[str, str]) -> str:
 
 
 def _round(gateway: Span) -> Table:
-    """Where the time from verdict to verdict goes, of rounds with drafts."""
+    """Where the time from verdict to verdict goes, of rounds with drafts. A target that runs ahead begins a step before
+    the verdict before is heard of: its parts may exceed their total, so shares are of the sum of the parts.
+    """
     name = "spec_round_seconds"
-    total = gateway.mean(name, phase="total")
+    total, held, verify = (gateway.mean(name, phase=phase) for phase in ("total", "deliver", "verify"))
+    overhead = None if total is None or held is None or verify is None else max(0.0, total - held - verify)
+    parts = {"held for drafts": held, "verify": verify, "overhead": overhead}
+    whole = sum(part or 0.0 for part in parts.values())
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_row("a round", seconds(total), "")
-    num_rounds = gateway.increase(f"{name}_count", phase="total")
-    for phase, label in PHASES:
-        mean = ratio(gateway.increase(f"{name}_sum", phase=phase), num_rounds)
-        share = ratio(mean, total)
-        bar = Text("█" * round(BAR_WIDTH * min(1.0, share or 0.0)), "cyan")
+    for label, mean in parts.items():
+        share = ratio(mean, whole)
+        bar = Text("█" * round(BAR_WIDTH * (share or 0.0)), "cyan")
         table.add_row(f"  {label}", seconds(mean), bar + Text(f" {percent(share)}"))
     return table
 

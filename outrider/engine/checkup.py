@@ -96,6 +96,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         target = read_model(task.target, task)
     except ConfigError as error:
         yield "target", _refused(error, task.target)
+        rest = [*(f"draft {draft}" for draft in task.drafts), "memory"]
+        yield "skipped", ("warning", f"{', '.join(rest)}, for which the target is needed", "")
         return
     found.append(target)
     yield "target", ("ok", str(target), "")

@@ -81,6 +81,7 @@ def test_off_a_terminal_it_prints_one_frame(stack: Stack) -> None:
     made = CliRunner().invoke(app, ["top", "--gateway", stack.http, "--interval", "0.1"])
     assert made.exit_code == 0
     assert re.search(WORKER.format("target"), made.stdout) and "\x1b" not in made.stdout
+    assert "…" not in made.stdout and re.search("between tokens p50 .* p95 ", made.stdout)
 
 
 @pytest.mark.parametrize(

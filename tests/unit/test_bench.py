@@ -31,8 +31,11 @@ def answer(tokens: int, seconds: float, first_s: float = 0.1, **told: int) -> As
 REFUSED = Asked(0.0, None, 0.1, 429, "1")
 
 
-def turns(seconds: list[float]) -> list[Turn]:
-    return [Turn((answer(10, each),)) for each in seconds]
+DRAFTED = {"num_rounds": 3, "num_plain_steps": 2, "num_draft_tokens": 10, "num_accepted_tokens": 7}
+
+
+def turns(seconds: list[float], **told: int) -> list[Turn]:
+    return [Turn((answer(10, each, **told),)) for each in seconds]
 
 
 def test_the_gain_is_of_the_same_turns() -> None:
@@ -56,8 +59,7 @@ def test_few_turns_have_no_interval_and_no_answers_no_ratio() -> None:
 
 
 def test_figures_of_an_arm() -> None:
-    drafted = {"num_rounds": 3, "num_plain_steps": 2, "num_draft_tokens": 10, "num_accepted_tokens": 7}
-    asked = (answer(11, 1.1, 0.1, **drafted), answer(21, 4.2, 0.2, **drafted), REFUSED)
+    asked = (answer(11, 1.1, 0.1, **DRAFTED), answer(21, 4.2, 0.2, **DRAFTED), REFUSED)
     found = ArmFigures.of([Turn(asked)])
     assert (found.num_requests, found.num_failed, found.faults) == (3, 1, {"refused (429)": 1})
     assert found.tokens_per_s == pytest.approx(32 / 4.2)
@@ -70,21 +72,25 @@ def test_figures_of_an_arm() -> None:
 
 def test_verdicts_and_plots_say_it_plainly() -> None:
     rungs = [
-        RungFigures.of(1, turns([1.0] * 6), turns([2.0] * 6)),
-        RungFigures.of(4, turns([2.0] * 6), turns([1.0] * 6)),
-        RungFigures.of(8, turns([1.0] * 2), turns([1.0] * 2)),
+        RungFigures.of(1, turns([1.0] * 6, **DRAFTED), turns([2.0] * 6)),
+        RungFigures.of(4, turns([2.0] * 6, **DRAFTED), turns([1.0] * 6)),
+        RungFigures.of(8, turns([1.0] * 2, **DRAFTED), turns([1.0] * 2)),
+        RungFigures.of(16, turns([1.0] * 6), turns([2.0] * 6)),
     ]
+    assert [rung.pays for rung in rungs] == [True, False, None, None]
     said = list(verdicts(rungs))
     assert said[0].startswith("1 at once: speculation pays, 2.00 times the tokens/s of plain decoding (2.00-2.00)")
     assert said[1].startswith("4 at once: speculation does not pay, 0.50 times")
-    assert "2 turns are too few" in said[2] and "nothing was drafted" in said[2]
+    assert said[2].startswith("8 at once: 1.00 times") and "2 turns are too few" in said[2]
+    assert said[3].startswith("16 at once: nothing was drafted, 2.00 times")
     lines = list(bars(rungs))
-    assert [line.count("█") for line in lines] == [60, 30, 30, 60, 60, 60]
+    assert [line.count("█") for line in lines] == [56, 28, 28, 56, 56, 56, 56, 28]
     picture = "\n".join(trade(rungs))
     assert "●" not in picture and "◐" in picture  # here both arms have the same two points
     shown = io.StringIO()
-    show(rungs, Console(file=shown, width=40))
+    show(rungs, Console(file=shown, width=80, force_terminal=True, color_system=None))
     assert "2.00 (2.00-2.00)" in shown.getvalue() and "…" not in shown.getvalue()
+    assert "6+6" in shown.getvalue() and max(map(len, shown.getvalue().splitlines())) <= 80, shown.getvalue()
 
 
 # ---- the command
@@ -163,7 +169,7 @@ def test_another_server_is_asked_only_what_openai_has(tmp_path: Path) -> None:
         args = ("--prompts", str(prompts), "--concurrency", "2", "--requests", "6", "--json", str(out))
         made = benched("--gateway", f"{url}/v1", *args)
     assert made.exit_code == 0, made.stderr
-    assert "m is measured as it is" in made.stderr and "2 at once: 6 of 6, 6 requests" in made.stderr
+    assert "m is measured as it is" in made.stderr and "2 at once: 6 of 6 requests" in made.stderr
     plain = {"prompt", "max_tokens", "temperature", "seed", "stream", "stream_options", "model"}
     assert all(set(body) == plain and body["model"] == "m" for body in bodies)
     assert [body["prompt"] for body in bodies[:2]] == ["one", "two"]
@@ -178,7 +184,7 @@ def test_failures_are_counted_and_told() -> None:
     with another_server(500, {"data": [{"id": "m", "drafters": ["model"], "owned_by": "outrider"}]}) as (url, _):
         made = benched("--gateway", url, "--concurrency", "1", "--requests", "2")
     assert made.exit_code == 1
-    assert "4 failed: 500: b'out of order'" in made.stdout
+    assert "4 failed: 500: out of order" in made.stdout and "tokens/s" not in made.stdout
 
 
 @pytest.mark.parametrize(

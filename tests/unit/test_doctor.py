@@ -106,12 +106,19 @@ def test_a_port_that_is_taken() -> None:
     assert sum(each.state == "ok" for each in found) == 1
 
 
+def test_an_address_that_is_not_this_machines() -> None:
+    found = text_of(list(machine.ports("192.0.2.1", {"--port": 8000})), "problem")
+    assert "192.0.2.1:8000: Cannot assign requested address; --host must be an address of this machine" in found
+    assert "--port" not in found
+
+
 @pytest.mark.parametrize(
     ("variables", "state", "found"),
     [
         ({}, "ok", "none"),
         ({"http_proxy": "http://proxy:3128"}, "problem", "http_proxy=http://proxy:3128: gRPC would look for"),
         ({"https_proxy": "http://proxy", "no_proxy": "example.com"}, "problem", "no_proxy=example.com,127.0.0.1,local"),
+        ({"http_proxy": "http://a", "no_proxy": "localhost, b"}, "problem", "export no_proxy=localhost,b,127.0.0.1"),
         ({"http_proxy": "http://proxy", "no_proxy": "localhost,127.0.0.1"}, "ok", "not for 127.0.0.1"),
     ],
 )
@@ -226,7 +233,12 @@ def test_an_encoder_a_head_of_another_target_and_the_target_itself(
     assert other[0] == "problem" and "eagle3" in other[1], other
     state, said, remedy = pair(target="no-such-owner/no-such-model")["target"]
     assert state == "problem" and "cannot read the configuration" in said and "outrider pull no-such-owner/" in remedy
-    assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {"GPU", "C++ forward", "target"}
+    assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {
+        "GPU",
+        "C++ forward",
+        "target",
+        "skipped",
+    }
 
 
 @pytest.mark.parametrize(("free", "state"), [(1 << 20, "problem"), (50 << 20, "warning"), (1 << 30, "ok")])
@@ -253,10 +265,11 @@ def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], 
     ("args", "code", "lines"),
     [
         ((), 0, ("ok       draft ", "problems: 0, warnings: ")),
+        (("--draft", "ngram"), 0, ("ok       draft ngram: needs no model", "ok       target: ")),
         (
             ("--target", DEMO_TARGET, "--draft", str(REPO / "models/translation/draft"), "--draft", "ngram"),
             1,
-            ("problem  draft ", "problems: 1, warnings: "),
+            ("problem  draft ", "problems: 1, warnings: ", "ok       draft ngram: "),
         ),
     ],
 )

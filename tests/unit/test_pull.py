@@ -145,6 +145,13 @@ def test_what_cannot_be_served_is_not_fetched(mirror: Mirror, files: dict[str, b
 def test_a_folder_is_not_pulled() -> None:
     made = CliRunner().invoke(app, ["pull", "models/demo"])
     refused(made, "models/demo is a folder here")
+    for other in ("https://hub.example/a/b", "a/b/c", "README.md"):
+        refused(CliRunner().invoke(app, ["pull", other]), other, "OWNER/NAME")
+
+
+def test_what_can_be_no_folder_is_named(mirror: Mirror) -> None:
+    refused(pulled("--to", "README.md"), "--to is README.md, which is a file")
+    refused(pulled("--to", "/proc/x"), "--to is /proc/x, and cannot be made there")
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

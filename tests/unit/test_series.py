@@ -59,8 +59,9 @@ def system(serving: int, **workers: Span) -> View:
     metrics = GatewayMetrics()
     pair = metrics.pair("/models/" + 40 * "target", "hub/" + 40 * "draft")
     members = MEMBERS.format(serving=serving, lost=1 - serving)
+    metrics.pair("/models/target", "idle").rounds.inc(3)
     read = [Scrape.parse(generate_latest(metrics.registry).decode() + members, 0.0)]
-    for phase, value in (("deliver", 0.002), ("verify", 0.006), ("overhead", 0.002), ("total", 0.01)):
+    for phase, value in (("deliver", 0.004), ("verify", 0.008), ("overhead", 0.001), ("total", 0.01)):
         pair.round_seconds.labels(phase=phase).observe(value)
     pair.rounds.inc(10)
     pair.draft_tokens.inc(50)
@@ -68,6 +69,8 @@ def system(serving: int, **workers: Span) -> View:
     pair.plain_steps.labels(reason="does_not_pay").inc(10)
     pair.plain_steps.labels(reason="none_parked").inc(4)
     pair.emitted_tokens.labels(kind="accepted").inc(48)
+    for latency in (metrics.time_to_first_token, metrics.inter_token):
+        latency.labels("m").observe(0.2)
     metrics.lookups.labels(result="hit").inc(3)
     metrics.lookups.labels(result="miss").inc(1)
     read.append(Scrape.parse(generate_latest(metrics.registry).decode() + members, 2.0))
@@ -82,7 +85,7 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     for name, value in (("slots", 64), ("slots_in_use", 61), ("kv_blocks", 20480), ("kv_blocks_in_use", 20111)):
         getattr(worker, name).set(value)
     before = Scrape.parse(generate_latest(worker.registry).decode(), 0.0)
-    worker.busy_seconds.inc(1.5)
+    worker.busy_seconds.inc(2.5)  # of a step, too, that began before the interval
     worker.batch_size.observe(4)
     worker.batch_size.observe(5)
     worker.slots_waiting.set(3)
@@ -91,16 +94,19 @@ def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     for line in (
         "outrider http://gateway.example:8000  ready  up 1 h 23 min",
         "tokens/s 24.0  tokens per target pass 2.00",
-        "held for drafts   2.0 ms  ██████ 20 %",
-        "verify            6.0 ms  ██████████████████ 60 %",
+        "first token p50 192.0 ms p95 249.6 ms  between tokens p50 192.0 ms p95 249.6 ms",
+        "a round            10.0 ms",
+        "held for drafts   4.0 ms  ██████████ 33 %",
+        "verify            8.0 ms  ████████████████████ 67 %",
+        "overhead          0.0 ms   0 %",
         "drafts lay ready 75 % of the steps",
         "! target-chat-0: 3 slots wait for KV blocks: raise kv_cache_tokens, or lower the load",
     ):
         assert line[:80] in text, text
-    for figures in (("75 %", "61/64", "20111/20480", "1.0", "4.5"), ("40 %", "3.00", "5.0", "does_not_pay 5.0")):
+    for figures in (("100 %", "61/64", "20111/20480", "1.0", "4.5"), ("40 %", "3.00", "5.0", "does_not_pay 5.0")):
         row = next(line for line in text.splitlines() if figures[0] in line and figures[1] in line)
         assert all(each in row for each in figures), row
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80 and "idle" not in text
     assert "target-chat-0 chat target serving" in drawn(view, 160)
 
 

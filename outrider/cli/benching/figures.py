@@ -127,7 +127,7 @@ class Gain:
 
     @property
     def pays(self) -> bool | None:
-        """Whether speculation makes more tokens per second; None where the interval says neither."""
+        """Whether there are more tokens per second with speculation; None where the interval says neither."""
         if self.interval is None or self.interval[0] <= 1 <= self.interval[1]:
             return None
         return self.ratio > 1
@@ -154,6 +154,12 @@ class RungFigures:
             ArmFigures.of(plain) if both else None,
             Gain.of(speculative, plain) if both else None,
         )
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether speculation makes more tokens per second; None where nobody can say, or nothing was drafted."""
+        drafted = self.speculative.acceptance_rate is not None
+        return self.gain.pays if self.gain is not None and drafted else None
 
     @property
     def arms(self) -> dict[str, ArmFigures]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import httpx
@@ -32,13 +32,13 @@ class Plan:
 
 async def climb(
     client: httpx.AsyncClient, load: Load, plan: Plan, both_arms: bool, progress: StageProgress
-) -> list[RungFigures]:
-    """Measure all rungs. The first requests of a rung, one for each place and arm, do not count.
+) -> AsyncIterator[RungFigures]:
+    """Measure all rungs, and yield each as it is through. The first requests of a rung, one for each place and arm, do
+    not count.
 
     both_arms: whether the server takes `speculation`; else there is one arm, of what it does by itself.
     """
     loads = {"with": load, "without": replace(load, extra={**load.extra, **PLAIN})} if both_arms else {"": load}
-    rungs = []
     for concurrency in plan.concurrencies:
         turns: dict[str, list[Turn]] = {name: [] for name in loads}
         for own in loads.values():
@@ -49,8 +49,7 @@ async def climb(
                 asked = await keep_running(client, loads[name], concurrency, iter(numbers), told.asked)
                 turns[name].append(Turn(tuple(asked)))
         told.end()
-        rungs.append(RungFigures.of(concurrency, *list(turns.values()), *(() if both_arms else ([],))))
-    return rungs
+        yield RungFigures.of(concurrency, *list(turns.values()), *(() if both_arms else ([],)))
 
 
 def _turns(plan: Plan, concurrency: int) -> Iterator[range]:
@@ -88,6 +87,6 @@ class _Told:
         self._tell(self._total)
 
     def _tell(self, done: int) -> None:
-        unit = "" if self._by_requests else "seconds gone, "
-        failed = f", {self._num_failed} failed" if self._num_failed else ""
-        self._progress.tell(self._stage, f"{unit}{self._num_asked} requests{failed}", done, self._total)
+        unit, asked = (" requests", "") if self._by_requests else (" s", f"{self._num_asked} requests")
+        failed = f"{self._num_failed} failed" if self._num_failed else ""
+        self._progress.tell(self._stage, ", ".join(filter(None, (asked, failed))), done, self._total, unit)

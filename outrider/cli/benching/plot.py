@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outrider.cli.benching.figures import RungFigures
 
-_WIDTH, _HEIGHT = 60, 12
-"""Characters of the plots."""
+_WIDTH, _HEIGHT = 56, 12
+"""Characters of the plots: beside labels and figures they fit a terminal of 80."""
 _MARKS = {"with": "●", "without": "○", "as it is": "●"}
 _DPI = 120
 

@@ -9,31 +9,34 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures, faults_of
+from outrider.cli.benching.figures import LEAST_TURNS, Percentiles, RungFigures, all_failed, faults_of
 from outrider.cli.benching.plot import bars, trade
+from outrider.cli.console import widen
 
-_MOST_COLUMNS = 200
-"""Most characters that a line of a table may have."""
 _MOST_FAULTS = 5
 """Kinds of failure that are told; the JSON file has all."""
 
 
 def show(rungs: Sequence[RungFigures], console: Console) -> None:
     """Print tables, plots and what follows from them. A console that is too narrow is made wide enough."""
+    if not all_failed(rungs):
+        _show_figures(rungs, console)
+    for sentence in verdicts(rungs):
+        console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
+
+
+def _show_figures(rungs: Sequence[RungFigures], console: Console) -> None:
     for table in (_throughput(rungs), _latency(rungs)):
-        needed = console.measure(table, options=console.options.update(max_width=_MOST_COLUMNS)).maximum
-        console.width = max(console.width, needed)
+        widen(console, table)
         console.print(table)
     console.print("\ntokens/s by requests at once", style="bold")
     for line in bars(rungs):
         console.print(line, markup=False)
-    marks = "" if rungs[0].plain is None else " (● with speculation, ○ without, ◐ both)"
+    marks = "" if rungs[0].plain is None else " (● with, ○ without, ◐ both)"
     console.print(f"\ntokens/s in all, by tokens/s of each user{marks}", style="bold")
     for line in trade(rungs):
         console.print(line, markup=False)
     console.print()
-    for sentence in verdicts(rungs):
-        console.print(sentence, markup=False)
 
 
 def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
@@ -42,22 +45,26 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
         if rung.gain is None:
             continue
         times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{_interval(rung)}"
-        drafts = "" if rung.speculative.acceptance_rate is not None else "; nothing was drafted"
+        few = ""
         if rung.gain.interval is None:
-            yield (
-                f"{rung.concurrency} at once: {times}{drafts}; {rung.num_turns} turns are too few for an interval, "
-                f"{LEAST_TURNS} are enough: give it more --seconds or --requests"
-            )
-        elif rung.gain.pays is None:
-            yield f"{rung.concurrency} at once: no difference beyond noise, {times}{drafts}"
-        else:
-            verdict = "pays" if rung.gain.pays else "does not pay"
-            yield f"{rung.concurrency} at once: speculation {verdict}, {times}{drafts}"
+            turns = "1 turn is" if rung.num_turns == 1 else f"{rung.num_turns} turns are"
+            few = f"; {turns} too few for an interval, {LEAST_TURNS} are enough: give it more --seconds or --requests"
+        yield f"{rung.concurrency} at once: {_verdict(rung)}{times}{few}"
     faults = faults_of(rungs)
     for fault, count in faults.most_common(_MOST_FAULTS):
         yield f"{count} failed: {fault}"
     if len(faults) > _MOST_FAULTS:
         yield f"{sum(faults.values())} failed in all, in {len(faults)} ways; --json FILE has them"
+
+
+def _verdict(rung: RungFigures) -> str:
+    if rung.speculative.acceptance_rate is None:
+        return "nothing was drafted, "
+    if rung.gain is None or rung.gain.interval is None:
+        return ""
+    return {None: "no difference beyond noise, ", True: "speculation pays, ", False: "speculation does not pay, "}[
+        rung.pays
+    ]
 
 
 def _throughput(rungs: Sequence[RungFigures]) -> Table:
@@ -69,8 +76,8 @@ def _throughput(rungs: Sequence[RungFigures]) -> Table:
         ratio = [] if not both else ["" if rung.gain is None else f"{rung.gain.ratio:.2f}{_interval(rung)}"]
         table.add_row(
             str(rung.concurrency),
-            str(sum(arm.num_requests for arm in arms)),
-            str(sum(arm.num_failed for arm in arms)),
+            "+".join(str(arm.num_requests) for arm in arms),
+            "+".join(str(arm.num_failed) for arm in arms),
             *(f"{arm.tokens_per_s:.1f}" for arm in arms),
             *ratio,
             "" if own.acceptance_rate is None else f"{100 * own.acceptance_rate:.0f} %",
@@ -80,8 +87,8 @@ def _throughput(rungs: Sequence[RungFigures]) -> Table:
 
 
 def _latency(rungs: Sequence[RungFigures]) -> Table:
-    columns = ("first token, ms", "each further token, ms", "whole answer, s")
-    table = _table("Latency: p50 / p95 / p99", "at once", "speculation", *columns)
+    columns = ("first token, ms", "further token, ms", "whole answer, s")
+    table = _table("\nLatency: p50/p95/p99", "at once", "speculation", *columns)
     for rung in rungs:
         for index, (name, arm) in enumerate(rung.arms.items()):
             table.add_row(
@@ -96,7 +103,7 @@ def _latency(rungs: Sequence[RungFigures]) -> Table:
 
 def _shown(found: Percentiles, factor: float, digits: int) -> str:
     values = (found.p50, found.p95, found.p99)
-    return " / ".join("-" if value is None else f"{factor * value:.{digits}f}" for value in values)
+    return "/".join("-" if value is None else f"{factor * value:.{digits}f}" for value in values)
 
 
 def _interval(rung: RungFigures) -> str:
@@ -105,7 +112,8 @@ def _interval(rung: RungFigures) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    """A table of figures without lines between them, which fits 80 columns."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="left" if column == "speculation" else "right", no_wrap=True)
     return table
@@ -118,7 +126,7 @@ def to_json(rungs: Sequence[RungFigures]) -> list[dict[str, Any]]:
             "concurrency": rung.concurrency,
             "num_turns": rung.num_turns,
             "arms": {name: asdict(arm) for name, arm in rung.arms.items()},
-            "gain": None if rung.gain is None else {**asdict(rung.gain), "pays": rung.gain.pays},
+            "gain": None if rung.gain is None else {**asdict(rung.gain), "pays": rung.pays},
         }
         for rung in rungs
     ]

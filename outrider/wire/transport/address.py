@@ -1,8 +1,26 @@
-"""Write host:port as gRPC, browsers and people do."""
+"""Write host:port as gRPC, browsers and people do, and say why nobody can listen there."""
 
 from __future__ import annotations
+
+import errno
+import socket
+
+from outrider.wire.errors import ConfigError
 
 
 def join_host_port(host: str, port: int) -> str:
     """Return host:port, with an IPv6 address in brackets, or its last group would read as the port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
+    """Return what to say of a socket that could not be bound. `param` says which of the two to change.
+
+    option: that of the port.
+    """
+    is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    remedy = "--host must be an address of this machine" if is_elsewhere else f"choose another with {option}"
+    return ConfigError(
+        f"cannot listen on {join_host_port(host, port)}: {error.strerror}; {remedy}",
+        param="host" if is_elsewhere else "port",
+    )
