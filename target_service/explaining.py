@@ -107,8 +107,8 @@ def _kind(r: Ready, node: int) -> DraftTokenKind:
 
 
 def _draft_law(r: Ready, last: int) -> RowLaw | None:
-    """Return what was drawn from after the last accepted node, by the first that had a choice; a table has none: its law
-    is of one token. None where nothing was drawn.
+    """Return what was drawn from after the last accepted node, by the first that had a choice; a table had none: its
+    law is of one token. None where nothing was drawn.
     """
     if r.tree is not None:
         laws = [each.law for each in r.drawn.get(last, ())]
