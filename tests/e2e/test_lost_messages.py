@@ -29,7 +29,15 @@ async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_agai
     assert stack.draft is not None
     async with MessageRelay(stack.target.address, lose) as relay:
         args = ["--target", relay.address, "--draft", stack.draft.address, "--port", "0", "--grpc-port", "0"]
-        args += ["--target-for-draft", stack.target.address, overlap, "--max-draft-tokens", "0", "--num-draft-tokens", "0"]  # two tokens ahead
+        args += [
+            "--target-for-draft",
+            stack.target.address,
+            overlap,
+            "--max-draft-tokens",
+            "0",
+            "--num-draft-tokens",
+            "0",
+        ]  # two tokens ahead
         gateway = await asyncio.to_thread(Process, "gateway", args)
         try:
             async with AsyncClient(str(gateway.ready["grpc"])) as client:
