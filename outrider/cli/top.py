@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from outrider.cli.console import errors_as_lines, widen
+from outrider.cli.console import errors_as_lines, screen_console, widen
 from outrider.cli.over_http import trust_of, url_of
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top_screen import View, screen
@@ -50,7 +50,7 @@ def top(
 
 
 async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
-    console = Console(highlight=False)
+    console = screen_console()
     # trust_env: a proxy of the outside world knows neither the gateway nor its workers.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
         reader = Reader(http, url)
