@@ -16,7 +16,8 @@ SHOWN = "a[b]␛]0;title␇\ufffd2J\ufffd[/c]"
 def test_neither_brackets_nor_controls_of_others_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(f"no answer:\n{HOSTILE}")
     assert capsys.readouterr().err == f"error: no answer: {SHOWN}\n"
-    hostile, shown = HOSTILE.replace("\x07", ""), SHOWN.replace("␇", "")  # rich leaves the bell out of Text
+    hostile = HOSTILE.replace("\x07", "")  # rich leaves the bell out of Text
+    shown = SHOWN.replace("␇", "").removesuffix("c]")  # for controls a table has no room: it cuts the end
     table = Table(hostile, box=None)
     table.add_row(hostile)
     for console in (answer_console(), screen_console()):
