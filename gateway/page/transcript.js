@@ -40,6 +40,7 @@ export class Transcript {
 
   /** Show what was asked, and begin an answer to it. `name` says whose it is. */
   begin(asked, name, answer) {
+    this.#draw(); // the end of the one before, whose frame may be still to come
     const reasoning = el("div", { class: "text reasoning" });
     const text = el("div", { class: "text" });
     this.#root.append(

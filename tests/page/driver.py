@@ -30,9 +30,10 @@ def wait_done(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
 
 
-def answer_text(page: Page) -> str:
-    """Of the last answer."""
-    return "\n".join(page.locator(".message.answered").last.locator(".text").last.locator("div").all_text_contents())
+def answer_text(page: Page, index: int = -1) -> str:
+    """Return what is shown of an answer, by default of the last."""
+    answer = page.locator(".message.answered").nth(index)
+    return "\n".join(answer.locator(".text").last.locator("div").all_text_contents())
 
 
 def asking_for(page: Page, **more: Any) -> None:

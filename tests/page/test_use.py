@@ -18,6 +18,12 @@ LONG_TASK_MS = 200.0
 """What a user begins to feel as a halt."""
 
 
+def committed_text(page: Page) -> str:
+    """Return what the rounds of the last answer committed."""
+    tokens = page.locator("#rounds .new .token:not(.rejected)").all_text_contents()
+    return "".join(tokens).replace("↵", "\n")
+
+
 def test_a_completion_is_streamed_and_its_rounds_are_drawn(open_page: OpenPage) -> None:
     page = open_page()
     send(page, CODE, Temperature=0, Max_tokens=64)
@@ -26,8 +32,7 @@ def test_a_completion_is_streamed_and_its_rounds_are_drawn(open_page: OpenPage) 
     lines = page.locator("#rounds li")
     last = lines.last
     expect(last.locator(".past")).not_to_be_empty()
-    committed = "".join(page.locator("#rounds .new .token:not(.rejected)").all_text_contents())
-    assert committed.replace("↵", "\n") == answer_text(page)
+    assert committed_text(page) == answer_text(page)
     assert page.locator("#rounds .token.accepted").count() > 0 < page.locator("#rounds .token.own").count()
     passes = lines.count()
     expect(page.locator("#numbers")).to_contain_text(f"Tokens per target pass{64 / passes:.2f}")
@@ -43,8 +48,7 @@ def test_a_chat_goes_on_from_what_was_said(open_page: OpenPage) -> None:
         send(page, prompt, mode="Chat", Max_tokens=8, System_message="Python.")
         wait_done(page)
     assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
-    first = page.locator(".message.answered").first.locator(".text").last.locator("div")
-    assert bodies[1]["messages"][2]["content"] == "\n".join(first.all_text_contents())
+    assert bodies[1]["messages"][2]["content"] == answer_text(page, 0)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".message")).to_have_count(0)
     send(page, "def c():", mode="Chat", Max_tokens=8)
@@ -128,6 +132,16 @@ def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
     cells = [row.inner_text().split("\t") for row in rows.all()]
     assert [row[0] for row in cells] == ["Plain", "Speculative"]
     assert int(cells[0][3]) == 64 > int(cells[1][3]) and all(re.fullmatch(r"\d+ ms", row[1]) for row in cells)
+
+
+def test_compare_in_a_chat_shows_both_answers_whole(open_page: OpenPage) -> None:
+    page = open_page()
+    fill_in(page, CODE, mode="Chat", Temperature=0, Max_tokens=64)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#comparison .sentence")).to_contain_text("The texts are equal.", timeout=ANSWER_MS)
+    wait_done(page)
+    expect(page.locator(".message h3")).to_have_text(["You", "Without speculation", "You", "With speculation"])
+    assert answer_text(page, 0) == answer_text(page, 1) == committed_text(page) != ""
 
 
 def test_an_answer_is_stopped(open_page: OpenPage) -> None:
