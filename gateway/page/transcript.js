@@ -53,6 +53,11 @@ export class Transcript {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
 
+  /** Say that what was asked last, and what there is of its answer, is not sent along with what is asked next. */
+  leaveOut() {
+    this.#text.element.after(el("p", { class: "hint" }, "This failed, and is not part of the chat."));
+  }
+
   #reasoning;
   #text;
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import OpenPage, figures
 from tests.page.driver import ANSWER_MS, CODE, answer_text, asking_for, fill_in, send, wait_done
@@ -165,6 +166,33 @@ def test_an_error_is_said(open_page: OpenPage) -> None:
     send(page, CODE, Max_tokens=4)
     wait_done(page)
     expect(page.locator("#error")).to_be_hidden()
+
+
+def test_what_failed_in_a_chat_is_marked_and_not_sent_again(open_page: OpenPage) -> None:
+    page = open_page()
+    bodies: list[Any] = []
+
+    def broken(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        events = ({"choices": [{"index": 0, "delta": {"content": "half an"}}]}, {"error": {"message": "target lost"}})
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        route.fulfill(body=body + "data: [DONE]\n\n", content_type="text/event-stream")
+
+    def whole(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        route.continue_()
+
+    first, second, third = prompts = ("def a():", "def b():", "def c():")
+    for prompt, answered in zip(prompts, (whole, broken, whole), strict=True):
+        page.route("**/v1/chat/completions", answered, times=1)
+        send(page, prompt, mode="Chat", Max_tokens=8)
+        wait_done(page)
+    assert answer_text(page, 1) == "half an"
+    expect(page.locator(".message .hint")).to_have_text("This failed, and is not part of the chat.")
+    expect(page.locator(".message", has=page.locator(".hint"))).to_contain_text("half an")
+    contents = [[message["content"] for message in body["messages"]] for body in bodies]
+    said = answer_text(page, 0)
+    assert contents == [[first], [first, said, second], [first, said, third]]
 
 
 def test_a_key_is_asked_for_and_stays_in_memory(open_page: OpenPage) -> None:
