@@ -136,11 +136,14 @@ def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
 
 
 def test_compare_in_a_chat_shows_both_answers_whole(open_page: OpenPage) -> None:
+    """Even where no frame is drawn before both are there, as in a tab that is hidden."""
     page = open_page()
+    page.evaluate("() => { window.held = []; window.requestAnimationFrame = (draw) => held.push(draw); }")
     fill_in(page, CODE, mode="Chat", Temperature=0, Max_tokens=64)
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#comparison .sentence")).to_contain_text("The texts are equal.", timeout=ANSWER_MS)
     wait_done(page)
+    page.evaluate("held.forEach((draw) => draw())")
     expect(page.locator(".message h3")).to_have_text(["You", "Without speculation", "You", "With speculation"])
     assert answer_text(page, 0) == answer_text(page, 1) == committed_text(page) != ""
 
