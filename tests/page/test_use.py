@@ -13,10 +13,17 @@ from typing import Any
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import OpenPage, figures
-from tests.page.driver import ANSWER_MS, CODE, answer_text, asking_for, fill_in, send, wait_done
-
-LONG_TASK_MS = 200.0
-"""What a user begins to feel as a halt."""
+from tests.page.driver import (
+    ANSWER_MS,
+    CODE,
+    LONG_TASK_MS,
+    answer_text,
+    asking_for,
+    fill_in,
+    longest_task,
+    send,
+    wait_done,
+)
 
 
 def committed_text(page: Page) -> str:
@@ -116,6 +123,27 @@ def test_a_round_shows_what_both_models_thought(open_page: OpenPage) -> None:
         expect(step.locator(".chain .rejected")).to_have_count(1)
         refused, said = (step.locator(f".chain .{look}").text_content() for look in ("rejected", "own"))
         expect(step.locator(".sentence")).to_contain_text(f"refused “{refused}” and said “{said}” instead")
+
+
+def test_a_tree_is_shown_with_each_branch_below_its_node(open_page: OpenPage) -> None:
+    page = open_page()
+    asking_for(page, speculation={"explain": True, "tree": "4x2x1"})
+    send(page, CODE, Temperature=0, Max_tokens=64)
+    wait_done(page)
+    line = page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).first
+    line.click()
+    nodes = page.locator("#step .tree li")
+    depths = nodes.evaluate_all("(nodes) => nodes.map((node) => Number(node.style.getPropertyValue('--depth')))")
+    assert depths == [0, 1, 2, 1, 2] * 4
+    fates = [text.rpartition(" ")[2] for text in nodes.locator(".remark").all_text_contents()]
+    num_accepted = fates.count("accepted")
+    expect(line.locator(".did")).to_have_text(f"{num_accepted} of 20")
+    path = [index for index, found in enumerate(fates) if found == "accepted"]
+    assert [depths[index] for index in path] == list(range(num_accepted))
+    refused = [index for index, found in enumerate(fates) if found == "rejected"]
+    # Refused are the children of the last accepted node, all of them, and they stand in its part of the list.
+    assert [depths[index] for index in refused] == [num_accepted] * (4, 2, 1)[num_accepted]
+    assert all(depth >= num_accepted for depth in depths[path[-1] + 1 : refused[-1]])
 
 
 def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
@@ -250,7 +278,7 @@ def test_ten_thousand_tokens_do_not_freeze_the_page(open_page: OpenPage) -> None
     send(page, CODE, Max_tokens=10_000, Temperature=1, Seed=3)
     wait_done(page)
     expect(page.get_by_role("status")).to_contain_text("Done. 10000 tokens")
-    longest = max(page.evaluate("longTasks"), default=0.0)
+    longest = longest_task(page)
     figures.append(f"longest task while 10,000 tokens came: {longest:.0f} ms")
     assert longest < LONG_TASK_MS
     num_elements = page.evaluate("document.querySelectorAll('#rounds *').length")
@@ -267,4 +295,4 @@ def assert_replay_is_quick(page: Page) -> None:
     for key in ("End", "ArrowLeft", "Home"):
         page.keyboard.press(key)
     expect(page.locator("#place")).to_contain_text("Round 1 of")
-    assert max(page.evaluate("longTasks"), default=0.0) < LONG_TASK_MS
+    assert longest_task(page) < LONG_TASK_MS
