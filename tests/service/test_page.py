@@ -90,5 +90,5 @@ def test_the_browser_is_asked_to_store_neither_prompts_nor_keys() -> None:
     """What a form held would else be offered again, and be there after a restart."""
     tags = re.findall(r"<(?:form|textarea|input [^>]*password)\b[^>]*>", FILES["index.html"].decode())
     asked = {re.findall('id="(.+?)"', tag)[0]: re.findall('autocomplete="(.+?)"', tag) for tag in tags}
-    kept_out = dict.fromkeys(("form", "key-form", "prompt", "system-prompt"), ["off"])
+    kept_out = {name: ["off"] for name in ("form", "key-form", "prompt", "system-prompt")}
     assert asked == kept_out | {"key": ["new-password"]}
