@@ -6,20 +6,24 @@ answers at once, queue, tokens a minute, place.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.requests import Demand, build_requests, check_demand, prompt_ids
+from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.generation import AdmittedGenerations, Generator
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.otel_metrics import ServerMetrics
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.trace import Spans
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 NUM_LARGEST = 16
@@ -112,10 +116,10 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
-    async def prompt_ids(self, demand: Demand) -> tuple[int, ...]:
-        """Return the tokens of the one prompt of a demand that nothing is generated for. Raises InvalidRequest."""
-        facts = check_demand(demand, self.generator.models())
-        return await prompt_ids(demand, self.generator.tokenizer(facts.id))
+    async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
+        """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""
+        with incoming.caller.answers(1, "max_concurrent"):
+            return await asyncio.to_thread(work)
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:

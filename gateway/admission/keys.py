@@ -20,7 +20,7 @@ from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
 
 log = get_logger(__name__)
 
-HOW = "send it as `Authorization: Bearer KEY`"
+HOW = "send it as `Authorization: Bearer KEY`, or over HTTP as `x-api-key: KEY`"
 MAX_HEADER_CHARS = 1024
 """What is read of an `authorization` header; `outrider keys` makes secrets of 46 characters."""
 MINUTE_S = 60.0

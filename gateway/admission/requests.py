@@ -84,6 +84,9 @@ _WANTED = {
     Drafter.MODEL_AND_MODEL: "; it takes two pools of drafts, and a target that runs token trees",
 }
 """What is to be done for a drafter."""
+MAX_PROMPT_LOGPROBS = 1 << 20
+"""Log-probs of prompts that one request is told. A prompt of 32k tokens with 20 best each has 0.7 million, which are 5
+MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs 20)."""
 INLINE_CHARS = 20_000
 """Longer texts are tokenised on a thread: about 10 ms on one slow core."""
 
@@ -196,11 +199,14 @@ async def build_requests(
     return tuple(requests)
 
 
-async def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of the one prompt of a demand that nothing is to be generated for. Raises InvalidRequest."""
-    (prompt,) = demand.prompts
-    prepared = await _tokenised(_num_chars(prompt), _prepare, prompt, tokenizer, demand.names.prompt, "")
-    return prepared.ids
+def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest."""
+    (chat,) = demand.prompts
+    assert isinstance(chat, Chat), "a text has no demand"
+    ids = tuple(tokenizer.encode(_chat_text(chat, tokenizer), add_special_tokens=False))
+    if not ids:
+        raise InvalidRequest(f"{demand.names.prompt} is empty: nothing could be answered", param=demand.names.prompt)
+    return ids
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -285,7 +291,10 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
     _check_scored(demand, facts)
     if demand.most_prompt_tokens is not None:
-        Range(-1, facts.context_limit).check("truncate_prompt_tokens", demand.most_prompt_tokens)
+        name = "truncate_prompt_tokens"
+        if demand.most_prompt_tokens == 0:
+            raise InvalidRequest(f"{name} is 0, which leaves nothing of a prompt; give more, or -1", param=name)
+        Range(-1, facts.context_limit).check(name, demand.most_prompt_tokens)
     if not demand.prompts:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
     if demand.num_answers > facts.max_answers:
@@ -324,6 +333,21 @@ def _check_scored(demand: Demand, facts: ServedFacts) -> None:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs, is given, and this model's prompts are read by an encoder, which "
             "says no log-probs; leave it out",
+            param="prompt_logprobs",
+        )
+
+
+def _check_num_scores(demand: Demand, num_prompt: int) -> None:
+    """Raises InvalidRequest for more log-probs of prompts than one request is told."""
+    if demand.num_prompt_logprobs is None:
+        return
+    num_best, num_answers = demand.num_prompt_logprobs, demand.num_answers
+    num_scores = num_prompt * (num_best + 1) * num_answers
+    if num_scores > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs, or logprobs with echo, is {num_best}, which of a prompt of {num_prompt} tokens and "
+            f"{num_answers} answers makes {num_scores} log-probs, at most {MAX_PROMPT_LOGPROBS} are told; ask for "
+            "fewer, or split the request",
             param="prompt_logprobs",
         )
 
@@ -493,12 +517,16 @@ def _prepare(prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str) -> _
 
 
 def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str) -> _Prepared:
-    told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
-    text = tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
+    text = _chat_text(chat, tokenizer)
     reading = None
     if chat.tools is not None:
         reading, grammar = reading_of(chat.tools, tokenizer, text, grammar)
     return _Prepared(tuple(tokenizer.encode(text, add_special_tokens=False)), grammar, reading)
+
+
+def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:
+    told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
+    return tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
 
 
 def _answers(
@@ -524,6 +552,7 @@ def _answers(
         source_ids, ids = ids, facts.decoder_start_ids
     max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
     check_token_ids(demand.names.prompt, source_ids or ids, facts.vocab_size)
+    _check_num_scores(demand, len(ids))
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
     seed = secrets.randbits(53) if demand.seed is None else demand.seed
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
@@ -542,7 +571,7 @@ def _answers(
             cache_salt=salt,
             key_name=key_name,
             reading=prepared.reading,
-            num_prompt_logprobs=demand.num_prompt_logprobs,
+            num_prompt_logprobs=demand.num_prompt_logprobs if choice == 0 else None,  # all choices tell its scores
             is_empty=demand.is_empty,
             keeps_stop=demand.keeps_stop,
             shows_special=demand.shows_special,

@@ -48,6 +48,7 @@ NOT_OFFERED = (
     "moderations",
     "realtime",
     "rerank",
+    "responses",
     "score",
     "threads",
     "uploads",
@@ -86,9 +87,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        key = headers.get("x-api-key")
+        authorization, key = headers.get("authorization"), headers.get("x-api-key")
+        if key is not None and not (authorization or "").lower().startswith("bearer "):
+            authorization = f"Bearer {key}"
         try:
-            incoming = self._admission.incoming(headers.get("authorization", None if key is None else f"Bearer {key}"))
+            incoming = self._admission.incoming(authorization)
         except OutriderError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
@@ -162,7 +165,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     text = f"no such endpoint: {what}" if error.status_code == 404 else f"{what}: {error.detail}"
     for name in NOT_OFFERED:
         if error.status_code == 404 and f"{path}/".startswith(f"/v1/{name}/"):
-            text = f"{name} are not offered by this server; docs/openai.md lists its endpoints ({what})"
+            kind = f"stored {name}" if name == "responses" else name
+            text = f"{kind} are not offered by this server; docs/openai.md lists its endpoints ({what})"
     headers = dict(error.headers or {})
     if is_anthropics(path):
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"

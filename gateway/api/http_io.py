@@ -54,15 +54,15 @@ def event(data: Any) -> bytes:
 
 def error_body(error: OutriderError) -> dict[str, Any]:
     """OpenAI's error form."""
-    param = None if error.param is None else _shortened(error.param)
+    param = None if error.param is None else shortened(error.param)
     fields = {"type": error.openai_type, "param": param, "code": error.openai_code}
-    return {"error": {"message": _shortened(error.message), **fields}}
+    return {"error": {"message": shortened(error.message), **fields}}
 
 
 def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
     """Anthropic's error form."""
     kind = ANTHROPIC_ERRORS.get(error.http_status, "api_error" if error.http_status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": _shortened(error.message)}}
+    return {"type": "error", "error": {"type": kind, "message": shortened(error.message)}}
 
 
 def body_of_error(error: OutriderError, path: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def is_anthropics(path: str) -> bool:
     return f"{path}/".startswith("/v1/messages/")
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Errors quote what a caller sent, which may be megabytes."""
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from pydantic import ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from gateway.admission.requests import Chat, Demand, FieldNames
+from gateway.admission.requests import MAX_MESSAGES, Chat, Demand, FieldNames
 from gateway.api.schemas import (
     SEED,
     ChatBody,
@@ -40,8 +41,14 @@ class Lenient(Strict):
     def _without_empty(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = {name for key, field in cls.model_fields.items() for name in (key, field.alias)}
+        known = _known(cls)
         return {name: each for name, each in value.items() if name in known or each not in (None, [])}
+
+
+@cache
+def _known(cls: type[BaseModel]) -> frozenset[str | None]:
+    """Return the names of a class's fields."""
+    return frozenset(name for key, field in cls.model_fields.items() for name in (key, field.alias))
 
 
 def chat_message(**fields: Any) -> MessageBody:
@@ -83,6 +90,9 @@ class Layer(Strict):
         """Return the demand of a chat of these messages. others: more fields of it. Raises InvalidRequest."""
         if not messages:
             raise InvalidRequest(f"{names.prompt} is empty; give a message", param=names.prompt)
+        if len(messages) > MAX_MESSAGES:
+            text = f"{names.prompt} has {len(messages)} messages of a chat, at most {MAX_MESSAGES} are allowed"
+            raise InvalidRequest(text, param=names.prompt)
         same = {name: getattr(self, name) for name in AS_CHATS}
         variables = self.template_variables()
         asked = parse_body(ChatBody, {"messages": list(messages), "chat_template_kwargs": variables, **same, **others})

@@ -12,7 +12,7 @@ from gateway.admission.requests import Demand
 from gateway.api.openai_responses import Json, ReadText, usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import Content, Part
+from gateway.tools.reader import CallBegun, CallUnread, Content, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
 
@@ -44,9 +44,20 @@ class ReadAnswer:
         self._text = None if reading is None else ReadText(reading)
 
     def parts(self, output: RoundOutput) -> list[Part]:
-        if self._text is not None:
-            return self._text.read(output)
-        return [Content(output.text_delta)] if output.text_delta else []
+        """Return them, but for a call that has begun in this round and turned out to be none."""
+        if self._text is None:
+            return [Content(output.text_delta)] if output.text_delta else []
+        parts: list[Part] = []
+        begun: int | None = None
+        for part in self._text.read(output):
+            if isinstance(part, CallUnread) and begun is not None:
+                del parts[begun:]
+                begun = None
+                continue
+            if isinstance(part, CallBegun):
+                begun = len(parts)
+            parts.append(part)
+        return parts
 
     def call_id(self) -> str:
         assert self._text is not None, "calls are read"

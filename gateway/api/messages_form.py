@@ -30,6 +30,7 @@ class MessageForm:
         self._arguments = ""
         """Of the open call."""
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
+        # A stream begins before it is known what was cached: message_start tells none, message_delta all.
         self._usage: Json = {
             "input_tokens": len(request.asked_ids),
             "cache_creation_input_tokens": 0,

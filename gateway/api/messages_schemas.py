@@ -19,6 +19,7 @@ from outrider.wire.errors import InvalidRequest
 
 MESSAGES_IGNORED = {
     "cache_control": "prefixes are found by their tokens, and kept until the memory is needed",
+    "context_management": "nothing of a chat is cleared",
     "service_tier": "there is one",
     "inference_geo": "there is one",
     "speed": "there is one",
@@ -28,7 +29,6 @@ MESSAGES_IGNORED = {
 }
 MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "container": (),
-    "context_management": (),
     "mcp_servers": ([],),
 }
 """What is not offered, with the values that ask for nothing."""
@@ -58,7 +58,11 @@ class TextBlock(Lenient):
     citations: Ignored
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlock])]
+Texts = Annotated[
+    list[TextBlock],
+    Field(max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlock]),
+]
 
 
 class ThinkingBlock(Lenient):
@@ -112,7 +116,11 @@ class InputMessage(Lenient):
     """A message, or an answer as it came, which has more fields."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], BeforeValidator(as_blocks, json_schema_input_type=str | list[Block])]
+    content: Annotated[
+        list[Block],
+        Field(max_length=MAX_MESSAGES, fail_fast=True),
+        BeforeValidator(as_blocks, json_schema_input_type=str | list[Block]),
+    ]
 
     @model_validator(mode="after")
     def _fits_role(self) -> InputMessage:
@@ -200,7 +208,9 @@ class JsonOutput(Strict):
 
 
 class OutputConfig(Strict):
-    effort: Literal["low", "medium", "high", "xhigh"] | None = described("passed to the template: `reasoning_effort`")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = described(
+        "passed to the template as `reasoning_effort`, max as xhigh"
+    )
     format: JsonOutput | None = described("what the answer has to be")
 
 
@@ -217,7 +227,7 @@ class CountBody(Layer):
         description=f"at most {MAX_MESSAGES}, the last one the user's; text, or blocks {', '.join(BLOCKS)}"
     )
     system: Texts | None = described("a string, or text blocks, joined by newlines")
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = described(
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
         f"at most {MAX_TOOLS} of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; none of Anthropic's own"
     )
     tool_choice: ToolChoice | None = described("`type` auto, any, tool (with a `name`) or none. Default: auto")
@@ -249,7 +259,7 @@ class CountBody(Layer):
             (self.tool_choice or ToolChoice(type="auto")).offer(tools),
             FieldNames(prompt="messages", stop="stop_sequences"),
             output,
-            reasoning_effort=config.effort,
+            reasoning_effort="xhigh" if config.effort == "max" else config.effort,
             **others,
         )
 

@@ -197,6 +197,12 @@ def joined(outputs: Sequence[RoundOutput]) -> RoundOutput:
     return replace(outputs[-1], tokens=tokens, text_delta=text, prompt_logprobs=scores)
 
 
+def with_scores(outputs: Sequence[RoundOutput], num_choices: int) -> list[RoundOutput]:
+    """Return whole answers, each with its prompt's log-probs: a target says them with a prompt's first choice alone."""
+    firsts = [outputs[index - index % num_choices] for index in range(len(outputs))]
+    return [replace(each, prompt_logprobs=first.prompt_logprobs) for each, first in zip(outputs, firsts, strict=True)]
+
+
 def mean_logprob(output: RoundOutput) -> float:
     """Return the log-prob a token of an answer whose tokens have them."""
     found = [token.logprobs.logprob for token in output.tokens if token.logprobs is not None]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gateway.api.http_io import shortened
 from gateway.api.layers import ReadAnswer
 from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.responses_schemas import ResponsesBody
@@ -36,7 +37,8 @@ class ResponseForm:
         """Of the open item's text."""
         self._tokens: list[OutputToken] = []
         self._num_told = 0
-        """Of the tokens, those that an event has told."""
+        """Of the tokens, those that an event has told, or that are of a call."""
+        self._num_before_call = 0
         self._status = "in_progress"
         self._error: Json | None = None
         self._usage: Json | None = None
@@ -63,7 +65,7 @@ class ResponseForm:
 
     def failed(self, error: OutriderError) -> Iterator[Json]:
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
-        self._status, self._error = "failed", {"code": code, "message": error.message}
+        self._status, self._error = "failed", {"code": code, "message": shortened(error.message)}
         yield self._event("failed", response=self.whole())
 
     def whole(self) -> Json:
@@ -125,10 +127,13 @@ class ResponseForm:
         if isinstance(part, CallUnread):
             yield from self._close("incomplete")
             self._items.pop()
+            self._num_told = self._num_before_call
         elif isinstance(part, CallBegun):
+            self._num_before_call, self._num_told = self._num_told, len(self._tokens)
             yield from self._open("function_call", call_id=self._answer.call_id(), name=part.name)
         elif isinstance(part, Arguments):
             self._text += part.text
+            self._num_told = len(self._tokens)
             yield self._told("function_call_arguments.delta", delta=part.text)
         else:
             kind = "reasoning" if isinstance(part, Reasoning) else "message"
@@ -179,14 +184,14 @@ class ResponseForm:
     def _part(self, kind: str) -> Json:
         if kind == "reasoning":
             return {"type": "reasoning_text", "text": self._text}
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": list(self._logprobs)}
 
     def _new_logprobs(self) -> list[Json]:
         """Return those of the text's tokens since the last delta. The reasoning's are told nowhere."""
         first = max(self._num_told, self._answer.num_reasoning_tokens)
         self._num_told = len(self._tokens)
         new: list[Json] = chat_logprobs(self._tokens[first:], self._tokenizer)["content"]
-        self._logprobs = self._logprobs + new
+        self._logprobs += new
         return new
 
     def _told(self, name: str, **fields: Any) -> Json:

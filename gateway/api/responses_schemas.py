@@ -217,7 +217,7 @@ class ResponsesBody(Layer):
     )
     instructions: str | None = described("a system message in front of the input")
     max_output_tokens: int | None = described("reasoning included. Default: what the context leaves", minimum=1)
-    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = described(
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
         f"at most {MAX_TOOLS} functions of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; none of OpenAI's own"
     )
     tool_choice: (

@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, find_model, wanted_model
+from gateway.admission.requests import Demand, check_demand, find_model, prompt_ids, wanted_model
 from gateway.api.acceptance import Step, acceptance_of
 from gateway.api.answer_schemas import (
     Alive,
@@ -52,6 +52,7 @@ from gateway.api.openai_responses import (
     mean_logprob,
     usage_of,
     usage_so_far,
+    with_scores,
 )
 from gateway.api.openapi import errors, events, named_events
 from gateway.api.responses_form import ResponseForm
@@ -190,19 +191,27 @@ class Routes:
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
-        ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+        demand = body.demand(request.scope["answer_id"])
+        tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
+        ids = await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer))
         return JsonResponse({"input_tokens": len(ids)})
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        tokenizer = self.admission.generator.tokenizer(facts.id)
-        ids: Sequence[int]
+        tokenizer = self._tokenizer_of(facts)
         if body.prompt is None:
-            ids = await self.admission.prompt_ids(body.demand(request.scope["answer_id"]))
+            demand = body.demand(request.scope["answer_id"])
+            check_demand(demand, [facts])
+            read: Callable[[], Sequence[int]] = partial(prompt_ids, demand, tokenizer)
         else:
-            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
-        names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
+
+        def named() -> tuple[Sequence[int], list[str] | None]:
+            ids = read()
+            return ids, [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+
+        ids, names = await self.admission.tokenised(request.scope["incoming"], named)
         sizes = {"count": len(ids), "max_model_len": facts.context_limit}
         return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
@@ -210,16 +219,19 @@ class Routes:
         """Return the text of tokens, special ones included, as vLLM."""
         facts = wanted_model(self.admission.generator.models(), body.model or "")
         check_token_ids("tokens", body.tokens, facts.vocab_size)
-        tokenizer = self.admission.generator.tokenizer(facts.id)
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        decode = partial(self._tokenizer_of(facts).decode, body.tokens, skip_special_tokens=False)
+        text = await self.admission.tokenised(request.scope["incoming"], decode)
         return JsonResponse({"prompt": text})
 
     async def tokenizer_info(self) -> Response:
         """Describe the tokenizer, as vLLM; of several models none."""
-        tokenizer = self.admission.generator.tokenizer(wanted_model(self.admission.generator.models(), "").id)
+        tokenizer = self._tokenizer_of(wanted_model(self.admission.generator.models(), ""))
         names = {"bos_token": None, "eos_token": None} | tokenizer.special_tokens
         source = None if tokenizer.template is None else tokenizer.template.source
         return JsonResponse({"tokenizer_class": TOKENIZER_CLASS, **names, "chat_template": source})
+
+    def _tokenizer_of(self, facts: ServedFacts) -> Tokenizer:
+        return self.admission.generator.tokenizer(facts.id)
 
     async def version(self) -> Response:
         """Return Outrider's own."""
@@ -230,16 +242,30 @@ class Routes:
         if body.stream:
             return EventStream(lambda: self._events(body, demand, request.scope["incoming"]))
         whole = await while_connected(request.receive, self._whole(body, demand, request.scope["incoming"]))
-        return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
+        return Response(status_code=CLIENT_CLOSED) if whole is None else whole
 
-    async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Json:
+    async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Response:
         async with self.admission.answers(demand, incoming) as answers:
             form = self._form(body, answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
                 rounds[index].append(output)
-        head = _head(demand, answers.requests, form.object)
-        outputs = [joined(each) for each in rounds]
+        if demand.num_prompt_logprobs is None:
+            return self._spelt(body, demand, answers.requests, form, rounds)
+        # There may be hundreds of thousands: nobody else waits for their JSON.
+        return await asyncio.to_thread(self._spelt, body, demand, answers.requests, form, rounds)
+
+    def _spelt(
+        self,
+        body: CompletionBody | ChatBody,
+        demand: Demand,
+        requests: tuple[GenerationRequest, ...],
+        form: CompletionForm | ChatForm,
+        rounds: Sequence[Sequence[RoundOutput]],
+    ) -> Response:
+        """Return the whole answer. rounds: of each choice."""
+        head = _head(demand, requests, form.object)
+        outputs = with_scores([joined(each) for each in rounds], demand.num_choices)
         usages = [output.usage for output in outputs if output.usage is not None]
         kept: Sequence[int] = range(len(outputs))
         if isinstance(body, CompletionBody):
@@ -248,7 +274,8 @@ class Routes:
         head |= form.beside(0, outputs[0])
         usage = usage_of(usages, demand.num_choices, form.num_reasoning_tokens)
         steps = [(output.num_drafted, output.num_accepted) for output in rounds[0]]
-        return {**head, "choices": choices, "usage": usage, "metrics": self._metrics(body, answers.requests, steps)}
+        metrics = self._metrics(body, requests, steps)
+        return JsonResponse({**head, "choices": choices, "usage": usage, "metrics": metrics})
 
     async def _events(
         self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest
@@ -270,7 +297,11 @@ class Routes:
                 num_tokens[index] += len(output.tokens)
                 if output.usage is not None:
                     usages[index] = output.usage
-                if (chunk := form.chunk(index, output, first)) is not None:
+                if output.prompt_logprobs is None:
+                    chunk = form.chunk(index, output, first)
+                else:
+                    chunk = await asyncio.to_thread(form.chunk, index, output, first)
+                if chunk is not None:
                     if body.continuous_usage:
                         head["usage"] = usage_so_far(len(answers.requests[index].asked_ids), num_tokens[index])
                     beside = form.beside(index, output) if first else {}

@@ -528,7 +528,7 @@ class _Body(_Strict):
     include_stop_str_in_output: bool | None = described("what ends the answer is a part of its text. Default: false")
     skip_special_tokens: bool | None = described("special tokens are no part of the text. Default: true")
     truncate_prompt_tokens: int | None = described(
-        "at least -1: of a longer prompt its last so many tokens are taken; -1 = those that fit. Default: none",
+        "at least 1: of a longer prompt its last so many tokens are taken; -1 = those that fit. Default: none",
         minimum=-1,
     )
     user: str | None = described(
@@ -649,7 +649,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        f"0 makes no output: for `echo` and `prompt_logprobs`. Prompt and output together must fit the context. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. Prompt and output together "
+        "must fit the context. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
@@ -684,6 +685,9 @@ class CompletionBody(_Body):
             what = "stream" if self.stream else "use_beam_search"
             text = f"best_of is {self.best_of} and n is {n}, which does not go together with {what}; leave one out"
             raise InvalidRequest(text, param="best_of")
+        if self.stream and self.num_echoed is not None and self.num_made > 1:
+            text = f"n is {n}, which does not go together with echo, logprobs and stream; leave one out"
+            raise InvalidRequest(text, param="n")
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         ranked = self.num_made > n and self.logprobs is None
         demand = self._demand(
@@ -727,7 +731,7 @@ class ChatBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = described(
         "more variables for the chat template, such as `enable_thinking`"
     )
-    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = described(
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
         f"at most {MAX_TOOLS} functions of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; the chat template must "
         "take tools, see [below](#tools)"
     )

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gateway.admission.requests import MAX_MESSAGES, Demand
 from gateway.api.schemas import ChatBody, MessageBody, ToolBody, described, other_parameters, without_others
 from gateway.api.schemas import _Strict as Strict
+from gateway.tools.offer import MAX_TOOLS
 from outrider.wire.errors import InvalidRequest
 
 TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -34,7 +35,7 @@ class TokenizeBody(Strict):
     return_token_strs: bool | None = described("`token_strs`, as the vocabulary writes them. Default: false")
     add_generation_prompt: bool | None = described("as chat's. Default: true")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
-    tools: list[ToolBody] | None = described("as chat's")
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described("as chat's")
 
     @model_validator(mode="before")
     @classmethod

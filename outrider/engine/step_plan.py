@@ -19,6 +19,9 @@ from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable
 from outrider.engine.token_tree import positions
 from outrider.wire.errors import InvalidRequest
 
+VERIFY_TOKENS = 6
+"""Positions of a slot in a full step, for the estimate of its memory: the default K and one. Doubling it leaves
+less to the cache."""
 FORWARD_COST_TOKENS = 32
 """Tokens whose cost equals a forward's fixed cost (reading the weights, launching). Doubling it puts rows of more
 different widths into one forward. Measured on CPU: 30 at 1024 x 2816, float32."""

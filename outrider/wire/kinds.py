@@ -7,8 +7,8 @@ from enum import Enum
 from outrider.v1 import common_pb2 as pb
 
 PROTOCOL = 5
-"""Number of the protocol that this code speaks: of several drafts of an answer. 3 had features; 2 leases and trees; 1,
-which had no number, rounds."""
+"""Number of the protocol that this code speaks: of log-probs of prompts. 4 had several drafts of an answer; 3 features;
+2 leases and trees; 1, which had no number, rounds."""
 
 
 class TokenKind(Enum):

@@ -27,6 +27,8 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.step_plan import Row
+from outrider.engine.worker import scheduler
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -532,3 +534,25 @@ def test_drafts_that_find_no_room_are_told_of_once(runner: ModelRunner, caplog: 
         "drafts are dropped: 1 answers share max_parked_bytes 4, and a draft token brings 4 bytes; raise it, or let "
         "laws be cut (draft_logprobs topk:128)"
     ]
+
+
+def test_scores_of_prompts_take_no_more_logits_than_memory_is_kept_for(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "VERIFY_TOKENS", 1)
+    target, forward, num_rows, num_told = Target(runner, LARGE), runner.forward, list[int](), list[int]()
+
+    def counted(rows: Sequence[Row]) -> Tensor:
+        num_rows.append(sum(row.num_logits for row in rows))
+        return forward(rows)
+
+    def respond(result: Any) -> None:
+        num_told.append(len(result.prompt_logprobs))
+        target.heard(0, result)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    target.ids[0] = prompt(0, 40)
+    target.verifier.handle(replace(open_job(0, target.ids[0], max_tokens=2), num_prompt_logprobs=1))
+    target.lease(0, respond)
+    target.run()
+    assert sum(num_told) == 39 and max(num_rows) == NUM_SLOTS

@@ -271,3 +271,26 @@ async def test_a_key_is_never_shown(
         metrics = (await http.get("/metrics")).text
     assert 'outrider_key_requests_total{key="me"} 2.0' in metrics
     assert not any(part in text for text in (*texts, metrics, caplog.text) for part in (KEY, digest_of(KEY)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_work_of_the_tokenizer_counts_as_an_answer(admission_of: MakeAdmission, path: str, body: Any) -> None:
+    admission = admission_of(max_concurrent=1)
+    caller = admission.incoming(f"Bearer {KEY}").caller
+    async with http_of(admission) as http:
+        with caller.answers(1, "n"):
+            assert (await http.post(path, json=body)).status_code == 429
+        assert (await http.post(path, json=body)).status_code == 200 and caller.num_answers == 0
+
+
+async def test_a_key_beside_another_scheme_gets_in(admission_of: MakeAdmission) -> None:
+    async with http_of(admission_of(), None) as http:
+        headers = {"authorization": "Basic eA==", "x-api-key": KEY}
+        assert (await http.get(MODELS, headers=headers)).status_code == 200

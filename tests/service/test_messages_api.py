@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.requests import MAX_MESSAGES
+from gateway.api.layers import ReadAnswer
+from gateway.generation import FinishReason, OutputTimings, RoundOutput
+from gateway.tools.reader import Content
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
 from tests.service.scripted_generator import CONTEXT_LIMIT, ScriptedGenerator
@@ -251,3 +255,24 @@ async def test_a_key_may_come_in_either_header(tmp_path: Path) -> None:
             if status == 401:
                 assert answer.json()["error"]["type"] == "authentication_error"
         assert (await http.post("/tokenize", json={"prompt": "x"})).status_code == 401
+
+
+async def test_a_call_that_is_none_within_a_round_is_never_told() -> None:
+    reader = generator_of("x")
+    await posted(reader, tools=[FUNCTION])
+    answer = ReadAnswer(reader.requests[0].reading)
+    text = 'So <tool_call>\n{"name": "Weather", "arguments": {"city": Rome}}\n</tool_call> sorry'
+    parts = answer.parts(RoundOutput((), text, 0, 0, OutputTimings(), FinishReason.STOP))
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+    assert {type(part) for part in parts} == {Content}
+
+
+async def test_what_a_body_holds_is_bounded() -> None:
+    block = {"type": "text", "text": "x"}
+    many = [{"role": "user", "content": [block] * (MAX_MESSAGES + 1)}]
+    pair = [{"type": "tool_result", "tool_use_id": "a", "content": "x"}, block]
+    async with in_process(generator_of("x")) as http:
+        long = await http.post(PATH, json=ASKED | {"messages": many})
+        grown = await http.post(PATH, json=ASKED | {"messages": [{"role": "user", "content": pair * 2000}] * 2})
+    assert long.status_code == 400 and "messages[0].content" in long.json()["error"]["message"]
+    assert grown.json()["error"]["message"].startswith("messages has 8000 messages")

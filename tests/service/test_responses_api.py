@@ -186,3 +186,17 @@ async def test_what_is_not_offered_is_refused_by_name(changes: Any, param: str) 
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     assert error["param"] == param and param.partition("[")[0] in error["message"]
+
+
+async def test_text_behind_a_call_has_its_own_log_probs() -> None:
+    text = (
+        '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome"}}\n</tool_call> sorry about the quick brown fox'
+    )
+    async with client_of(generator_of(text)) as client:
+        answer = await client.responses.create(
+            **ASKED, tools=[FUNCTION], include=["message.output_text.logprobs"], stream=True
+        )
+        final = [event async for event in answer][-1].response
+    assert [item.type for item in final.output] == ["function_call", "message"]
+    told = [each.token for each in final.output[1].content[0].logprobs]
+    assert told[-1] == "x" and not any("Rome" in each or "city" in each for each in told)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import outrider
+from gateway.admission import requests as admission_requests
 from gateway.api.routes import best_of
 from gateway.generation import OutputLogprobs, OutputToken, TokenKind
 from gateway.tokenizer import Tokenizer
@@ -183,3 +184,22 @@ async def test_a_suffix_is_written_in_the_tokens_for_it() -> None:
     await asked(generator, prompt="a", suffix="c")
     ids = (4096, *tokenizer.encode("a"), 4097, *tokenizer.encode("c"), 4098)
     assert generator.requests[0].prompt_ids == ids
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_choices_of_a_prompt_share_its_scores(n: int) -> None:
+    generator = ScriptedGenerator(TOKENIZER, " lived")
+    answer = await asked(generator, prompt=[PROMPT, "hello there"], prompt_logprobs=1, n=n, best_of=2)
+    assert [each.num_prompt_logprobs for each in generator.requests] == [1, None, 1, None]
+    lengths = [len(each["prompt_logprobs"]) for each in answer["choices"]]
+    assert lengths == [len(IDS)] * n + [2] * n
+
+
+async def test_scores_of_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_requests, "MAX_PROMPT_LOGPROBS", 2 * 2 * len(IDS))
+    async with in_process(ScriptedGenerator(TOKENIZER)) as http:
+        bodies: list[Any] = [{"prompt": PROMPT, "prompt_logprobs": 1, "n": n} for n in (2, 3)]
+        bodies.append({"prompt": PROMPT, "echo": True, "logprobs": 1, "n": 2, "stream": True})
+        answers = [await http.post(COMPLETIONS, json=body) for body in bodies]
+    assert [each.status_code for each in answers] == [200, 400, 400]
+    assert [each.json()["error"]["param"] for each in answers[1:]] == ["prompt_logprobs", "n"]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import WorkerLost
+from outrider.wire.transport import streams
 from outrider.wire.transport.streams import MAX_BATCH_ITEMS, Outbox, PendingReplies
 
 
@@ -171,3 +175,25 @@ async def test_the_end_of_the_stream_fails_who_waits(how: str) -> None:
         await future
     await settle()
     assert len(pending) == 0
+
+
+async def test_answers_of_a_worker_fit_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_MESSAGE_BYTES", (1 << 16) + 20)
+    batches: list[int] = []
+
+    class Context:
+        async def send_initial_metadata(self, metadata: object) -> None: ...
+
+        async def write(self, items: list[pb.TokenizerFiles]) -> None:
+            batches.append(len(items))
+
+    async def requests() -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(items=range(5))
+        await settle()
+
+    context: Any = Context()
+    item = pb.TokenizerFiles(tokenizer_json=b"12345678")
+    await streams.ControlStreams().serve(
+        requests(), context, lambda items: items, lambda owner, _, put: put(item), lambda owner: None
+    )
+    assert item.ByteSize() == 10 and batches == [2, 2, 1]

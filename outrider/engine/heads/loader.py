@@ -36,7 +36,6 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import (
-    VERIFY_TOKENS,
     check_class,
     context_limit_of,
     resolve_device,
@@ -48,7 +47,7 @@ from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.choice import check_cache, pack, tree_refusal
 from outrider.engine.paths.forward_path import PathUnavailable, Repacks
-from outrider.engine.step_plan import Row
+from outrider.engine.step_plan import VERIFY_TOKENS, Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import WorkerConfig

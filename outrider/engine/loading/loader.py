@@ -33,6 +33,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import num_decoder_layers
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
+from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import local_folder
@@ -56,9 +57,6 @@ CPU_FRACTION = 0.1
 """Share of a CPU's free memory for the cache: it is everybody's. Doubling it leaves less to other processes."""
 GPU_FRACTION = 0.9
 """Share of a GPU's, which is ours, captured graphs included: the rest is for what torch takes beside them."""
-VERIFY_TOKENS = 6
-"""Positions of a slot in a full step, for the estimate of its memory: the default K and one. Doubling it leaves
-less to the cache."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:

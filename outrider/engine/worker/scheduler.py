@@ -25,7 +25,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.step_plan import FORWARD_COST_TOKENS, Row
+from outrider.engine.step_plan import FORWARD_COST_TOKENS, VERIFY_TOKENS, Row
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
 from outrider.wire.metrics import WorkerMetrics
@@ -461,14 +461,19 @@ class StepScheduler:
         pieces: list[Piece] = []
         num_admitted = 0
         starved = set(preempted)
+        num_running = sum(isinstance(decision, Run) for decision in decisions)
+        num_rows = VERIFY_TOKENS * (self._table.max_slots - num_running)  # of logits that the memory budget has left
         for decision in decisions:
             match decision:
                 case Run(key):
                     running.append(key)
                 case Feed(key, num_tokens):
                     slot = self._slot(key)
-                    if needs_prefill(slot):  # the prefix cache may have had all of it
-                        pieces.append(_piece(slot, num_tokens))
+                    # The prefix cache may have had all of it.
+                    if needs_prefill(slot) and (num_rows or not slot.num_unscored):
+                        piece = _piece(slot, num_tokens, num_rows)
+                        num_rows -= piece.row.num_logits
+                        pieces.append(piece)
                 case Admit(key):
                     num_admitted += 1
                     self._admit(self._slot(key))
@@ -517,13 +522,16 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
     return SlotDemand(slot.key, want, num_committed, num_cached, num_after, *rest)
 
 
-def _piece(slot: Slot, most: int) -> Piece:
+def _piece(slot: Slot, most: int, most_logits: int) -> Piece:
+    """most_logits: rows of logits to be had, where the prompt is scored."""
     num_cached = len(slot.cached)
     if slot.num_to_encode:
         return Piece(slot, Row(slot.table, (), num_cached, 0, slot.cached, source=slot.source))
-    ids = slot.uncached(min(most, slot.num_feedable - 1 - num_cached))
-    features = slot.features_of(len(ids))
     # Behind each token that is fed stands what the next one is scored by.
     scoring = slot.scoring if slot.num_unscored else None
+    if scoring is not None:
+        most = min(most, most_logits + len(scoring.found) - num_cached)
+    ids = slot.uncached(min(most, slot.num_feedable - 1 - num_cached))
+    features = slot.features_of(len(ids))
     num_logits = 0 if scoring is None else max(0, num_cached + len(ids) - len(scoring.found))
     return Piece(slot, Row(slot.table, ids, num_cached, num_logits, slot.cached, features=features, source=slot.source))

@@ -18,6 +18,7 @@ import grpc.aio
 
 from outrider.wire.errors import InvalidRequest, Unavailable, WorkerLost
 from outrider.wire.log import get_logger
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 log = get_logger(__name__)
 
@@ -247,7 +248,8 @@ class ControlStreams:
         async def write(items: list[Any]) -> None:
             await context.write(make_batch(items))
 
-        outbox: Outbox[Any] = Outbox(write, lambda: reading.cancel())
+        max_batch_bytes = MAX_MESSAGE_BYTES - (1 << 16)  # the rest is for the items' headers
+        outbox: Outbox[Any] = Outbox(write, lambda: reading.cancel(), max_batch_bytes, lambda item: item.ByteSize())
 
         async def read() -> None:
             async for batch in requests:
