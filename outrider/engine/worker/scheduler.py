@@ -7,9 +7,9 @@ Plain values in, typed decisions out; `StepScheduler` applies them for both work
    asks, where one caller would slow another by more than its share.)
 2. Prompts get what the step's budget leaves, several short ones together: those of the caller that was fed least over
    its weight go first, and of its own those of the lowest priority number, then first come first served. It is small
-   beside steps of others, and also while others are between two steps: those would find the forward under way. Now and then
-   it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole for
-   them: all run sooner, and in fuller batches, if those few pause.
+   beside steps of others, and also while others are between two steps: those would find the forward under way. Now and
+   then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole
+   for them: all run sooner, and in fuller batches, if those few pause.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
    each slot that is running; while one waits for that, none that comes after it begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
@@ -303,7 +303,8 @@ class _Plan:
     def feed(self, waiting: Sequence[int], beside: int, most: int) -> None:
         """Decide on prompts, as far as the budget in tokens and memory go.
 
-        waiting: indices of slots that want some, in the order of their turns. beside: tokens that hardly delay those who run. most: tokens of a whole step.
+        waiting: indices of slots that want some, in the order of their turns. beside: tokens that hardly delay those
+        who run. most: tokens of a whole step.
         """
         spare = self._num_spare()
         short = self._pause_for(most)
