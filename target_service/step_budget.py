@@ -1,30 +1,27 @@
-"""Shares steps between callers, by weight, where one of them would slow another by more than its share.
+"""How much of each slot is in a step: what the row rule chooses, unless that slows a caller by more than its part.
 
-Alone, a caller would make so many tokens a second: of its own slots, with as many of their draft tokens as are worth
-it. Beside others it is to make its part of that, its weight over that of all who have slots here: of two alike each at
-least half. Where the step that makes the most tokens a second, over all, leaves somebody less, it is bounded: it takes
-no longer than lets everybody whose slots are all in it have their part, and its rows are dealt out one slot, then one
-draft token after another, to whom least was given over its weight. What is left over waits for the next step: first
-draft tokens, whether a request names their number or not, then whole slots, those that came first before others.
+Where a step is bounded (`outrider.engine.speculation.row_budget`), draft tokens are left out first, whether a request
+names their number or not, then whole slots, those that came last before others.
 
 Exactness. What is verified of a slot follows from clocks, chances, the laws that tokens are drawn from and how many
-tokens were committed in steps before: never from what was drawn to be verified in this one. So a tree of a named shape
-of drawn tokens, whose size may follow from them, counts as large as it may be, and is verified as a whole or not at
-all.
+rows were fed in steps before: never from what was drawn to be verified in this one. So a tree of a named shape of drawn
+tokens, whose size may follow from them, counts as large as it may be, and is verified as a whole or not at all.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
-from typing import NamedTuple
 
-from outrider.wire.scheduling import Scheduling, VirtualTokens
+from outrider.engine.speculation.row_budget import Alone, Part, RowBudget, Unit, away
+from outrider.wire.scheduling import Scheduling
 from target_service.lease import Candidates
 from target_service.rows import RowRule
+
+_Item = tuple[int, int]
+"""A slot's index, and how many of its candidates are verified."""
 
 
 class StepBudget:
@@ -32,157 +29,78 @@ class StepBudget:
 
     def __init__(self, rule: RowRule) -> None:
         self._rule = rule
-        self._served = VirtualTokens()
+        self._budget = RowBudget[_Item](rule.cost)
 
     def choose(
-        self, found: Sequence[Candidates], tails: Sequence[int], most: int, away: Iterable[Scheduling]
+        self, found: Sequence[Candidates], tails: Sequence[int], most: int, absent: Iterable[Scheduling]
     ) -> list[int | None]:
         """Return how many candidates of each slot are verified, None for one that waits for the next step. tails: the
-        rows of each without any; most: candidates in all; away: of slots that are not ready and soon will be.
+        rows of each without any; most: candidates in all; absent: of slots that are not ready and soon will be.
         """
         counts = self._rule.choose(found, sum(tails), most)
-        callers = _callers(found, tails, counts, away)
-        if len(callers) < 2 or self._is_fair(callers, most):
-            self._served.keep(())
+        slots, weights = dict[bytes, list[int]](), dict[bytes, float]()
+        for index, each in enumerate(found):
+            slots.setdefault(each.lease.slot.scheduling.caller, []).append(index)
+            weights[each.lease.slot.scheduling.caller] = each.lease.slot.scheduling.weight
+        absent_weights = {each.caller: each.weight for each in absent if each.caller not in slots}
+        if len(slots) + len(absent_weights) < 2:
+            dealt = self._budget.deal(())
+        else:
+            parts = [self._part(name, weights[name], own, found, tails, counts, most) for name, own in slots.items()]
+            dealt = self._budget.deal([*parts, *(away(name, weight) for name, weight in absent_weights.items())])
+        if dealt is None:
             return [*counts]
-        return self._dealt(callers, len(found), most)
+        chosen: list[int | None] = [None] * len(found)
+        for index, count in dealt:
+            chosen[index] = count
+        return chosen
 
-    def _is_fair(self, callers: Sequence[_Caller], most: int) -> bool:
-        """Return whether each makes its part of what it would make alone."""
-        seconds = self._rule.cost.seconds(sum(caller.planned.num_rows for caller in callers))
-        if seconds is None:
-            return True  # nothing has run yet
-        total = sum(caller.weight for caller in callers)
-        for caller in callers:
-            part_s = seconds * caller.weight / total
-            if caller.planned.gain * self._least_s(caller.num_tail) >= caller.most_gain * part_s:
-                continue  # it makes its part of more than it could
-            alone = self._alone(caller, most)
-            if caller.planned.gain * self._least_s(alone.num_rows) < alone.gain * part_s:
-                return False
-        return True
+    def note(self, seconds: float) -> None:
+        """Record a step without prompts."""
+        self._budget.note(seconds)
 
-    def _alone(self, caller: _Caller, most: int) -> _Planned:
-        """Return the step that a caller would take alone."""
-        if not caller.slots:
-            return caller.planned
-        plan = self._rule.plan(caller.found, caller.num_tail, most)
-        return _planned(caller.found, caller.tails, plan.counts(plan.count))
+    def _part(
+        self,
+        caller: bytes,
+        weight: float,
+        slots: Sequence[int],
+        found: Sequence[Candidates],
+        tails: Sequence[int],
+        counts: Sequence[int],
+        most: int,
+    ) -> Part[_Item]:
+        own = [found[index] for index in slots]
+        fed = [_fed(each, counts[index]) for each, index in zip(own, slots, strict=True)]
+        num_tail = sum(tails[index] for index in slots)
+        return Part(
+            caller,
+            weight,
+            len(own) + sum(map(sum, fed)),
+            num_tail + sum(map(len, fed)),
+            len(own) + sum(sum(_chances(each)) for each in own),
+            num_tail,
+            partial(self._alone, slots, own, [tails[index] for index in slots], most),
+        )
 
-    def _dealt(self, callers: Sequence[_Caller], num_slots: int, most: int) -> list[int | None]:
-        total = sum(caller.weight for caller in callers)
-        longest_s, units = math.inf, dict[bytes, deque[_Unit]]()
-        for caller in callers:
-            alone = self._alone(caller, most)
-            longest_s = min(longest_s, self._least_s(alone.num_rows) * total / caller.weight)
-            if caller.slots:
-                units[caller.name] = _units(caller, alone.counts)
-                self._served.join(caller.name)
-        weights = {caller.name: caller.weight for caller in callers}
-        left = self._rule.cost.most_rows(longest_s, sum(unit.num_rows for own in units.values() for unit in own))
-        dealt: list[int | None] = [None] * num_slots
-        while left > 0 and units:
-            name = min(units, key=self._served.given)
-            unit = units[name].popleft()
-            dealt[unit.slot] = unit.count
-            left -= unit.num_rows
-            self._served.give(name, unit.num_rows, weights[name])
-            if not units[name]:
-                del units[name]
-        self._served.keep(units)
-        return dealt
-
-    def _least_s(self, num_rows: int) -> float:
-        """Return the seconds of a step; of all steps the same while nothing is known."""
-        return self._rule.cost.least_seconds(num_rows) or 1.0
-
-
-class _Planned(NamedTuple):
-    """A caller's part of a step."""
-
-    gain: float
-    """Tokens that are expected of it."""
-    num_rows: int
-    counts: Sequence[int]
-    """Of each of its slots, how many candidates are verified."""
-
-
-class _Caller(NamedTuple):
-    """One whose slots are ready, or soon will be."""
-
-    name: bytes
-    weight: float
-    slots: Sequence[int]
-    """None where it is away."""
-    found: Sequence[Candidates]
-    tails: Sequence[int]
-    planned: _Planned
-    """Where nobody is bounded. Of one that is away: a row."""
-
-    @property
-    def num_tail(self) -> int:
-        """Return the rows of all its slots without candidates."""
-        return sum(self.tails)
-
-    @property
-    def most_gain(self) -> float:
-        """Return the tokens that are expected of all that might be verified."""
-        return sum((1.0 + sum(_chances(each)) for each in self.found), 0.0 if self.slots else 1.0)
-
-
-class _Unit(NamedTuple):
-    """What is dealt out at once."""
-
-    slot: int
-    count: int
-    """Candidates of the slot that are verified, with this."""
-    num_rows: int
-
-
-def _callers(
-    found: Sequence[Candidates], tails: Sequence[int], counts: Sequence[int], away: Iterable[Scheduling]
-) -> list[_Caller]:
-    slots, weights = dict[bytes, list[int]](), dict[bytes, float]()
-    for index, each in enumerate(found):
-        scheduling = each.lease.slot.scheduling
-        slots.setdefault(scheduling.caller, []).append(index)
-        weights[scheduling.caller] = scheduling.weight
-    for scheduling in away:
-        slots.setdefault(scheduling.caller, [])
-        weights.setdefault(scheduling.caller, scheduling.weight)
-    if len(slots) < 2:
-        return []
-    callers = list[_Caller]()
-    for name, own in slots.items():
-        parts = [found[index] for index in own], [tails[index] for index in own] or [1]
-        planned = _planned(*parts, [counts[index] for index in own]) if own else _Planned(1.0, 1, ())
-        callers.append(_Caller(name, weights[name], own, *parts, planned))
-    return callers
-
-
-def _planned(found: Sequence[Candidates], tails: Sequence[int], counts: Sequence[int]) -> _Planned:
-    chances = [
-        _chances(each) if _is_whole(each) and count else _chances(each)[:count]
-        for each, count in zip(found, counts, strict=True)
-    ]
-    return _Planned(len(found) + sum(map(sum, chances)), sum(tails) + sum(map(len, chances)), counts)
-
-
-def _units(caller: _Caller, counts: Sequence[int]) -> deque[_Unit]:
-    """Return what a caller's step consists of, in the order in which it is dealt: all slots without candidates, by
-    priority and then by when they could go on, then these, the likeliest first. counts: of each slot.
-    """
-    plain, drafts = list[tuple[int, float, _Unit]](), list[tuple[float, int, _Unit]]()
-    for slot, found, tail, count in zip(caller.slots, caller.found, caller.tails, counts, strict=True):
-        plain.append((found.lease.slot.scheduling.priority, found.lease.ready_s, _Unit(slot, 0, tail)))
-        chances, least = _chances(found), 1.0
-        if count and _is_whole(found):
-            drafts.append((-sum(chances) / len(chances), 0, _Unit(slot, count, len(chances))))
-            continue
-        for place, chance in enumerate(chances[:count], start=1):
-            least = min(least, chance)  # what comes first stays first
-            drafts.append((-least, place, _Unit(slot, place, 1)))
-    return deque(unit for *_, unit in (*sorted(plain), *sorted(drafts)))
+    def _alone(
+        self, slots: Sequence[int], found: Sequence[Candidates], tails: Sequence[int], most: int
+    ) -> Alone[_Item]:
+        """Return all slots without candidates, by priority and then by when they could go on, and behind them these,
+        the likeliest first.
+        """
+        plan = self._rule.plan(found, sum(tails), most)
+        plain, drafts, gain = list[tuple[int, float, Unit[_Item]]](), list[tuple[float, int, Unit[_Item]]](), 0.0
+        for slot, each, tail, count in zip(slots, found, tails, plan.counts(plan.count), strict=True):
+            plain.append((each.lease.slot.scheduling.priority, each.lease.ready_s, Unit((slot, 0), tail)))
+            chances, least = _fed(each, count), 1.0
+            gain += 1.0 + sum(chances)
+            if chances and _is_whole(each):
+                drafts.append((-sum(chances) / len(chances), 0, Unit((slot, count), len(chances))))
+                continue
+            for place, chance in enumerate(chances, start=1):
+                least = min(least, chance)  # what comes first stays first
+                drafts.append((-least, place, Unit((slot, place), 1)))
+        return Alone(gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))])
 
 
 def _is_whole(found: Candidates) -> bool:
@@ -198,3 +116,8 @@ def _chances(found: Candidates) -> Sequence[float]:
         return found.gains
     chances = accumulate(repeat(found.lease.first.shares.share(0), shape.depth), mul)
     return [*chances, *[0.0] * (shape.most_nodes - shape.depth)]
+
+
+def _fed(found: Candidates, count: int) -> Sequence[float]:
+    """Return the chances of the candidates that are verified with so many."""
+    return _chances(found) if count and _is_whole(found) else _chances(found)[:count]

@@ -211,6 +211,7 @@ class Verifier:
         self._turns.done(turn, num_run_tokens, seconds)
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
+            self._budget.note(seconds)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
@@ -224,8 +225,8 @@ class Verifier:
         tails = [each.lease.num_undrafted for each in found]
         with_scaffold = self._rule.scaffolds(found, sum(tails), min(most, pool.num_free * pool.block_size))
         rows = [tail + each.num_scaffolds * fed for tail, each, fed in zip(tails, found, with_scaffold, strict=True)]
-        away = [lease.slot.scheduling for lease in self._leases if now - lease.slot.asked_s < DORMANT_S]
-        counts = self._budget.choose(found, rows, most - (sum(rows) - sum(tails)), away)
+        absent = [lease.slot.scheduling for lease in self._leases if now - lease.slot.asked_s < DORMANT_S]
+        counts = self._budget.choose(found, rows, most - (sum(rows) - sum(tails)), absent)
         chosen = dict[SlotKey, _Chosen]()
         for each, count, fed in zip(found, counts, with_scaffold, strict=True):
             if count is None:

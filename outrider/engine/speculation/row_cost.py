@@ -70,10 +70,6 @@ class RowCost:
             part = num_rows / self._sizes[0]
         return None if seconds is None else seconds * part
 
-    def most_rows(self, seconds: float, most: int) -> int:
-        """Return how many rows, `most` at most, a step may have that takes so long by `least_seconds`; at least 1."""
-        return max(1, bisect_right(range(1, most + 1), seconds, key=lambda num: self.least_seconds(num) or 0.0))
-
     @property
     def reach(self) -> int:
         """Return the most rows that a step may be tried with."""
