@@ -101,7 +101,8 @@ class RowBudget(Generic[Item]):
         by_s = {p.caller: self._seconds(p.caller, alone[p.caller].num_rows) * total / p.weight for p in parts}
         bounding = min(by_s, key=by_s.__getitem__)
         units = {caller: deque(each.units) for caller, each in alone.items() if each.units}
-        num_rows = min(round(self._num_rows), sum(part.num_rows for part in parts))
+        self._num_rows = max(1.0, min(self._num_rows, sum(part.num_rows for part in parts)))
+        num_rows = round(self._num_rows)
         self._num_bounded += 1
         if bounding in units and self._num_bounded % PROBE_STEPS == 1:
             units, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
@@ -124,7 +125,7 @@ class RowBudget(Generic[Item]):
             self._alone_s[self._alone] = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
         elif self._longest_s is not None:
             ratio = min(_OUTLIER, self._longest_s / seconds)
-            self._num_rows = max(1.0, self._num_rows * (1.0 + _WEIGHT * (ratio - 1.0)))
+            self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
     def _is_fair(self, parts: Sequence[Part[Item]]) -> bool:
         """Return whether each gains its part of what it would gain alone."""
