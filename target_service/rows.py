@@ -35,7 +35,7 @@ messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers
 were 0.91 times as fast as plain. At 1.4, drafts that pay are passed over."""
 _PATIENCE = 2.0
 """Times what guesses usually take that a step is held for them. Doubling it doubles what is waited in vain."""
-_RATE_WEIGHT = 0.25
+RATE_WEIGHT = 0.25
 """Weight of a step in the rate of tokens. Doubling it follows the load twice as fast, and chance, too."""
 
 
@@ -53,7 +53,7 @@ class RowRule:
     def note(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """Record a step without prompts: what it was fed, and how many tokens it committed."""
         self.cost.note(num_rows, seconds)
-        self._rate += _RATE_WEIGHT * (num_tokens / seconds - self._rate)
+        self._rate += RATE_WEIGHT * (num_tokens / seconds - self._rate)
 
     def choose(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[int]:
         """Return how many candidates of each slot are verified. num_rows: of the step without any; most: in all."""
@@ -154,33 +154,36 @@ class RowRule:
         seconds, plain_s = self.cost.seconds(num_rows), self.cost.seconds(num_plain_rows)
         return seconds is None or plain_s is None or gain / seconds >= LEAST_GAIN * plain_gain / plain_s
 
-    def hold_until(self, lacking: Sequence[Lacking], now: float) -> float | None:
+    def hold_until(self, lacking: Sequence[Lacking], now: float, rate: float | None = None) -> float | None:
         """Return until when the step waits for the next guesses of these drafts; None to go at once, as ever while what
-        comes does not pay.
+        comes does not pay. rate: tokens a second that a wait costs, where they pay; that of all unless given.
         """
-        if not self._pays:
-            return None
+        if rate is None:
+            if not self._pays:
+                return None
+            rate = self._rate
         coming = list[_Coming]()
         for lease, draft, chance in lacking:
             is_first = lease.length in draft.lacked
             since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
             if takes_s is not None and now < since_s + _PATIENCE * takes_s:
-                gain = chance + self._more(draft, lease.room, chance) if is_first else chance
+                gain = chance + _more(draft, lease.room, chance, rate) if is_first else chance
                 coming.append(_Coming(since_s + _PATIENCE * takes_s, takes_s, gain))
-        if not coming or self._rate <= 0.0:
+        if not coming or rate <= 0.0:
             return None
         first = min(coming)
-        return first.until_s if sum(each.gain for each in coming) / self._rate > first.takes_s else None
+        return first.until_s if sum(each.gain for each in coming) / rate > first.takes_s else None
 
-    def _more(self, draft: Delivered, room: int, chance: float) -> float:
-        """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
-        cost, more = (draft.gap_s or 0.0) * self._rate, 0.0
-        for _ in range(0 if draft.gap_s is None else room - 1):
-            chance *= draft.shares.share(0)
-            if chance <= cost:
-                break
-            more += chance - cost
-        return more
+
+def _more(draft: Delivered, room: int, chance: float, rate: float) -> float:
+    """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
+    cost, more = (draft.gap_s or 0.0) * rate, 0.0
+    for _ in range(0 if draft.gap_s is None else room - 1):
+        chance *= draft.shares.share(0)
+        if chance <= cost:
+            break
+        more += chance - cost
+    return more
 
 
 class StepPlan(NamedTuple):

@@ -231,7 +231,7 @@ class Verifier:
             slot.distrust()
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
-            self._budget.note(seconds)
+            self._budget.note(seconds, started - now)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
@@ -278,7 +278,8 @@ class Verifier:
         if not found:
             return []
         lacking = [Lacking(each.lease, *draft) for each in found for draft in self._drafts.lacking(each)]
-        self._held_until = self._rule.hold_until(lacking, now)
+        waited_for = self._budget.waited_for(lacking)
+        self._held_until = self._budget.hold_until(waited_for, now)
         waiting = {lease.slot.key for lease, *_ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
         held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
         for lease in held:
@@ -286,8 +287,10 @@ class Verifier:
             lease.slot.asked_s = now  # it does not rest
         if self._held_until is not None:
             return []
+        held_for = {draft.ticket for _, draft, _ in waited_for}
         for lease, draft, _ in lacking:
-            draft.live = lease.slot.key in waiting or lease.held_from_s is None
+            if draft.ticket in held_for or lease.speculation.is_fixed:
+                draft.live = lease.slot.key in waiting or lease.held_from_s is None
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
         return [each for each in found if each.lease.slot.key not in waiting]

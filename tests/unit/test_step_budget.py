@@ -15,7 +15,7 @@ from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from target_service.lease import Candidates, Delivered, Lease
 from target_service.parked import ParkedNode
-from target_service.rows import RowRule
+from target_service.rows import Lacking, RowRule
 from target_service.step_budget import StepBudget
 
 ONE, MANY = b"one", b"many"
@@ -38,7 +38,7 @@ def slot(
     """One at temperature 1 under `rejection`. ids: what was drawn, which nobody is to look at."""
     params, own = SamplingParams(temperature=1.0), SlotShares(RankShares())
     own.first = 0.5
-    known: Any = SimpleNamespace(params=params, scheduling=Scheduling(caller, **scheduling))
+    known: Any = SimpleNamespace(params=params, scheduling=Scheduling(caller, **scheduling), committed=[7], max_len=99)
     speculation = Speculation(max_draft_tokens=64, tree=None if tree is None else TreeShape.parse(tree))
     lease = Lease(None, known, speculation, 99, [Delivered(1, own, live=True)], {}, ready_s)  # type: ignore[arg-type]
     nodes = [(gain, ParkedNode(ids + place, kind=NodeKind.LAW), place - 1) for place, gain in enumerate(gains)]
@@ -66,7 +66,7 @@ def step(budget: StepBudget, rule: RowRule, found: Any, now: float) -> list[int 
             shape = each.lease.speculation.tree
             num_rows += 1 + (count if shape is None or not count else shape.most_nodes)
     rule.note(num_rows, num_rows, seconds_of(num_rows))
-    budget.note(seconds_of(num_rows))
+    budget.note(seconds_of(num_rows), 0.0)
     return counts
 
 
@@ -119,24 +119,42 @@ def test_what_was_drawn_decides_nothing() -> None:
     assert steps[0] == steps[1] == steps[2]
 
 
-@pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 99), (15.0, 16), (1.0, 16)])
+def test_where_steps_are_bounded_one_waits_for_guesses_that_are_worth_it_to_whom_they_are_bounded_by() -> None:
+    lone, others = slot(ONE, [0.8, 0.6]), many(40)
+    budget, rule, _ = settled(lone, *others)
+    waiting = [Lacking(each.lease, each.lease.first, 0.8) for each in (lone, others[0])]
+    for each in waiting:
+        each.draft.lacked[each.lease.length], each.lease.ready_s, each.draft.eta_s = 0.0, 99.0, 0.005
+    assert budget.waited_for(waiting) == waiting[:1]
+    until_s = budget.hold_until(waiting[:1], 99.0)
+    assert until_s is not None and until_s == pytest.approx(99.01)
+    assert rule.hold_until(waiting, 99.0) is None, "not to all together"
+    waiting[0].draft.eta_s = 0.5
+    assert budget.hold_until(waiting[:1], 99.0) is None
+    budget.choose(others, [1] * 40, MOST, ())
+    assert budget.waited_for(waiting) == waiting
+
+
+@pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 41), (19.0, 9), (15.5, 5), (1.0, 5)])
 def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
     max_tpot_ms: float | None, most_rows: int
 ) -> None:
-    """At 10 ms a step and 1 ms a row, one of ten has no drafts; nothing is left out where no number would keep to it
-    but those that bring it nearer.
+    """Where a step takes 10 ms and a row 1 ms: one of five has no drafts, the others all that there are. What no number
+    of drafts would keep to is kept to as far as it goes.
     """
     rule = RowRule()
     for _ in range(30):
         for num_rows in range(1, 120):
             rule.note(num_rows, 1, seconds_of(num_rows))
-    limited = slot(ONE, [], max_tpot_ms=max_tpot_ms)
     others = [slot(ONE, [0.95**depth for depth in range(1, 10)]) for _ in range(4)]
-    counts = rule.plan([limited, *others], 5, MOST)
-    num_rows = 5 + counts.count
-    if max_tpot_ms is None:
-        assert num_rows > 30
-    elif max_tpot_ms > 15.0 - 1e-9:
-        assert num_rows <= 6, "10 ms and 5 rows are 15 ms"
-    else:
-        assert num_rows == 5
+    plan = rule.plan([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], 5, MOST)
+    assert 5 + plan.count == most_rows
+
+
+def test_a_slots_own_drafts_count_for_how_long_its_token_takes() -> None:
+    rule = RowRule()
+    for _ in range(30):
+        for num_rows in range(1, 40):
+            rule.note(num_rows, 1, seconds_of(num_rows))
+    alone = rule.plan([slot(ONE, [0.9, 0.8, 0.02], max_tpot_ms=1.0)], 1, MOST)
+    assert alone.count == 2, "1 token in 11 ms, 2.7 in 13"

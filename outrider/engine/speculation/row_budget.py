@@ -80,6 +80,8 @@ class RowBudget(Generic[Item]):
         self._given = VirtualTokens()
         self._alone_s: dict[bytes, float] = {}
         """Of callers that bounded a step, what a step of each alone takes."""
+        self.bounding: bytes | None = None
+        """By whom the step is bounded that was dealt last; None where nobody is."""
         self._num_rows = 1.0
         """Of a bounded step."""
         self._num_bounded = 0
@@ -95,11 +97,12 @@ class RowBudget(Generic[Item]):
         self._alone = here[0] if len(here) == 1 < len(parts) else None
         if len(parts) < 2 or self._is_fair(parts):
             self._given.keep(())
+            self.bounding = None
             return None
         total = sum(part.weight for part in parts)
         alone = {part.caller: part.alone() for part in parts}
         by_s = {p.caller: self._seconds(p.caller, alone[p.caller].num_rows) * total / p.weight for p in parts}
-        bounding = min(by_s, key=by_s.__getitem__)
+        bounding = self.bounding = min(by_s, key=by_s.__getitem__)
         units = {caller: deque(each.units) for caller, each in alone.items() if each.units}
         self._num_rows = max(1.0, min(self._num_rows, sum(part.num_rows for part in parts)))
         num_rows = round(self._num_rows)
@@ -118,13 +121,15 @@ class RowBudget(Generic[Item]):
             self._alone, self._longest_s = None, by_s[bounding] if waiting else None
         return dealt
 
-    def note(self, seconds: float) -> None:
-        """Record how long the step took that was dealt last, nothing else in it."""
+    def note(self, seconds: float, dealing_s: float = 0.0) -> None:
+        """Record how long the step took that was dealt last, nothing else in it. dealing_s: what it took beside, for
+        the slots of all, in the step or not.
+        """
         if self._alone is not None:
             before = self._alone_s.get(self._alone, seconds)
             self._alone_s[self._alone] = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
         elif self._longest_s is not None:
-            ratio = min(_OUTLIER, self._longest_s / seconds)
+            ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
     def _is_fair(self, parts: Sequence[Part[Item]]) -> bool:
