@@ -124,9 +124,8 @@ async def _serve(
     http.should_exit = True
     await server.stop(0.5)
     await serving
-    for sender in (spans, metrics):
-        if sender is not None:
-            await asyncio.to_thread(sender.close)
+    senders = [sender for sender in (spans, metrics) if sender is not None]
+    await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in senders))
 
 
 def main(argv: list[str]) -> int:

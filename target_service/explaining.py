@@ -73,7 +73,7 @@ def _target_best(asking: Asking, tree: DraftTree, host: HostLogits, place: int) 
     row = LogitRow(asking.state, tree.prefix(asking.last))
     if asking.state.params.greedy:
         ids, probs = host.ranked(place, row, NUM_BEST)
-        return [(token_id, _log(prob)) for token_id, prob in zip(ids, probs, strict=True)]
+        return [(token_id, math.log(prob)) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
     return best_of(host.law(place, row))
 
 
@@ -82,11 +82,7 @@ def best_of(law: RowLaw) -> list[Ranked]:
     places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
     places = places[np.argsort(-law.scores[places], kind="stable")]
     probs = law.probs()[places].tolist()
-    return [(law.id_of(int(at)), _log(prob)) for at, prob in zip(places, probs, strict=True) if prob > 0.0]
-
-
-def _log(prob: float) -> float:
-    return math.log(prob) if prob > 0.0 else -math.inf
+    return [(law.id_of(int(at)), math.log(prob)) for at, prob in zip(places, probs, strict=True) if prob > 0.0]
 
 
 def _explanation(asking: Asking, tree: DraftTree, target: Sequence[Ranked] | None) -> Explanation:
@@ -111,11 +107,15 @@ def _kind(r: Ready, node: int) -> DraftTokenKind:
 
 
 def _draft_law(r: Ready, last: int) -> RowLaw | None:
-    """Return what was drawn from after the last accepted node; None where nothing was drawn."""
+    """Return what was drawn from after the last accepted node, by the first that had a choice; a table had none: its
+    law is of one token. None where nothing was drawn.
+    """
     if r.tree is not None:
-        return r.drawn[last][0].law if last in r.drawn else None
-    is_drawn = r.draft_laws is not None and _kind(r, last + 1) is DraftTokenKind.DRAWN
-    return r.draft_laws[last + 1] if is_drawn and r.draft_laws is not None else None
+        laws = [each.law for each in r.drawn.get(last, ())]
+    else:
+        is_drawn = r.draft_laws is not None and _kind(r, last + 1) is DraftTokenKind.DRAWN
+        laws = [r.draft_laws[last + 1]] if is_drawn and r.draft_laws is not None else []
+    return next((law for law in laws if law.scores.size > 1), laws[0] if laws else None)
 
 
 def _guesses(r: Ready, tree: DraftTree, last: int) -> Sequence[int]:

@@ -307,8 +307,8 @@ class Verifier:
             return self._decide_without(error, going, logits, started)
         forwarded = started + self._runner.forward_s()
         sound, asking = list[tuple[Lease, Ready, Decided]](), dict[SlotKey, Asking]()
-        starts = accumulate((len(r.draft_ids) + 1 for r in ready), initial=0)
-        for (lease, r), state, own, start in zip(going, states, decided, starts, strict=False):
+        starts = [0, *accumulate(len(r.draft_ids) + 1 for r in ready)][:-1]
+        for (lease, r), state, own, start in zip(going, states, decided, starts, strict=True):
             num_sound = _num_led_to(state, _accepted_ids(r, own))
             if num_sound == 0:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"

@@ -62,7 +62,9 @@ async function run(body, name) {
       sayProgress();
     }
   } catch (error) {
-    if (error.name !== "AbortError") throw error;
+    if (error.name === "AbortError") return answer;
+    if (body.messages) transcript.leaveOut();
+    throw error;
   } finally {
     drawSlowly();
   }

@@ -40,6 +40,7 @@ export class Transcript {
 
   /** Show what was asked, and begin an answer to it. `name` says whose it is. */
   begin(asked, name, answer) {
+    this.#draw(); // the end of the one before, whose frame may be still to come
     const reasoning = el("div", { class: "text reasoning" });
     const text = el("div", { class: "text" });
     this.#root.append(
@@ -50,6 +51,11 @@ export class Transcript {
     this.#reasoning = new GrowingText(reasoning);
     this.#text = new GrowingText(text);
     this.#root.scrollTop = this.#root.scrollHeight;
+  }
+
+  /** Say that what was asked last, and what there is of its answer, is not sent along with what is asked next. */
+  leaveOut() {
+    this.#text.element.after(el("p", { class: "hint" }, "This failed, and is not part of the chat."));
   }
 
   #reasoning;

@@ -1,6 +1,4 @@
-"""How an answer is drafted for, by what the request and the gateway say and its workers can, and how far its target
-may run ahead. Pure.
-"""
+"""How an answer is drafted for, by what the request and the gateway say and its workers can. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +10,6 @@ from outrider.wire.params import AUTO, read_draft_logprobs
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import DEFAULT_TOPK, Speculation
 from outrider.wire.tree_shape import TreeShape
-
-STEPS_AHEAD = 2
-"""Of the longest, steps that a target may take while the verdict of the first is on its way. Doubled, it is not held up
-by twice the round trip; what it makes for an answer that a stop string has ended is that of a round trip at most."""
 
 
 def speculation_of(
@@ -83,13 +77,6 @@ def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | No
     if options.num_draft_tokens is not None or options.adaptive or request.params.lenience < 1.0:
         return None
     return TreeShape.parse(config.tree)
-
-
-def num_ahead(config: GatewayConfig) -> int:
-    """Return how many tokens past the last verdict a target may commit before it is told to go on: for every answer the
-    same, with drafts or without. One step, which commits a token at least, where rounds do not overlap.
-    """
-    return STEPS_AHEAD * (config.max_draft_tokens + 1) if config.overlap else 1
 
 
 def _room_for_nodes(worker: pb.WorkerInfo, num_held: int) -> int:

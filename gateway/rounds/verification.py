@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from gateway.rounds.draft_limits import num_ahead
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import TargetMember
@@ -24,6 +23,7 @@ from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, 
 from outrider.wire.health import Outcome
 from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
+from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.streams import Replies
 
@@ -36,6 +36,10 @@ MAX_FAULTS = 2
 """Of one request in a row, before it fails: a request that no target can answer must not try them all."""
 
 
+TOKENS_AHEAD = 2 * (MAX_DRAFT_TOKENS + 1)
+"""Tokens past the last verdict that a target may commit: two steps of the longest draft that there may be, so that it
+can make one while the verdict of the other is on its way. Doubled, a target with twice the round trip is not held up;
+what it makes for an answer that a stop string has ended is what it makes in a round trip, at most."""
 EXTEND_AGAIN_S = 1.0
 """Without a verdict, after which a lease is extended once more: the last Extend may have been lost. Doubled, an answer
 pauses twice as long then; halved, a target that is slow is told twice as often what it knows."""
@@ -60,8 +64,8 @@ class Verification:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._num_ahead = num_ahead(model.config)
-        """Tokens that the target may commit past the last verdict."""
+        self._num_ahead = TOKENS_AHEAD if model.config.overlap else 1
+        """Tokens that the target may commit past the last verdict, with drafts or without; 1 = one step."""
         self._until_len = 0
         """How far it was last told to go."""
         self._verdicts: Replies[tpb.TargetReply] | None = None

@@ -114,16 +114,17 @@ def bench(
             notes.print(f"interrupted: {len(rungs)} of {len(ladder)} rungs are through")
             if not rungs:
                 raise KeyboardInterrupt
-        console = answer_console()
-        console.print(f"{_named(model)} at {load.url}: up to {max_tokens} tokens, temperature {temperature:g}\n")
-        show(rungs, console)
-        if png is not None and not all_failed(rungs):
-            draw(rungs, f"{_named(model)}, temperature {temperature:g}", png)
-            notes.print(f"drawn: {png}", markup=False)
         if json_file is not None:
             found = {**facts, "served": model, "interrupted": interrupted, "rungs": to_json(rungs)}
             json_file.write_text(json.dumps(found, indent=1) + "\n")
             notes.print(f"written: {json_file}", markup=False)
+        console = answer_console()
+        head = f"{_named(model)} at {load.url}: up to {max_tokens} tokens, temperature {temperature:g}\n"
+        console.print(head, markup=False)
+        show(rungs, console)
+        if png is not None and not all_failed(rungs):
+            draw(rungs, f"{_named(model)}, temperature {temperature:g}", png)
+            notes.print(f"drawn: {png}", markup=False)
         if interrupted:
             raise KeyboardInterrupt
         if all_failed(rungs):

@@ -1,12 +1,17 @@
-"""Where the commands write: answers to stdout, everything about them to stderr."""
+"""Where the commands write: answers to stdout, everything about them to stderr.
+
+What is written comes from elsewhere, too: names of models, errors of servers. None of it styles or steers the terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from outrider.wire.errors import OutriderError
@@ -15,15 +20,37 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _MOST_COLUMNS = 1000
 """Most characters that a line of a table may have."""
+_UNSEEN = "\ufffd"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return text that cannot steer a terminal: controls but tab and newline show as the control pictures of Unicode.
+    What has none, halves of surrogate pairs included, which cannot be written, shows as U+FFFD.
+    """
+    return _CONTROLS.sub(lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else _UNSEEN, text)
+
+
+class _Console(Console):
+    """Text in brackets is text unless a call says markup=True, and controls are visible."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def answer_console() -> Console:
     """Return stdout's console as it is now: it may be another than at import. Only a terminal gets colour codes."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def note_console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+def screen_console() -> Console:
+    """Return stdout's console for what has columns: its lines are cut to the terminal's width."""
+    return _Console(highlight=False, markup=False)
 
 
 def widen(console: Console, shown: RenderableType) -> None:
@@ -34,7 +61,7 @@ def widen(console: Console, shown: RenderableType) -> None:
 
 def print_error(message: str) -> None:
     """Print one line on stderr, whatever the message holds."""
-    line = " ".join(message.split())
+    line = visible(" ".join(message.split()))
     note_console().print(Text.assemble(("error: ", "bold red"), line))
 
 

@@ -33,6 +33,9 @@ _AT_ONCE = 8
 """Files fetched at once, as huggingface_hub has it. Doubled, a far hub's pauses between files weigh half as much."""
 _READ_BYTES = 2**20
 _PARTIAL_CONTENT = 206
+_INCOMPLETE = ".incomplete"
+_MOST_NAMES = 10
+"""Files of a repository that an error names: a repository may have thousands."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -80,8 +83,9 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             _fetch_all([index], lambda *_: None)
         names = _weights(model, listed, None if index is None else _shards(index.path.read_bytes(), model))
         files += _files(model, commit, [listed[name] for name in names], to)
-        _check_room(model, files)
-        _fetch_all(files, told)
+        distinct = list({file.path: file for file in files}.values())  # files of equal content are one in the cache
+        _check_room(model, distinct)
+        _fetch_all(distinct, told)
         if to is not None:
             return to
         patterns = [glob.escape(file.name) for file in files]
@@ -121,7 +125,8 @@ def _missing(folder: Path, model: str) -> list[str]:
         names += _shards(index.read_bytes(), model)
     elif not any((folder / name).is_file() for name in SAFE):
         names.append(SAFE[0])
-    return [name for name in names if not (folder / name).is_file()]
+    begun = [path.name.removesuffix(_INCOMPLETE) for path in sorted(folder.glob(f"*{_INCOMPLETE}"))]
+    return list(dict.fromkeys([name for name in names if not (folder / name).is_file()] + begun))
 
 
 def _weights(model: str, listed: Mapping[str, RepoFile], shards: list[str] | None) -> list[str]:
@@ -130,7 +135,9 @@ def _weights(model: str, listed: Mapping[str, RepoFile], shards: list[str] | Non
     names = whole if shards is None else shards
     if "config.json" not in listed or not names or any(name not in listed for name in names):
         lacks = next((name for name in ("config.json", *names) if name not in listed), f"{SAFE[0]} and no {INDEX}")
-        raise ConfigError(f"{model} has no {lacks}, and cannot be served; it has {', '.join(sorted(listed)) or 'none'}")
+        others = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
+        has = ", ".join(sorted(listed)[:_MOST_NAMES]) or "none"
+        raise ConfigError(f"{model} has no {lacks}, and cannot be served; it has {has}{others}")
     return names
 
 
@@ -161,11 +168,17 @@ class _File:
     @property
     def part(self) -> Path:
         """What is there of a file that is not whole."""
-        return self.path.with_name(f"{self.path.name}.incomplete")
+        return self.path.with_name(self.path.name + _INCOMPLETE)
 
     @property
     def num_bytes_there(self) -> int:
-        return next((path.stat().st_size for path in (self.path, self.part) if path.exists()), 0)
+        if self.path.exists() and self.path.stat().st_size == self.num_bytes:
+            return self.num_bytes
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    @property
+    def is_there(self) -> bool:
+        return self.path.exists() and (self.checked or self.has_checksum(self.path))
 
     def has_checksum(self, path: Path) -> bool:
         if path.stat().st_size != self.num_bytes:
@@ -282,28 +295,36 @@ def _do_all(work: Callable[[_T], _R], items: Sequence[_T], stop: threading.Event
 
 
 def _fetch(file: _File, tell: Callable[[str, int], None]) -> None:
-    if file.path.exists() and (file.checked or file.has_checksum(file.path)):
-        tell(file.name, file.num_bytes)
-        return
-    file.part.parent.mkdir(parents=True, exist_ok=True)
-    with file.part.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is fetching {file.name} into {file.part}; wait for it") from None
-        _append(file, stream, tell)
-        stream.flush()
-        if not file.has_checksum(file.part):
-            file.part.unlink()
-            raise OutriderError(
-                f"{file.name} did not come as the repository has it (its checksum is another) and was thrown away; "
-                "the same command fetches it again"
-            )
-        os.replace(file.part, file.path)
+    while not file.is_there:
+        file.part.parent.mkdir(parents=True, exist_ok=True)
+        with file.part.open("ab") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is fetching {file.name} into {file.part}; wait for it") from None
+            if not _is_at(stream, file.part):  # before the lock, another process ended with it: whole or thrown away
+                continue
+            _append(file, stream, tell)
+            stream.flush()
+            if not file.has_checksum(file.part):
+                file.part.unlink()
+                raise OutriderError(
+                    f"{file.name} did not come as the repository has it (its checksum is another) and was thrown away; "
+                    "the same command fetches it again"
+                )
+            os.replace(file.part, file.path)
+            return
+    tell(file.name, file.num_bytes)
+
+
+def _is_at(stream: BinaryIO, path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
 
 
 def _append(file: _File, stream: BinaryIO, tell: Callable[[str, int], None]) -> None:
-    """Fetch the rest of a file, again and again where the connection breaks after something came."""
+    """Fetch the rest of a file, again and again where the connection breaks after something came. Of a hub that sends
+    more than it said, no more is read than shows it.
+    """
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -321,6 +342,8 @@ def _append(file: _File, stream: BinaryIO, tell: Callable[[str, int], None]) -> 
                 for data in reply.iter_raw():
                     stream.write(data)
                     tell(file.name, stream.tell())
+                    if stream.tell() > file.num_bytes:
+                        break
         except errors.HTTPError:  # of the library that it has for HTTP
             if stream.tell() <= begin:
                 raise

@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 Tell = Callable[[str], None]
 
@@ -31,8 +32,8 @@ def telling(console: Console, first: str) -> Iterator[Tell]:
     if not console.is_interactive:
         yield lambda text: console.print(text, markup=False)
         return
-    with console.status(first) as status:
-        yield status.update
+    with console.status(Text(first)) as status:
+        yield lambda text: status.update(Text(text))
 
 
 LINE_EVERY_S = 10.0

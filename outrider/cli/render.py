@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 
 from rich.console import Console
 from rich.text import Text
 
+from outrider.cli.console import visible
 from outrider.client import Round, TokenKind, Usage
 
 STYLES = {
@@ -19,7 +19,6 @@ STYLES = {
     TokenKind.PREDICTED: "magenta",
 }
 _FRAGMENT = "\ufffd"
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def legend() -> Text:
@@ -77,7 +76,7 @@ class AnswerPrinter:
             return
         self._at_line_start = round_.text_delta.endswith("\n")
         if self._console.is_terminal:
-            spans = [(_visible(text), STYLES[kind]) for kind, text in self._painter.paint(round_)]
+            spans = [(visible(text), STYLES[kind]) for kind, text in self._painter.paint(round_)]
             self._console.print(Text.assemble(*spans), end="")
         else:
             self._console.file.write(round_.text_delta)
@@ -88,11 +87,6 @@ class AnswerPrinter:
         if not self._at_line_start:
             self._console.file.write("\n")
             self._console.file.flush()
-
-
-def _visible(text: str) -> str:
-    """An answer must not steer the terminal: escape sequences show as the control pictures of Unicode."""
-    return _CONTROLS.sub(lambda match: chr(0x2400 + ord(match[0])) if ord(match[0]) < 0x20 else _FRAGMENT, text)
 
 
 def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:

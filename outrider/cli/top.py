@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +20,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from outrider.cli.console import errors_as_lines, widen
+from outrider.cli.console import errors_as_lines, screen_console, widen
 from outrider.cli.over_http import trust_of, url_of
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top_screen import View, screen
 from outrider.wire.errors import Unavailable
+from outrider.wire.transport.address import is_host_port
 
 TIMEOUT_S = 2.0
 """Seconds until somebody who does not answer is taken to be away. Doubled, a screen with one that hangs is drawn that
@@ -50,7 +51,7 @@ def top(
 
 
 async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
-    console = Console(highlight=False)
+    console = screen_console()
     # trust_env: a proxy of the outside world knows neither the gateway nor its workers.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust) as http:
         reader = Reader(http, url)
@@ -121,12 +122,13 @@ class Reader:
             metrics, ready, groups = await asyncio.gather(
                 self._scrape(self._url), self._json("/readyz"), self._json("/sd")
             )
-            workers = await asyncio.gather(*(self._worker(group["targets"][0]) for group in groups))
+            readiness, members = _readiness(ready), _members(groups)
+            workers = await asyncio.gather(*map(self._worker, members.values()))
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             self._last.clear()
             return self._without(_reason(error))
-        found = {group["labels"]["member"]: span for group, span in zip(groups, workers, strict=True) if span}
-        self._view = View(self._url, time.time(), metrics, ready, found)
+        found = {member: span for member, span in zip(members, workers, strict=True) if span}
+        self._view = View(self._url, time.time(), metrics, readiness, found)
         return self._view
 
     def _without(self, reason: str) -> View:
@@ -135,9 +137,11 @@ class Reader:
         return View(last.url, last.now_s, last.gateway, last.readiness, last.workers, away=reason)
 
     async def _worker(self, address: str) -> Span | None:
+        if not is_host_port(address):
+            return None
         try:
             return await self._scrape(f"http://{address}")
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             self._last.pop(f"http://{address}", None)
             return None
 
@@ -151,6 +155,24 @@ class Reader:
 
     async def _json(self, path: str) -> Any:
         return (await self._http.get(self._url + path)).json()
+
+
+def _readiness(said: Any) -> Mapping[str, Any]:
+    """Return what /readyz said. Raises ValueError where that is none of a gateway's."""
+    refused = said.get("refused", []) if isinstance(said, dict) else None
+    if not isinstance(refused, list) or not all(isinstance(each, str) for each in refused):
+        raise ValueError("/readyz is none of a gateway's")
+    return said  # type: ignore[no-any-return]
+
+
+def _members(groups: Any) -> dict[str, str]:
+    """Return where the workers' metrics are, by the member's name, from what /sd said. Raises ValueError, LookupError
+    or TypeError where that is none of a gateway's.
+    """
+    members = {group["labels"]["member"]: group["targets"][0] for group in groups}
+    if not all(isinstance(each, str) for pair in members.items() for each in pair):
+        raise ValueError("/sd is none of a gateway's")
+    return members
 
 
 def _reason(error: Exception) -> str:

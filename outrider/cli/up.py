@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, note_console, print_error
@@ -158,14 +158,14 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.label)].own
     no_draft = "; no draft: " + ("plain decoding" if own is None else f"the target drafts for itself by {own.label}")
     workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
-    console.print(f"\n[bold green]ready[/]  {workers}{'' if with_draft else no_draft}")
+    console.print(Text.assemble("\n", ("ready", "bold green"), f"  {workers}{'' if with_draft else no_draft}"))
     for gateway in endpoints.gateways:
         console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
         if settings.gateway.get("page", True):
             console.print(f"  page  {gateway.url}/")
     for refused in dict.fromkeys(refused for gateway in endpoints.gateways for refused in gateway.refused):
-        console.print(f"  [bold yellow]not used[/]  the {escape(refused)}", highlight=False)
+        console.print(Text.assemble("  ", ("not used", "bold yellow"), f"  the {refused}"))
     for one in endpoints.workers:
         console.print(f"  {one.name} memory  {one.memory}", highlight=False)
         if one.metrics is not None:

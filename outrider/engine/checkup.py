@@ -12,7 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -33,6 +33,7 @@ from outrider.engine.loading.loader import (
     network_class,
     read_config,
     resolve_device,
+    unusable,
 )
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder, tokenizer_files
@@ -89,6 +90,12 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
     """Yield what is checked and what was found."""
     yield "GPU", gpu()
     yield "C++ forward", native()
+    has_device = True
+    try:
+        resolve_device(task.device)
+    except ConfigError as error:
+        has_device, task = False, replace(task, device="cpu")
+        yield "device", ("problem", error.message, "")
     if task.target is None:
         return
     found = list[Model]()
@@ -109,7 +116,10 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
             continue
         found += [] if model is None else [model]
         yield f"draft {draft}", find
-    yield "memory", room(found, task.device)
+    if has_device:
+        yield "memory", room(found, task.device)
+    else:
+        yield "skipped", ("warning", "memory, for which the device is needed", "")
 
 
 def _refused(error: ConfigError, model: str) -> Find:
@@ -175,7 +185,7 @@ def read_model(model: str, task: Task) -> Model:
     if folder is not None and method_of(config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
-        weights = _num_parameters(config) * itemsize
+        weights = _num_parameters(model, config) * itemsize
     return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, network_class(config).__name__)
 
 
@@ -251,10 +261,13 @@ def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     return dtype.itemsize
 
 
-def _num_parameters(config: PreTrainedConfig) -> int:
-    """Return those of the model without making it; tied ones count once."""
-    with torch.device("meta"):
-        network = network_class(config)(config)
+def _num_parameters(model: str, config: PreTrainedConfig) -> int:
+    """Return those of the model without its weights; tied ones count once. Raises ConfigError."""
+    try:
+        with torch.device("meta"):
+            network = network_class(config)(config)
+    except Exception as error:  # as in read_config
+        raise unusable(model, error) from error
     return sum(each.numel() for each in network.parameters())
 
 

@@ -6,11 +6,10 @@ Names, units, buckets and attributes are those of its semantic conventions for g
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.trace import CLOSE_S, about, check_endpoint, complain_seldom, not_installed
+from outrider.wire.trace import about, check_endpoint, complain_seldom, not_installed, shut_down
 
 PROVIDER = "outrider"
 """`gen_ai.provider.name`: what serves the model."""
@@ -63,12 +62,8 @@ class ServerMetrics:
             self._per_token.record(per_token_s, attributes)
 
     def close(self) -> None:
-        """Send what is left, for at most CLOSE_S. Idempotent."""
-        give_up = threading.Timer(0.8 * CLOSE_S, self._exporter.shutdown)  # ends a call that is under way
-        give_up.daemon = True
-        give_up.start()
-        self._provider.shutdown()
-        give_up.cancel()
+        """Send what is left, for at most trace.CLOSE_S. Idempotent."""
+        shut_down(self._provider, self._exporter)
 
 
 def _attributes(operation: str, model: str | None) -> dict[str, str]:
@@ -80,5 +75,6 @@ def open_metrics(endpoint: str | None, service: str) -> ServerMetrics | None:
     """Return the process's metrics, or None without an endpoint, or where OTEL_METRICS_EXPORTER is none. Raises
     ConfigError.
     """
-    is_off = endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none"
-    return None if endpoint is None or is_off else ServerMetrics(endpoint, service)
+    if endpoint is None or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
+        return None
+    return ServerMetrics(endpoint, service)

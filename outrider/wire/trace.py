@@ -149,11 +149,7 @@ class Spans:
 
     def close(self) -> None:
         """Send the remaining spans, for at most CLOSE_S. Idempotent."""
-        give_up = threading.Timer(0.8 * CLOSE_S, self._exporter.shutdown)  # ends a call that is under way
-        give_up.daemon = True
-        give_up.start()
-        self._provider.shutdown()
-        give_up.cancel()
+        shut_down(self._provider, self._exporter)
 
     def _is_full(self) -> bool:
         """Return whether another span must be dropped, and count it then: the SDK drops older ones and counts none."""
@@ -212,6 +208,15 @@ def not_installed(endpoint: str) -> ConfigError:
         "or leave trace_endpoint out",
         param="trace_endpoint",
     )
+
+
+def shut_down(provider: Any, exporter: Any) -> None:
+    """Send what a provider has left, for at most CLOSE_S."""
+    give_up = threading.Timer(0.8 * CLOSE_S, exporter.shutdown)  # ends a call that is under way
+    give_up.daemon = True
+    give_up.start()
+    provider.shutdown()
+    give_up.cancel()
 
 
 def complain_seldom() -> None:

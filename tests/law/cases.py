@@ -212,22 +212,21 @@ def _lengths() -> list[Case]:
 
 def _cases() -> list[Case]:
     full = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.FULL)
-    topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK, explain=True)
+    topk = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.TOPK, draft_topk=TOPK)
     auto = Speculation(num_draft_tokens=3, draft_logprobs=DraftLogprobs.AUTO)
     tree = Speculation(tree="3x2x1", draft_logprobs=DraftLogprobs.FULL)
-    best_tree = replace(topk, num_draft_tokens=None, tree="best:6x3")
+    best_tree = replace(topk, num_draft_tokens=None, tree="best:6x3", explain=True)
     coupled_tree = Speculation(tree="2x2x2", acceptance=AcceptanceRule.COUPLED)
     coupled_best_tree = Speculation(tree="best:6x3", acceptance=AcceptanceRule.COUPLED, explain=True)
     mixed_tree = replace(tree, drafter=Drafter.NGRAM_MODEL)
-    explained = replace(full, explain=True)
-    unions = {name: replace(explained, drafter=Drafter(name)) for name in UNDER_UNIONS}
-    both = replace(explained, drafter=Drafter.MODEL_AND_MODEL)
+    unions = {name: replace(full, drafter=Drafter(name), explain=name == "ngram&model") for name in UNDER_UNIONS}
+    both = replace(full, drafter=Drafter.MODEL_AND_MODEL)
     coupled = Speculation(num_draft_tokens=3, acceptance=AcceptanceRule.COUPLED)
     off = Speculation(enabled=False)
     coupled_off = replace(coupled, enabled=False)
     some = ["nothing", "frequency_penalty", "everything"]
     several = ["temperature 0.7", "top_p", "min_p", "frequency_penalty"]
-    drafters = {name: replace(explained, drafter=Drafter(name)) for name in UNDER_DRAFTERS}
+    drafters = {name: replace(full, drafter=Drafter(name), explain=name == "ngram") for name in UNDER_DRAFTERS}
     cases = [
         *_group("full", full, list(PARAMETERS)),
         *_group("topk", topk, list(PARAMETERS)),
@@ -240,7 +239,7 @@ def _cases() -> list[Case]:
         *(case for name in ("ngram", "bigram") for case in _group(name, drafters[name], several)),
         *_group("coupled, off", coupled_off, ["everything"]),
         *_group("by token", full, ["everything", "regex, cut"]),
-        *_group("lenient", replace(explained, lenience=0.5), ["nothing", "frequency_penalty", "everything"]),
+        *_group("lenient", replace(full, lenience=0.5), ["nothing", "frequency_penalty", "everything"]),
         *_group("draft of bigrams", full, ["nothing", "regex", "everything"]),
         *_group("draft of n-grams", full, ["schema", "everything"]),
         *_group("draft of lookups", full, ["regex", "everything"]),

@@ -23,8 +23,8 @@ EXPLAINING = (
     ),
     Mutant(
         TOLD,
-        "    return r.draft_laws[last + 1] if is_drawn",
-        "    return r.draft_laws[max(0, last)] if is_drawn",
+        "        laws = [r.draft_laws[last + 1]] if is_drawn",
+        "        laws = [r.draft_laws[max(0, last)]] if is_drawn",
         "the law that is told is not the one that the refused token was drawn from",
         LAWS,
     ),

@@ -9,6 +9,8 @@ from typing import Any
 from playwright.sync_api import Page, Route, expect
 
 ANSWER_MS = 300_000
+LONG_TASK_MS = 200.0
+"""What a user begins to feel as a halt."""
 CODE = "class Stack:\n    def __init__(self):\n        self.items = []\n"
 
 
@@ -30,9 +32,15 @@ def wait_done(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
 
 
-def answer_text(page: Page) -> str:
-    """Of the last answer."""
-    return "\n".join(page.locator(".message.answered").last.locator(".text").last.locator("div").all_text_contents())
+def answer_text(page: Page, index: int = -1) -> str:
+    """Return what is shown of an answer, by default of the last."""
+    answer = page.locator(".message.answered").nth(index)
+    return "\n".join(answer.locator(".text").last.locator("div").all_text_contents())
+
+
+def longest_task(page: Page) -> float:
+    """Return how long the page's longest task took, in ms: 0 where none was longer than 50."""
+    return max(page.evaluate("longTasks"), default=0.0)
 
 
 def asking_for(page: Page, **more: Any) -> None:

@@ -32,7 +32,7 @@ def test_axe_finds_nothing_in_any_state(open_page: OpenPage, scheme: str) -> Non
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#comparison .sentence")).to_be_visible()
     assert_accessible(page, "compared")
-    send(page, CODE, Max_tokens=1_000_000)
+    send(page, CODE, mode="Chat", Max_tokens=1_000_000)
     expect(page.get_by_role("alert")).to_be_visible()
     assert_accessible(page, "error")
 

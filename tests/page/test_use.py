@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import OpenPage, figures
-from tests.page.driver import ANSWER_MS, CODE, answer_text, asking_for, fill_in, send, wait_done
+from tests.page.driver import (
+    ANSWER_MS,
+    CODE,
+    LONG_TASK_MS,
+    answer_text,
+    asking_for,
+    fill_in,
+    longest_task,
+    send,
+    wait_done,
+)
 
-LONG_TASK_MS = 200.0
-"""What a user begins to feel as a halt."""
+
+def committed_text(page: Page) -> str:
+    """Return what the rounds of the last answer committed."""
+    tokens = page.locator("#rounds .new .token:not(.rejected)").all_text_contents()
+    return "".join(tokens).replace("↵", "\n")
 
 
 def test_a_completion_is_streamed_and_its_rounds_are_drawn(open_page: OpenPage) -> None:
@@ -26,8 +40,7 @@ def test_a_completion_is_streamed_and_its_rounds_are_drawn(open_page: OpenPage) 
     lines = page.locator("#rounds li")
     last = lines.last
     expect(last.locator(".past")).not_to_be_empty()
-    committed = "".join(page.locator("#rounds .new .token:not(.rejected)").all_text_contents())
-    assert committed.replace("↵", "\n") == answer_text(page)
+    assert committed_text(page) == answer_text(page)
     assert page.locator("#rounds .token.accepted").count() > 0 < page.locator("#rounds .token.own").count()
     passes = lines.count()
     expect(page.locator("#numbers")).to_contain_text(f"Tokens per target pass{64 / passes:.2f}")
@@ -43,8 +56,7 @@ def test_a_chat_goes_on_from_what_was_said(open_page: OpenPage) -> None:
         send(page, prompt, mode="Chat", Max_tokens=8, System_message="Python.")
         wait_done(page)
     assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
-    first = page.locator(".message.answered").first.locator(".text").last.locator("div")
-    assert bodies[1]["messages"][2]["content"] == "\n".join(first.all_text_contents())
+    assert bodies[1]["messages"][2]["content"] == answer_text(page, 0)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".message")).to_have_count(0)
     send(page, "def c():", mode="Chat", Max_tokens=8)
@@ -113,6 +125,27 @@ def test_a_round_shows_what_both_models_thought(open_page: OpenPage) -> None:
         expect(step.locator(".sentence")).to_contain_text(f"refused “{refused}” and said “{said}” instead")
 
 
+def test_a_tree_is_shown_with_each_branch_below_its_node(open_page: OpenPage) -> None:
+    page = open_page()
+    asking_for(page, speculation={"explain": True, "tree": "4x2x1"})
+    send(page, CODE, Temperature=0, Max_tokens=64)
+    wait_done(page)
+    line = page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).first
+    line.click()
+    nodes = page.locator("#step .tree li")
+    depths = nodes.evaluate_all("(nodes) => nodes.map((node) => Number(node.style.getPropertyValue('--depth')))")
+    assert depths == [0, 1, 2, 1, 2] * 4
+    fates = [text.rpartition(" ")[2] for text in nodes.locator(".remark").all_text_contents()]
+    num_accepted = fates.count("accepted")
+    expect(line.locator(".did")).to_have_text(f"{num_accepted} of 20")
+    path = [index for index, found in enumerate(fates) if found == "accepted"]
+    assert [depths[index] for index in path] == list(range(num_accepted))
+    refused = [index for index, found in enumerate(fates) if found == "rejected"]
+    # Refused are the children of the last accepted node, all of them, and they stand in its part of the list.
+    assert [depths[index] for index in refused] == [num_accepted] * (4, 2, 1)[num_accepted]
+    assert all(depth >= num_accepted for depth in depths[path[-1] + 1 : refused[-1]])
+
+
 def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
     page = open_page()
     bodies: list[Any] = []
@@ -128,6 +161,19 @@ def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
     cells = [row.inner_text().split("\t") for row in rows.all()]
     assert [row[0] for row in cells] == ["Plain", "Speculative"]
     assert int(cells[0][3]) == 64 > int(cells[1][3]) and all(re.fullmatch(r"\d+ ms", row[1]) for row in cells)
+
+
+def test_compare_in_a_chat_shows_both_answers_whole(open_page: OpenPage) -> None:
+    """Even where no frame is drawn before both are there, as in a tab that is hidden."""
+    page = open_page()
+    page.evaluate("() => { window.held = []; window.requestAnimationFrame = (draw) => held.push(draw); }")
+    fill_in(page, CODE, mode="Chat", Temperature=0, Max_tokens=64)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#comparison .sentence")).to_contain_text("The texts are equal.", timeout=ANSWER_MS)
+    wait_done(page)
+    page.evaluate("held.forEach((draw) => draw())")
+    expect(page.locator(".message h3")).to_have_text(["You", "Without speculation", "You", "With speculation"])
+    assert answer_text(page, 0) == answer_text(page, 1) == committed_text(page) != ""
 
 
 def test_an_answer_is_stopped(open_page: OpenPage) -> None:
@@ -151,6 +197,33 @@ def test_an_error_is_said(open_page: OpenPage) -> None:
     send(page, CODE, Max_tokens=4)
     wait_done(page)
     expect(page.locator("#error")).to_be_hidden()
+
+
+def test_what_failed_in_a_chat_is_marked_and_not_sent_again(open_page: OpenPage) -> None:
+    page = open_page()
+    bodies: list[Any] = []
+
+    def broken(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        events = ({"choices": [{"index": 0, "delta": {"content": "half an"}}]}, {"error": {"message": "target lost"}})
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        route.fulfill(body=body + "data: [DONE]\n\n", content_type="text/event-stream")
+
+    def whole(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        route.continue_()
+
+    first, second, third = prompts = ("def a():", "def b():", "def c():")
+    for prompt, answered in zip(prompts, (whole, broken, whole), strict=True):
+        page.route("**/v1/chat/completions", answered, times=1)
+        send(page, prompt, mode="Chat", Max_tokens=8)
+        wait_done(page)
+    assert answer_text(page, 1) == "half an"
+    expect(page.locator(".message .hint")).to_have_text("This failed, and is not part of the chat.")
+    expect(page.locator(".message", has=page.locator(".hint"))).to_contain_text("half an")
+    contents = [[message["content"] for message in body["messages"]] for body in bodies]
+    said = answer_text(page, 0)
+    assert contents == [[first], [first, said, second], [first, said, third]]
 
 
 def test_a_key_is_asked_for_and_stays_in_memory(open_page: OpenPage) -> None:
@@ -205,7 +278,7 @@ def test_ten_thousand_tokens_do_not_freeze_the_page(open_page: OpenPage) -> None
     send(page, CODE, Max_tokens=10_000, Temperature=1, Seed=3)
     wait_done(page)
     expect(page.get_by_role("status")).to_contain_text("Done. 10000 tokens")
-    longest = max(page.evaluate("longTasks"), default=0.0)
+    longest = longest_task(page)
     figures.append(f"longest task while 10,000 tokens came: {longest:.0f} ms")
     assert longest < LONG_TASK_MS
     num_elements = page.evaluate("document.querySelectorAll('#rounds *').length")
@@ -222,4 +295,4 @@ def assert_replay_is_quick(page: Page) -> None:
     for key in ("End", "ArrowLeft", "Home"):
         page.keyboard.press(key)
     expect(page.locator("#place")).to_contain_text("Round 1 of")
-    assert max(page.evaluate("longTasks"), default=0.0) < LONG_TASK_MS
+    assert longest_task(page) < LONG_TASK_MS

@@ -84,3 +84,11 @@ def test_what_the_page_names_is_there_and_nothing_makes_html_of_text() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|cookie", text)
     assert named | {"index.html"} == set(FILES)
     assert b"http" not in FILES["index.html"]
+
+
+def test_the_browser_is_asked_to_store_neither_prompts_nor_keys() -> None:
+    """What a form held would else be offered again, and be there after a restart."""
+    tags = re.findall(r"<(?:form|textarea|input [^>]*password)\b[^>]*>", FILES["index.html"].decode())
+    asked = {re.findall('id="(.+?)"', tag)[0]: re.findall('autocomplete="(.+?)"', tag) for tag in tags}
+    kept_out = {name: ["off"] for name in ("form", "key-form", "prompt", "system-prompt")}
+    assert asked == kept_out | {"key": ["new-password"]}

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.address import is_host_port, join_host_port
 from outrider.wire.transport.serving import start_server
 
 
@@ -18,7 +18,14 @@ from outrider.wire.transport.serving import start_server
     [("127.0.0.1", "127.0.0.1:80"), ("gpu-1", "gpu-1:80"), ("::1", "[::1]:80"), ("fe80::1%eth0", "[fe80::1%eth0]:80")],
 )
 def test_ipv6_is_bracketed(host: str, joined: str) -> None:
-    assert join_host_port(host, 80) == joined
+    assert join_host_port(host, 80) == joined and is_host_port(joined)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":80", "[::1", "[::1]", "a:80/x", "a:80?x", "u@a:80", "a:80#", "a:8\n", "a b:80"]
+)
+def test_what_is_no_host_and_port(text: str) -> None:
+    assert not is_host_port(text)
 
 
 def has_ipv6() -> bool:

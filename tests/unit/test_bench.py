@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import threading
@@ -133,7 +134,7 @@ EVENTS = (
 
 
 @contextmanager
-def another_server(status: int, models: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def another_server(status: int, models: object, line_end: bytes = b"\n") -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """An OpenAI server of which nothing else is known: its URL, and the bodies it was sent."""
     bodies: list[dict[str, Any]] = []
 
@@ -146,11 +147,15 @@ def another_server(status: int, models: object) -> Iterator[tuple[str, list[dict
 
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            stream = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in EVENTS) + b"data: [DONE]\n\n"
+            told = [*(json.dumps(event).encode() for event in EVENTS), b"[DONE]"]
+            stream = b"".join(b"data: " + event + 2 * line_end for event in told)
             self._say(status, stream if status == 200 else b"out of order")
 
         def _say(self, status: int, body: bytes) -> None:
             self.send_response(status)
+            if "gzip" in self.headers["Accept-Encoding"]:
+                body = gzip.compress(body)
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -178,6 +183,14 @@ def test_another_server_is_asked_only_what_openai_has(tmp_path: Path) -> None:
     assert found["rungs"][0]["arms"]["as it is"]["num_requests"] == 6 and found["rungs"][0]["gain"] is None
     assert found["command"].startswith("outrider") and found["served"] == models["data"][0]
     assert {"date", "machine of the load", "versions"} <= set(found)
+
+
+def test_a_name_is_text_and_events_may_end_in_crlf() -> None:
+    model = "evil[/b]\x1b[2J[q4]"
+    with another_server(200, {"data": [{"id": model}]}, b"\r\n") as (url, _):
+        made = benched("--gateway", url, "--concurrency", "1", "--requests", "2")
+    assert made.exit_code == 0, made.stderr
+    assert made.stdout.startswith("evil[/b]␛[2J[q4] at ") and "\x1b" not in made.output
 
 
 def test_failures_are_counted_and_told() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.generation import FinishReason, GenerationRequest, RoundOutput, SpeculationOptions
+from gateway.rounds import verification
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.drafting import TRIAL
 from gateway.rounds.session import Session
+from gateway.rounds.verification import TOKENS_AHEAD
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -94,8 +96,9 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_round_opens_leases_commits_and_lets_both_go_on() -> None:
-    answer = Answer(max_draft_tokens=K)
+async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "TOKENS_AHEAD", CREDIT)
+    answer = Answer()
     async with answer.begun() as first:
         target, draft = answer.target, answer.draft
         assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
@@ -262,9 +265,9 @@ async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_ove
 async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(
     wish: SpeculationOptions, settings: dict[str, Any], is_drafted: bool
 ) -> None:
-    answer = Answer(wish=wish, max_draft_tokens=16, **settings)
+    answer = Answer(wish=wish, **settings)
     async with answer.begun():
-        assert answer.target.lease.until_len == 3 + (34 if settings.get("overlap", True) else 1)
+        assert answer.target.lease.until_len == 3 + (TOKENS_AHEAD if settings.get("overlap", True) else 1)
         opened = answer.target.all_of("open")[0]
         assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is is_drafted
         assert opened.speculation.sequential is (not settings.get("overlap", True))

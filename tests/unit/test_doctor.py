@@ -172,6 +172,39 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert state == "warning" and "no C++ compiler: no-such-compiler not found" in found and "slowly" in remedy
 
 
+def test_a_device_that_is_not_there_is_a_finding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = dict(checkup.findings(Task(DEMO_TARGET, [DEMO_DRAFT], "cuda", "bfloat16")))
+    assert found["device"][:2] == ("problem", "device is 'cuda', this process sees 0 CUDA devices; use cpu")
+    assert found["target"][0] == found[f"draft {DEMO_DRAFT}"][0] == "ok"
+    assert "memory" not in found and found["skipped"][1].startswith("memory")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_attention_heads": "x"}, "expected int, got str (value: 'x')"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+        ({"dtype": "none"}, "has no attribute 'none'"),
+        ({"architectures": [5]}, "architectures is [5]"),
+    ],
+)
+def test_a_configuration_that_nothing_can_be_made_of_is_the_models_fault(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    for file in Path(DEMO_DRAFT).iterdir():
+        (tmp_path / file.name).symlink_to(file.resolve())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    found = pair(str(tmp_path))
+    state, said, _ = found[f"draft {tmp_path}"]
+    assert "memory" in found and "\n" not in said
+    assert state == "problem" and words in said and str(tmp_path) in said
+
+
 def test_pairs_that_work_and_how() -> None:
     found = pair(DEMO_DRAFT, OTHER_DRAFT, str(REPO / "models/demo/eagle3"), str(REPO / "models/demo/medusa"))
     assert {state for state, _, _ in found.values()} == {"ok"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
 from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind, Nodes
@@ -122,14 +122,19 @@ def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[
     assert torch.equal(slot.logits, before) and decide([slot.ready], [slot.state], slot.logits) == [decided]
 
 
-def test_of_several_that_drew_there_the_first_is_told_of() -> None:
+def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None:
     slot = make(4, [-1, -1], 1)
     r, flat = delivered(slot.ready), RowLaw(12, torch.zeros(12).numpy())
     first = r.drawn[-1][0]
     both = [Drawn(first.law, first.nodes[:1]), Drawn(flat, first.nodes[1:])]
     other = next(i for i in range(12) if i not in r.draft_ids)
     (found,) = told([dataclasses.replace(r, drawn={-1: both})], [slot.state], [Decided(0, other)], slot.logits)
-    check_ranked(found.rejection.draft_law, best(torch.from_numpy(first.law.dense_scores().copy()).log_softmax(0)))
+    log_probs = torch.from_numpy(first.law.dense_scores().copy()).log_softmax(0)
+    check_ranked(found.rejection.draft_law, best(log_probs))
+    table = Drawn(one_hot(r.draft_ids[0], 12), first.nodes[:1])  # what a table says, which had no other
+    drawn = {-1: [table, Drawn(first.law, first.nodes[1:])]}
+    (found,) = told([dataclasses.replace(r, drawn=drawn)], [slot.state], [Decided(0, other)], slot.logits)
+    check_ranked(found.rejection.draft_law, best(log_probs))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from click.testing import Result
@@ -77,6 +78,20 @@ def test_a_folder_of_ones_own_of_another_revision(mirror: Mirror, tmp_path: Path
     assert held(own) == NEEDED and set(mirror.num_bytes) == {"config.json"}
 
 
+def test_an_older_file_of_another_size_and_a_begun_one_count_as_missing(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(iter(SHARDS))
+    assert pulled("--to", str(tmp_path)).exit_code == 0
+    (tmp_path / name).write_bytes(bytes(500_000))
+    usage = shutil.disk_usage("/")
+    with monkeypatch.context() as full:
+        full.setattr(hub.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+        refused(pulled("--to", str(tmp_path)), "needs 0.2 MB")
+    (tmp_path / "tokenizer.json.incomplete").write_bytes(b"{")
+    refused(pulled("--to", str(tmp_path), "--offline"), "tokenizer.json of team/model at main is not in")
+
+
 def test_another_revision_is_started_by_its_folder(mirror: Mirror) -> None:
     made = pulled("--revision", COMMIT)
     assert f"outrider up --target {made.stdout.strip()} " in made.stderr
@@ -88,6 +103,40 @@ def test_what_came_damaged_is_thrown_away(mirror: Mirror, tmp_path: Path) -> Non
     refused(pulled(), name, "checksum")
     mirror.damaged.clear()
     assert held(Path(pulled().stdout.strip())) == NEEDED
+
+
+def test_files_of_equal_content_are_one_in_the_cache(mirror: Mirror) -> None:
+    content = bytes(4_000_000)
+    mirror.files |= dict.fromkeys(SHARDS, content)
+    assert held(Path(pulled().stdout.strip())) == NEEDED | dict.fromkeys(SHARDS, content)
+    assert sum(mirror.num_bytes[name] for name in SHARDS) == len(content)
+
+
+def test_what_another_process_ends_before_the_lock_is_left_alone(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, name = hub.fcntl.flock, next(iter(SHARDS))
+    part = f"{mirror.etag(name)}.incomplete"
+
+    def after_another(stream: BinaryIO | int, how: int) -> None:  # huggingface_hub locks, too: by number
+        path = Path() if isinstance(stream, int) else Path(stream.name)
+        if path.name == part and path.exists():
+            path.write_bytes(SHARDS[name])
+            path.rename(path.with_suffix(""))
+        lock(stream, how)
+
+    monkeypatch.setattr(hub.fcntl, "flock", after_another)
+    assert held(Path(pulled().stdout.strip())) == NEEDED
+    assert not mirror.num_bytes[name]
+
+
+def test_a_hub_that_sends_more_than_it_said_is_cut_off(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = next(iter(SHARDS))
+    said = mirror.tree()
+    mirror.files[name] = bytes(64_000_000)
+    monkeypatch.setattr(mirror, "tree", lambda: said)
+    refused(pulled(), name, "checksum")
+    assert mirror.num_bytes[name] < 32_000_000  # much of it is the sockets' buffers
 
 
 def test_a_disk_that_is_too_small_is_told_before(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +180,7 @@ def test_offline_says_what_is_missing(mirror: Mirror, monkeypatch: pytest.Monkey
     ("files", "words"),
     [
         ({**SMALL, "pytorch_model.bin": b"0"}, ("no model.safetensors", "it has", "pytorch_model.bin")),
+        ({f"{i}.bin": b"0" for i in range(12)}, ("it has 0.bin, 1.bin, 10.bin,", "7.bin and 2 more")),
         ({"model.safetensors": b"0"}, ("no config.json",)),
         ({**SMALL, "model.safetensors.index.json": INDEX}, (f"no {next(iter(SHARDS))}",)),
         ({**SMALL, "model.safetensors.index.json": b"[]"}, ("not an index",)),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
 from outrider.cli.series import Scrape, Span
+from outrider.cli.top import Reader
 from outrider.cli.top_screen import View, duration, screen, short
 from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
 
@@ -20,6 +23,7 @@ outrider_worker_connected{{worker="target",member="target-chat-0",pool="chat"}} 
 outrider_worker_lost{{worker="target",member="target-chat-0",pool="chat"}} {lost}
 outrider_member_requests{{member="target-chat-0",pool="chat"}} 3
 """
+BAD_ADDRESSES = ("[::1", "[::::]:1", "w:1/path", "w:1?query", "u@w:1", "w:65536")
 
 
 def scrape(at_s: float, *lines: str, started_s: float = 1.0) -> Scrape:
@@ -121,6 +125,35 @@ def test_what_is_wrong_stands_above_the_tables_and_a_worker_without_metrics_is_l
         assert line in text.split("worker ")[0], text
     assert "target-chat-0 lost  no metrics" in text and "3 here" in text
     assert "!" not in drawn(system(1))
+
+
+@pytest.mark.parametrize(
+    ("ready", "groups", "away", "workers"),
+    [
+        ({"ready": True}, [{"targets": ["w:1"], "labels": {"member": "a"}}], None, ["a"]),
+        ({"ready": True}, [{"targets": [each], "labels": {"member": each}} for each in BAD_ADDRESSES], None, []),
+        ([1], [], "what answers there is no gateway", []),
+        ({"ready": True, "refused": 5}, [], "what answers there is no gateway", []),
+        ({"ready": True}, [{"targets": [1], "labels": {"member": "a"}}], "what answers there is no gateway", []),
+        ({"ready": True}, 5, "what answers there is no gateway", []),
+    ],
+)
+def test_what_is_said_is_checked_before_it_is_shown_or_asked(
+    ready: object, groups: object, away: str | None, workers: list[str]
+) -> None:
+    said = {"/readyz": ready, "/sd": groups}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.host in ("gateway", "w") and request.url.path in ("/metrics", *said)
+        path = request.url.path
+        return httpx.Response(200, text="") if path == "/metrics" else httpx.Response(200, json=said[path])
+
+    async def read() -> View:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            return await Reader(http, "http://gateway").read()
+
+    view = asyncio.run(read())
+    assert view.away == away and list(view.workers) == workers and drawn(view)
 
 
 def test_names_and_times_are_short() -> None:

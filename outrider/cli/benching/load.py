@@ -46,7 +46,7 @@ class Load:
         return httpx.AsyncClient(
             base_url=self.url,
             timeout=self.timeout_s,
-            headers=dict(self.headers),
+            headers={"Accept-Encoding": "identity", **self.headers},  # streams are read as they come
             verify=self.verify,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
@@ -148,21 +148,20 @@ async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             fault = f"its stream is none of completions: {type(error).__name__}: {error}"
     elif fault is None and status != 429:
-        fault = f"{status}: {_readable(received[-200:])}"
+        fault = f"{status}: {_line(received[-200:])}"
     return Asked(sent_s, first_s if status == 200 else None, ended_s, status, retry_after, fault, usage)
 
 
-def _readable(data: bytes | bytearray) -> str:
-    """Return text for a line of a terminal, which it must not steer."""
-    text = data.decode("utf-8", "replace")
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+def _line(data: bytes | bytearray) -> str:
+    return " ".join(data.decode("utf-8", "replace").split())
 
 
 def _read(stream: bytes, load: Load) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return a streamed answer's usage and what it lacks, None when it is whole."""
+    stream = stream.replace(b"\r\n", b"\n")
     events = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event.startswith(b"data: ")]
     if not events or events[-1] != b"[DONE]":
-        return None, f"its stream ended with {_readable(stream[-200:]) or 'nothing'}"
+        return None, f"its stream ended with {_line(stream[-200:]) or 'nothing'}"
     messages = [json.loads(event) for event in events[:-1]]
     if errors := [message["error"] for message in messages if "error" in message]:
         return None, f"an error in its stream: {errors[0]}"

@@ -26,10 +26,10 @@ def show(study: Study, console: Console) -> None:
     _show_costs(study, console)
     _show_speeds(study, console)
     _show_alternatives(study, console)
-    console.print(f"[bold]temperature {study.temperature:g}:[/] {reason(study)}")
+    console.print(f"[bold]temperature {study.temperature:g}:[/] {reason(study)}", markup=True)
     doubt = unsteady(study)
     if doubt is not None:
-        console.print(f"[bold]not to be relied on:[/] {doubt}")
+        console.print(f"[bold]not to be relied on:[/] {doubt}", markup=True)
 
 
 def unsteady(study: Study) -> str | None:
@@ -71,7 +71,7 @@ def _fastest_drafted(study: Study) -> str:
 def _show_acceptance(study: Study, console: Console) -> None:
     rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in study.acceptance.by_position)
     num_seen = sum(study.acceptance.reached)
-    console.print(f"\n[bold]temperature {study.temperature:g}[/]")
+    console.print(f"\n[bold]temperature {study.temperature:g}[/]", markup=True)
     console.print(f"alpha {study.acceptance.alpha:.3f} over {num_seen} drafts; by position in the proposal: {rates}")
     console.print(
         f"c {study.costs.c:.3f}: a draft token is waited for {1e3 * study.costs.draft_token_s:.2f} ms, "

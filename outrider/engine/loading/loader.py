@@ -174,9 +174,20 @@ def resolve_device(device: str) -> torch.device:
 def read_config(model: str) -> PreTrainedConfig:
     """Read the configuration of a folder or hub id. Raises ConfigError."""
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if not all(isinstance(name, str) for name in config.architectures or ()):
+            raise ValueError(f"architectures is {config.architectures}, must be a list of names")
+        return config
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+    except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
+        raise unusable(model, error) from error
+
+
+def unusable(model: str, error: Exception) -> ConfigError:
+    """Return what to say of a configuration that transformers raised an error for."""
+    why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ConfigError(f"transformers cannot use the config.json of {model} ({why}); correct it", param="model")
 
 
 def check_class(config: PreTrainedConfig) -> None:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 
 from outrider.wire.errors import ConfigError
+
+_HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
+_MOST_PORT = 2**16 - 1
+
+
+def is_host_port(text: str) -> bool:
+    """Whether text is host:port and nothing else: put into a URL it adds no user, path or query."""
+    found = _HOST_PORT.fullmatch(text)
+    return found is not None and int(found[3]) <= _MOST_PORT
 
 
 def join_host_port(host: str, port: int) -> str:
