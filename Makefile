@@ -84,6 +84,10 @@ bench-throughput: $(STAMP)
 bench-interference: $(STAMP)
 	$(BIN)/python -m benchmarks.interference $(ARGS)
 
+# One caller with 48 streams beside another with one, shared by caller and not, in turn.
+bench-fairness: $(STAMP)
+	$(BIN)/python -m benchmarks.fairness $(ARGS)
+
 bench-resident: $(STAMP)
 	$(BIN)/python -m benchmarks.resident
 
@@ -183,7 +187,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)

@@ -22,6 +22,7 @@ from outrider.engine.speculation.drafter import NodeDrafter, Said
 from outrider.engine.speculation.drawing import grow, grow_beams
 from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.row_budget import Alone, Part, RowBudget, Unit, away
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
@@ -82,6 +83,7 @@ class Grower:
         self._shares: dict[tuple[bool, bool, int], RankShares] = {}
         self._table_shares: dict[tuple[bool, bool], RankShares] = {}
         self._cost = RowCost()
+        self._budget = RowBudget[_Offer](self._cost)
 
     # jobs
 
@@ -312,6 +314,7 @@ class Grower:
         seconds = time.monotonic() - now
         if num_rows:
             self._cost.note(num_rows, seconds)
+            self._budget.note(seconds)
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         for growing in owners.values():
@@ -349,33 +352,66 @@ class Grower:
         self._keeper.close(CloseJob(*growing.slot.key))
 
     def _choose(self) -> list[tuple[Growing, Sequence[Node]]]:
-        """Return what is asked for next: nodes of several slots, the likeliest first. A table's guesses behind them are
-        asked for where they are as likely.
+        """Return what is asked for next: nodes of several slots, the likeliest first unless that slows a caller by more
+        than its part. A table's guesses behind them are asked for where they are as likely.
         """
-        offers: list[Iterable[_Offer]] = []
+        offers: dict[bytes, list[Iterable[_Offer]]] = {}
+        weights: dict[bytes, float] = {}
         most = MOST_OFFERS if self._drafter.takes_trees else 1
         for index, growing in enumerate(self._slots.values()):
-            tree = growing.tree
-            if tree is None or not self._drafter.is_ready(growing):
+            tree, scheduling = growing.tree, growing.slot.scheduling
+            if tree is None:
+                continue
+            weights[scheduling.caller] = scheduling.weight
+            if not self._drafter.is_ready(growing):
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
             if growing.cascade is not None:
                 growing.cascade.begin()
-            offers += [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]
-        best = list(islice(heapq.merge(*offers, key=lambda offer: offer[:2]), self._cost.reach))
-        count = best_count([-chance for chance, *_ in best], 0.0, 0, self._cost)
+            own = [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]
+            offers.setdefault(scheduling.caller, []).extend(own)
+        best = self._fair(offers, weights)
         chosen: dict[int, tuple[Growing, list[Node]]] = {}
-        for _, index, node, growing, is_guess in best[: max(count, 1)]:
+        for _, index, node, growing, is_guess in best:
             if not is_guess:
                 chosen.setdefault(index, (growing, []))[1].append(node)
             elif growing.cascade is not None:
                 growing.cascade.ask(node)
         return list(chosen.values())
 
+    def _best(self, offers: Iterable[Iterable[_Offer]]) -> list[_Offer]:
+        """Return those that make the most of the draft's time, the likeliest first; one at least, if there are any."""
+        best = list(islice(heapq.merge(*offers, key=_rank), self._cost.reach))
+        return best[: max(1, best_count([-chance for chance, *_ in best], 0.0, 0, self._cost))]
+
+    def _fair(self, offers: Mapping[bytes, Iterable[Iterable[_Offer]]], weights: Mapping[bytes, float]) -> list[_Offer]:
+        """Return the same, of several callers, each with its part. weights: of all that are drafted for."""
+        alone = {caller: self._best(own) for caller, own in offers.items()}
+        if len(weights) < 2:
+            return next(iter(alone.values()), [])
+        best, parts = self._best(alone.values()), list[Part[_Offer]]()
+        for caller, weight in weights.items():
+            own = alone.get(caller)
+            if not own:
+                parts.append(away(caller, weight))
+                continue
+            gain, most_gain = (
+                sum(-chance for chance, *_, growing, _ in each if growing.slot.scheduling.caller == caller)
+                for each in (best, own)
+            )
+            num_rows = sum(growing.slot.scheduling.caller == caller for *_, growing, _ in best)
+            step = partial(Alone[_Offer], most_gain, [Unit(offer, 1) for offer in own])
+            parts.append(Part(caller, weight, gain, num_rows, most_gain, len(own), step))
+        return self._budget.deal(parts) or best
+
 
 _Offer = tuple[float, int, Node, Growing, bool]
 """A node with its negated chance, the place of its slot, and whether it is a guess."""
+
+
+def _rank(offer: _Offer) -> tuple[float, int]:
+    return offer[:2]
 
 
 def _offers(growing: Growing, index: int, chance: float, node: Node) -> Iterator[_Offer]:

@@ -15,6 +15,7 @@ from outrider.wire.kinds import Drafter as Drafter
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.tree_shape import TreeShape
 
 
@@ -56,6 +57,7 @@ class GenerationRequest:
     """What the output may be like; empty where nothing is predicted, and where it would not be used."""
     cache_salt: bytes = b""
     """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
     key_name: str | None = None
     """Name of the caller's API key; None where the gateway asks for none."""
     reading: Reading | None = None

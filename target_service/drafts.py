@@ -201,7 +201,7 @@ class Drafts:
     def _with_candidates(self, found: Candidates, count: int) -> Ready:
         lease, slot = found.lease, found.lease.slot
         if not count:
-            return Ready(slot, [], None, fallback=self.fallback(lease))
+            return Ready(slot, [], None, fallback=self.fallback(lease, is_here=bool(found.nodes or found.order)))
         try:
             return self._of_candidates(found, count)
         except _RefusedError as refused:
@@ -239,12 +239,12 @@ class Drafts:
                 drawn.setdefault(parent, []).append(Drawn(law, tuple(children)))
         return replace(ready, tree=tree, drawn=drawn)
 
-    def fallback(self, lease: Lease) -> Fallback | None:
-        """Return why a step has no drafts, where it was to have some."""
+    def fallback(self, lease: Lease, *, is_here: bool = False) -> Fallback | None:
+        """Return why a step has no drafts, where it was to have some. is_here: some have come, and are left out."""
         if any(draft.refused is not None for draft in lease.drafts):
             return Fallback.REFUSED
         ended = all(draft.parked.ended for draft in lease.drafts) if lease.beams is None else lease.beams.ended
-        late = lease.held_from_s is not None and lease.speculation.is_fixed and not ended
+        late = lease.held_from_s is not None and lease.speculation.is_fixed and not ended and not is_here
         return Fallback.LATE if late else None
 
     def decided(self, lease: Lease, fed: Fed, num_levels: int, num_given_up: int, now: float) -> int:

@@ -3,7 +3,7 @@
 Rows are taken best first for as long as they make more tokens a second, by what steps of so many rows take on this
 machine, if together they make LEAST_GAIN times as many. Under load no row is worth it any more, and the step is plain:
 that nothing is slower with drafts than without follows from this rule. A request that names how much is verified gets
-that whatever it costs.
+that whatever it costs. Where a slot says how long a token may take, drafts of all are left out for it.
 
 Tokens that a drafter has fed beside the drafts, for later steps' sake, are rows like any. They are taken where the
 tokens that such drafts brought a step pay for them and for the drafts that came of them.
@@ -15,6 +15,7 @@ whose request names how much is verified waits longer by itself, while the other
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ messages and memory that others read, was 5 to 10 % of a step of 8 to 64 answers
 were 0.91 times as fast as plain. At 1.4, drafts that pay are passed over."""
 _PATIENCE = 2.0
 """Times what guesses usually take that a step is held for them. Doubling it doubles what is waited in vain."""
-_RATE_WEIGHT = 0.25
+RATE_WEIGHT = 0.25
 """Weight of a step in the rate of tokens. Doubling it follows the load twice as fast, and chance, too."""
 
 
@@ -52,31 +53,62 @@ class RowRule:
     def note(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """Record a step without prompts: what it was fed, and how many tokens it committed."""
         self.cost.note(num_rows, seconds)
-        self._rate += _RATE_WEIGHT * (num_tokens / seconds - self._rate)
+        self._rate += RATE_WEIGHT * (num_tokens / seconds - self._rate)
 
     def choose(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[int]:
         """Return how many candidates of each slot are verified. num_rows: of the step without any; most: in all."""
-        counts = [0] * len(found)
+        plan = self.plan(found, num_rows, most)
+        if plan.offers:
+            self._pays = plan.pays
+        self._num_chosen += 1
+        return plan.counts(plan.count // 2 if self._is_probe(self._num_chosen) else plan.count)
+
+    def plan(self, found: Sequence[Candidates], num_rows: int, most: int) -> StepPlan:
+        """Return what would be chosen, if nothing were tried out."""
+        named = [0] * len(found)
         base_gain = float(len(found))
         for index in sorted(range(len(found)), key=lambda i: found[i].must):  # who asks for least goes first
             must = found[index].must
             if must <= most:
-                counts[index] = must
+                named[index] = must
                 most -= must
                 base_gain += sum(found[index].gains[:must])
-        offers = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
-        best = [offer for offer, _ in zip(offers, range(most), strict=False)]
-        gains, num_rows = [-gain for gain, _ in best], num_rows + sum(counts)
+        merged = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
+        offers = [offer for offer, _ in zip(merged, range(most), strict=False)]
+        gains, num_rows = [-gain for gain, _ in offers], num_rows + sum(named)
         count = best_count(gains, base_gain, num_rows, self.cost)
-        if best:
-            self._pays = self._is_worth(base_gain + sum(gains[:count]), num_rows + count, base_gain, num_rows)
-            count = count if self._pays else 0
-        self._num_chosen += 1
-        if self._is_probe(self._num_chosen):
-            count //= 2
-        for _, index in best[:count]:
-            counts[index] += 1
-        return counts
+        pays = self._is_worth(base_gain + sum(gains[:count]), num_rows + count, base_gain, num_rows)
+        plan = StepPlan(named, offers, count if pays else 0, pays)
+        return plan._replace(count=self._within_limits(plan, found, base_gain, num_rows))
+
+    def _within_limits(self, plan: StepPlan, found: Sequence[Candidates], total: float, num_rows: int) -> int:
+        """Return the plan's number of offers where every slot that says how long a token may take is expected to keep
+        to it; else, of those numbers with which all do, or are least above, the one that makes the most tokens a
+        second. total, num_rows: tokens and rows of the step without any.
+        """
+        limits_s = dict[int, float]()
+        for index, each in enumerate(found):
+            limit_ms = each.lease.slot.scheduling.max_tpot_ms
+            if limit_ms is not None:
+                limits_s[index] = 1e-3 * limit_ms
+        if not limits_s:
+            return plan.count
+        own = {index: 1.0 + sum(found[index].gains[: plan.named[index]]) for index in limits_s}
+        best, best_rank = 0, (math.inf, True, 0.0)
+        for count in range(len(plan.offers) + 1):
+            if count:
+                gain, index = plan.offers[count - 1]
+                total -= gain
+                if index in own:
+                    own[index] -= gain
+                if num_rows + count > self.cost.reach:
+                    break
+            seconds = self._seconds(max(1, num_rows + count))
+            over = max(seconds / own[index] / limit_s for index, limit_s in limits_s.items())
+            rank = (max(1.0, over), count != plan.count, -total / seconds)
+            if rank < best_rank:
+                best, best_rank = count, rank
+        return best
 
     def scaffolds(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[bool]:
         """Return whose scaffolds are fed: of slots that name how much is verified, and of those with which the most
@@ -122,33 +154,56 @@ class RowRule:
         seconds, plain_s = self.cost.seconds(num_rows), self.cost.seconds(num_plain_rows)
         return seconds is None or plain_s is None or gain / seconds >= LEAST_GAIN * plain_gain / plain_s
 
-    def hold_until(self, lacking: Sequence[Lacking], now: float) -> float | None:
+    def hold_until(self, lacking: Sequence[Lacking], now: float, rate: float | None = None) -> float | None:
         """Return until when the step waits for the next guesses of these drafts; None to go at once, as ever while what
-        comes does not pay.
+        comes does not pay. rate: tokens a second that a wait costs, where they pay; that of all unless given.
         """
-        if not self._pays:
-            return None
+        if rate is None:
+            if not self._pays:
+                return None
+            rate = self._rate
         coming = list[_Coming]()
         for lease, draft, chance in lacking:
             is_first = lease.length in draft.lacked
             since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
             if takes_s is not None and now < since_s + _PATIENCE * takes_s:
-                gain = chance + self._more(draft, lease.room, chance) if is_first else chance
+                gain = chance + _more(draft, lease.room, chance, rate) if is_first else chance
                 coming.append(_Coming(since_s + _PATIENCE * takes_s, takes_s, gain))
-        if not coming or self._rate <= 0.0:
+        if not coming or rate <= 0.0:
             return None
         first = min(coming)
-        return first.until_s if sum(each.gain for each in coming) / self._rate > first.takes_s else None
+        return first.until_s if sum(each.gain for each in coming) / rate > first.takes_s else None
 
-    def _more(self, draft: Delivered, room: int, chance: float) -> float:
-        """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
-        cost, more = (draft.gap_s or 0.0) * self._rate, 0.0
-        for _ in range(0 if draft.gap_s is None else room - 1):
-            chance *= draft.shares.share(0)
-            if chance <= cost:
-                break
-            more += chance - cost
-        return more
+
+def _more(draft: Delivered, room: int, chance: float, rate: float) -> float:
+    """Return the tokens that guesses after the first would bring, less what waiting for each of them costs."""
+    cost, more = (draft.gap_s or 0.0) * rate, 0.0
+    for _ in range(0 if draft.gap_s is None else room - 1):
+        chance *= draft.shares.share(0)
+        if chance <= cost:
+            break
+        more += chance - cost
+    return more
+
+
+class StepPlan(NamedTuple):
+    """Which draft tokens a step verifies."""
+
+    named: Sequence[int]
+    """Of each slot, those that its request names."""
+    offers: Sequence[tuple[float, int]]
+    """Negated chance, and the slot, of those of the others, best first."""
+    count: int
+    """How many of these are verified."""
+    pays: bool
+    """Whether those that make the most tokens a second are worth what drafts cost beside their rows."""
+
+    def counts(self, count: int) -> list[int]:
+        """Return how many candidates of each slot are verified, of so many offers."""
+        counts = list(self.named)
+        for _, index in self.offers[:count]:
+            counts[index] += 1
+        return counts
 
 
 class Lacking(NamedTuple):

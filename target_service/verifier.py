@@ -21,7 +21,7 @@ from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
-from outrider.engine.worker.scheduler import StepRequest, StepScheduler, Turn, Want
+from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.kinds import Drafter, TokenKind
@@ -50,6 +50,7 @@ from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, note_scores, refuses_scoring, take_scores
 from target_service.rows import Lacking, RowRule, waits_until
+from target_service.step_budget import StepBudget
 
 
 class Verifier:
@@ -76,6 +77,7 @@ class Verifier:
         metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         self._drafts = Drafts(own_drafts, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
         self._rule = RowRule()
+        self._budget = StepBudget(self._rule)
         self._max_prefill_tokens = max_prefill_tokens
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
@@ -188,7 +190,7 @@ class Verifier:
         self._in_step = [each.lease for each in found]
         if not found and len(running) == len(fed) and self._held_until is not None:
             return False
-        chosen = self._chosen(found, sum(each.lease.num_undrafted for each in found))
+        chosen = self._chosen(found, now)
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
         taken = [chosen[key] for key in turn.running]
         going = [(each.lease, self._drafts.ready(*each)) for each in taken if each.lease.beams is None]
@@ -229,21 +231,29 @@ class Verifier:
             slot.distrust()
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
+            self._budget.note(seconds, started - now)
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
         return True
 
-    def _chosen(self, found: Sequence[Candidates], num_tails: int) -> dict[SlotKey, _Chosen]:
-        """Return how much of what each slot might be fed goes into the step. num_tails: its rows without any."""
+    def _chosen(self, found: Sequence[Candidates], now: float) -> dict[SlotKey, _Chosen]:
+        """Return how much of what each slot might be fed goes into the step, of those that are in it."""
         # The rest of a step goes plain where it has so many drafts: nobody is to wait longer for it.
         pool, most = self._runner.pool, self._max_prefill_tokens
-        with_scaffold = self._rule.scaffolds(found, num_tails, min(most, pool.num_free * pool.block_size))
-        num_scaffolds = sum(each.num_scaffolds for each, fed in zip(found, with_scaffold, strict=True) if fed)
-        counts = self._rule.choose(found, num_tails + num_scaffolds, most - num_scaffolds)
-        chosen = map(_Chosen, found, counts, with_scaffold)
-        return {each.lease.slot.key: each for each in chosen}
+        tails = [each.lease.num_undrafted for each in found]
+        with_scaffold = self._rule.scaffolds(found, sum(tails), min(most, pool.num_free * pool.block_size))
+        rows = [tail + each.num_scaffolds * fed for tail, each, fed in zip(tails, found, with_scaffold, strict=True)]
+        absent = [lease.slot.scheduling for lease in self._leases if now - lease.slot.asked_s < DORMANT_S]
+        counts = self._budget.choose(found, rows, most - (sum(rows) - sum(tails)), absent)
+        chosen = dict[SlotKey, _Chosen]()
+        for each, count, fed in zip(found, counts, with_scaffold, strict=True):
+            if count is None:
+                each.lease.slot.asked_s = now  # it does not rest
+            else:
+                chosen[each.lease.slot.key] = _Chosen(each, count, fed)
+        return chosen
 
     def fail_step(self, error: Exception) -> None:
         """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
@@ -268,7 +278,8 @@ class Verifier:
         if not found:
             return []
         lacking = [Lacking(each.lease, *draft) for each in found for draft in self._drafts.lacking(each)]
-        self._held_until = self._rule.hold_until(lacking, now)
+        waited_for = self._budget.waited_for(lacking)
+        self._held_until = self._budget.hold_until(waited_for, now)
         waiting = {lease.slot.key for lease, *_ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
         held = [each.lease for each in found if self._held_until is not None or each.lease.slot.key in waiting]
         for lease in held:
@@ -276,8 +287,10 @@ class Verifier:
             lease.slot.asked_s = now  # it does not rest
         if self._held_until is not None:
             return []
+        held_for = {draft.ticket for _, draft, _ in waited_for}
         for lease, draft, _ in lacking:
-            draft.live = lease.slot.key in waiting or lease.held_from_s is None
+            if draft.ticket in held_for or lease.speculation.is_fixed:
+                draft.live = lease.slot.key in waiting or lease.held_from_s is None
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
         return [each for each in found if each.lease.slot.key not in waiting]

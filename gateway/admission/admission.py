@@ -129,7 +129,7 @@ class Admission:
         with caller.answers(demand.num_answers, demand.names.num_choices):
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
                 tokenizer = self.generator.tokenizer(facts.id)
-                requests = await build_requests(demand, facts, tokenizer, self.config, caller.name)
+                requests = await build_requests(demand, facts, tokenizer, self.config, caller.name, caller.weight)
                 num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()
                 record.model, record.num_prompt_tokens = facts.id, num_prompt

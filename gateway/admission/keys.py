@@ -108,6 +108,10 @@ class Caller:
         """Return the API key's name, None where no keys are asked for."""
         return None if self.key is None else self.key.name
 
+    @property
+    def weight(self) -> float:
+        return 1.0 if self.key is None else self.key.weight
+
     def change(self, key: ApiKey) -> None:
         """Take other limits of the same key. A rate that stays keeps its level."""
         before, self.key = self.key, key

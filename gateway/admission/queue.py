@@ -1,5 +1,7 @@
-"""Lets answers wait for a place, first come, first served, and refuses those that would wait in vain. One queue for
-each served model. No I/O.
+"""Lets answers wait for a place, and refuses those that would wait in vain. One queue for each served model. No I/O.
+
+A free place is for the caller that holds the fewest over its weight, of those alike for the one that was given the
+fewest tokens while it waited, and of its answers for that of the lowest priority number, then the first to come.
 """
 
 from __future__ import annotations
@@ -7,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from outrider.wire.errors import Overloaded
+from outrider.wire.scheduling import Scheduling, VirtualTokens
 from outrider.wire.settings.config import GatewayConfig
 
 BURST_S = 0.25
@@ -77,7 +80,11 @@ class AdmissionQueue:
         self._config = config
         self._clock = clock
         self._capacity = config.max_running
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: list[tuple[Scheduling, asyncio.Future[None]]] = []
+        """Who waits, in the order in which they came."""
+        self._num_held: Counter[bytes] = Counter()
+        """Places, by caller; those that hold none are not in it."""
+        self._served = VirtualTokens()
         self._idle_s = self._full_s = -math.inf
         self._overloaded = False
 
@@ -132,29 +139,44 @@ class AdmissionQueue:
         self._overloaded |= self.num_admitted > self._capacity and wait_s > self._config.max_queue_wait_s
         return not self._overloaded
 
-    async def acquire(self) -> None:
-        """Returns when it is the caller's turn. Cancelled: the place goes to the next."""
+    async def acquire(self, scheduling: Scheduling) -> None:
+        """Returns when it is the answer's turn. Cancelled: the place goes to the next."""
         if self.num_running < self._capacity and not self._line:
-            self.num_running += 1
+            self._hold(scheduling.caller)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._line.append((scheduling, turn))
+        self._served.join(scheduling.caller)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()
-            elif turn in self._line:
-                self._line.remove(turn)
+                self.release(scheduling, 0)
+            else:
+                self._line = [each for each in self._line if each[1] is not turn]
             raise
 
-    def release(self) -> None:
+    def release(self, scheduling: Scheduling, num_tokens: int) -> None:
+        """Free the place of an answer that took so many tokens, its prompt's among them."""
         self.num_running -= 1
+        self._num_held[scheduling.caller] -= 1
+        self._num_held += Counter()  # forgets those that hold none
+        self._served.give(scheduling.caller, num_tokens, scheduling.weight)
         self._let_in()
 
+    def _hold(self, caller: bytes) -> None:
+        self.num_running += 1
+        self._num_held[caller] += 1
+
     def _let_in(self) -> None:
+        self._line = [each for each in self._line if not each[1].done()]
         while self._line and self.num_running < self._capacity:
-            turn = self._line.popleft()
-            if not turn.done():
-                self.num_running += 1
-                turn.set_result(None)
+            scheduling, turn = first = min(self._line, key=lambda each: self._rank(each[0]))
+            self._line.remove(first)
+            self._hold(scheduling.caller)
+            turn.set_result(None)
+        self._served.keep(scheduling.caller for scheduling, _ in self._line)
+
+    def _rank(self, scheduling: Scheduling) -> tuple[float, float, int]:
+        num_held = self._num_held[scheduling.caller] / scheduling.weight
+        return num_held, self._served.given(scheduling.caller), scheduling.priority

@@ -39,6 +39,7 @@ from outrider.wire.params import (
     check_cache_salt,
     check_token_ids,
 )
+from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
 from outrider.wire.settings.config import GatewayConfig
 
 _DIGEST_BYTES = 32
@@ -57,6 +58,13 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
     if user is None and salt is None:
         return secrets.token_bytes(_DIGEST_BYTES)
     return _digest(b"anonymous", salt or "") if user is None else _digest(b"user", user, salt or "")
+
+
+def caller_of(key_name: str | None, salt: str | None) -> bytes:
+    """Return by what workers tell callers apart: 32 bytes, or none for all that have no API key and name no salt."""
+    if key_name is not None:
+        return _digest(b"key", key_name)
+    return b"" if salt is None else _digest(b"salt", salt)
 
 
 def _digest(kind: bytes, *parts: str) -> bytes:
@@ -150,6 +158,10 @@ class Demand:
     cache_salt: str | None = None
     user: str | None = None
     """Who asks; for `prefix_cache_scope`."""
+    priority: int = 0
+    """Among the requests of a caller those with a lower number go first."""
+    max_tpot_ms: float | None = None
+    """How long a token should take at most."""
     output: OutputFormat | None = None
     """What the answers have to be; None = anything."""
     num_prompt_logprobs: int | None = None
@@ -168,12 +180,17 @@ class Demand:
 
 
 async def build_requests(
-    demand: Demand, facts: ServedFacts, tokenizer: Tokenizer, config: GatewayConfig, key_name: str | None = None
+    demand: Demand,
+    facts: ServedFacts,
+    tokenizer: Tokenizer,
+    config: GatewayConfig,
+    key_name: str | None = None,
+    weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
     """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
     the event loop, and grammars compiled.
 
-    `demand` has passed `check_demand`; key_name: of the API key that asks.
+    `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
     _check_drafted(demand.speculation, config.max_draft_tokens)
     num_chars = 2 * sum(map(len, demand.bad_words))
@@ -191,11 +208,12 @@ async def build_requests(
     if _uses_prediction(demand.speculation, config):
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
+    scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
     num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)
-        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name)
+        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
     return tuple(requests)
 
 
@@ -313,6 +331,9 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     _check_texts("bad_words", "entries", demand.bad_words, MAX_BAD_WORDS)
     if demand.cache_salt is not None:
         check_cache_salt(demand.cache_salt)
+    PRIORITY.check("priority", demand.priority)
+    if demand.max_tpot_ms is not None:
+        MAX_TPOT_MS.check("max_tpot_ms", demand.max_tpot_ms)
     if demand.user is not None and len(demand.user) > MAX_USER_CHARS:
         raise InvalidRequest(
             f"user has {len(demand.user)} characters, at most {MAX_USER_CHARS} are allowed", param="user"
@@ -537,6 +558,7 @@ def _answers(
     prediction_ids: tuple[int, ...],
     salt: bytes,
     key_name: str | None,
+    scheduling: Scheduling,
 ) -> list[GenerationRequest]:
     ids = _last(prepared.ids, demand, facts)
     if prepared.grammar and demand.params.ignore_eos:
@@ -570,6 +592,7 @@ def _answers(
             prediction_ids=prediction_ids,
             cache_salt=salt,
             key_name=key_name,
+            scheduling=scheduling,
             reading=prepared.reading,
             num_prompt_logprobs=demand.num_prompt_logprobs if choice == 0 else None,  # all choices tell its scores
             is_empty=demand.is_empty,

@@ -188,6 +188,8 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         prediction=request.prediction,
         cache_salt=request.cache_salt or None,
         user=request.user or None,
+        priority=request.priority,
+        max_tpot_ms=request.max_tpot_ms or None,
         output=_output_of(request.structured_outputs) if request.HasField("structured_outputs") else None,
     )
 

@@ -59,6 +59,7 @@ from outrider.wire.params import (
     SamplingParams,
     read_draft_logprobs,
 )
+from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -535,6 +536,16 @@ class _Body(_Strict):
         f"who asks, at most {MAX_USER_CHARS} characters. Read only under `--prefix-cache-scope user`, see below",
         maxLength=MAX_USER_CHARS,
     )
+    priority: int | None = described(
+        "as in vLLM: of the requests of one caller (an API key; without keys a `cache_salt`) those with a lower number "
+        "go first. Default: 0",
+        PRIORITY,
+    )
+    max_tpot_ms: float | None = described(
+        "milliseconds that an output token should take at most, a hint: draft tokens, of any request, are left out of "
+        "steps for it. Default: as long as it takes",
+        MAX_TPOT_MS,
+    )
     safety_identifier: str | None = described(
         "the same as `user`, which goes first when both are given", maxLength=MAX_USER_CHARS
     )
@@ -629,6 +640,8 @@ class _Body(_Strict):
             prediction="" if self.prediction is None else self.prediction.content,
             cache_salt=self.cache_salt,
             user=self.user or self.safety_identifier or None,
+            priority=self.priority or 0,
+            max_tpot_ms=self.max_tpot_ms,
             output=self._output(),
             num_prompt_logprobs=self.prompt_logprobs,
             keeps_stop=bool(self.include_stop_str_in_output),

@@ -89,6 +89,7 @@ class Session:
             traceparent=current_record().traceparent,
             protocol=PROTOCOL,
             source_ids=self.request.source_ids,
+            scheduling=self.request.scheduling.to_proto(),
         )
 
     def apply(self, verdict: tpb.Verdict, timings: OutputTimings) -> RoundOutput:

@@ -32,6 +32,9 @@ def new(
     requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute; absent = any number.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens of prompt and output a minute.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Answers running or waiting at once.")] = None,
+    weight: Annotated[
+        float, typer.Option(help="What it is given where others want it, too, over what a key of weight 1 is given.")
+    ] = 1.0,
     expires_days: Annotated[float | None, typer.Option(help="Days until it expires; absent = never.")] = None,
 ) -> None:
     """Make a key: printed once on stdout, its hash added to the file."""
@@ -47,6 +50,7 @@ def new(
                 requests_per_minute=requests_per_minute,
                 tokens_per_minute=tokens_per_minute,
                 max_concurrent=max_concurrent,
+                weight=weight,
                 expires=None if expires_days is None else datetime.now(UTC) + timedelta(days=expires_days),
             )
         except ValidationError as error:
@@ -61,11 +65,12 @@ def new(
 def list_(file: KeyFile = DEFAULT_FILE) -> None:
     """List names, limits and expiry."""
     with errors_as_lines():
-        table = Table("name", "requests/min", "tokens/min", "at once", "expires")
+        table = Table("name", "requests/min", "tokens/min", "at once", "weight", "expires")
         for key in read_keys(file):
             limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent)
             expires = "never" if key.expires is None else key.expires.isoformat(timespec="seconds")
-            table.add_row(key.name, *("any" if limit is None else str(limit) for limit in limits), expires)
+            shown = ("any" if limit is None else str(limit) for limit in limits)
+            table.add_row(key.name, *shown, f"{key.weight:g}", expires)
         answer_console().print(table)
 
 

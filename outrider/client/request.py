@@ -22,6 +22,7 @@ from outrider.wire.params import (
     SamplingParams,
     check_cache_salt,
 )
+from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.tree_shape import FORMS, TreeShape
 
 
@@ -77,13 +78,17 @@ class GenerateOptions(TypedDict, total=False):
     """Cached prefixes are shared only with calls of the same salt; 1 to 256 bytes of UTF-8."""
     user: str
     """Who asks; a gateway with prefix_cache_scope `user` shares cached prefixes among calls of one user alone."""
+    priority: int
+    """Among the requests of a caller those with a lower number go first; absent = 0."""
+    max_tpot_ms: float
+    """Milliseconds that a token should take at most, a hint; absent = as long as it takes."""
     timeout_s: float | None
     """Deadline of this call, retries included; None = none; absent = the client's."""
 
 
 _KNOWN = frozenset(get_type_hints(GenerateOptions))
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams)) & _KNOWN
-_COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n"})
+_COUNTS = frozenset({"max_tokens", "top_k", "min_tokens", "seed", "num_logprobs", "n", "priority"})
 _NUMBERS = frozenset(
     {
         "temperature",
@@ -93,6 +98,7 @@ _NUMBERS = frozenset(
         "presence_penalty",
         "frequency_penalty",
         "length_penalty",
+        "max_tpot_ms",
         "timeout_s",
     }
 )
@@ -130,6 +136,12 @@ def build_request(prompt: str | None, options: GenerateOptions) -> gateway_pb2.G
         request.stop.append(_text("stop", text, "token ids go into stop_token_ids"))
     _encode("bad_words", lambda: request.bad_words.extend(words))
     _encode("user", lambda: setattr(request, "user", given.get("user", "")))
+    if "priority" in given:
+        PRIORITY.check("priority", given["priority"])
+        request.priority = int(given["priority"])
+    if "max_tpot_ms" in given:
+        MAX_TPOT_MS.check("max_tpot_ms", given["max_tpot_ms"])
+        request.max_tpot_ms = float(given["max_tpot_ms"])
     request.prediction = _text("prediction", given.get("prediction", ""), "token ids are not taken here")
     if "cache_salt" in given:
         _encode("cache_salt", lambda: setattr(request, "cache_salt", given["cache_salt"]))

@@ -28,7 +28,7 @@ class _ClosedClientError(OutriderError):
     """The client was closed. Closing a stream of it afterwards is no error."""
 
 
-class _LoopThread:
+class LoopThread:
     """Run one AsyncClient's coroutines until `stop`. It does not refer to the Client, which can thus be collected."""
 
     def __init__(self, core: AsyncClient) -> None:
@@ -88,7 +88,7 @@ class Client:
         **connect: Unpack[ConnectOptions],
     ) -> None:
         self._core = AsyncClient(address, timeout_s=timeout_s, retries=retries, transport=transport, **connect)
-        self._thread = _LoopThread(self._core)
+        self._thread = LoopThread(self._core)
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     def __enter__(self) -> Client:
@@ -119,7 +119,7 @@ class Client:
 class SyncRoundStream(Iterator[Round]):
     """`RoundStream` for `with` and `for`. Leaving the block cancels what still runs."""
 
-    def __init__(self, client: Client, thread: _LoopThread, stream: RoundStream) -> None:
+    def __init__(self, client: Client, thread: LoopThread, stream: RoundStream) -> None:
         self._client = client  # kept alive: a collected client would end this stream
         self._thread = thread
         self._stream = stream

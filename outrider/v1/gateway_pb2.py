@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/gateway.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xb2\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x30\n\nprompt_ids\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.outrider.v1.ChatInputH\x00\x12+\n\x06params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x10\n\x08has_seed\x18\x06 \x01(\x08\x12\x13\n\x0bnum_choices\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x34\n\x0bspeculation\x18\t \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x0c\n\x04user\x18\x0c \x01(\t\x12:\n\x12structured_outputs\x18\r \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x12\x12\n\nprediction\x18\x0e \x01(\tB\x07\n\x05input\"\x9e\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x14.outrider.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x12\x0e\n\x06strict\x18\x06 \x01(\x08\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf7\x02\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x32\n\x0e\x64raft_logprobs\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.DraftLogprobs\x12\x12\n\ndraft_topk\x18\x04 \x01(\r\x12/\n\nacceptance\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x15\n\x08lenience\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12%\n\x07\x64rafter\x18\x07 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12$\n\x04tree\x18\x08 \x01(\x0b\x32\x16.outrider.v1.TreeShape\x12\x10\n\x08\x61\x64\x61ptive\x18\t \x01(\x08\x12\x0f\n\x07\x65xplain\x18\n \x01(\x08\x42\n\n\x08_enabledB\x13\n\x11_num_draft_tokensB\x0b\n\t_lenience\"~\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x0c\n\x04text\x18\x04 \x01(\t\"\x8a\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x13\n\x0bnum_drafted\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x13\n\x0bstop_reason\x18\t \x01(\t\x12*\n\x07timings\x18\n \x01(\x0b\x32\x19.outrider.v1.RoundTimings\x12\x12\n\x05score\x18\x0b \x01(\x02H\x00\x88\x01\x01\x12\x32\n\x0b\x65xplanation\x18\x0c \x01(\x0b\x32\x1d.outrider.v1.RoundExplanationB\x08\n\x06_score\"\xb3\x01\n\x10RoundExplanation\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x12\n\nforward_us\x18\x05 \x01(\r\x12\x11\n\taccept_us\x18\x06 \x01(\r\x12*\n\x08verified\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Explanation\"b\n\x0cRoundTimings\x12\x10\n\x08total_us\x18\x01 \x01(\r\x12\x12\n\ndeliver_us\x18\x03 \x01(\r\x12\x11\n\tverify_us\x18\x04 \x01(\r\x12\x13\n\x0boverhead_us\x18\x05 \x01(\rJ\x04\x08\x02\x10\x03\"\xe4\x02\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12\x12\n\nnum_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x17\n\x0fnum_plain_steps\x18\x06 \x01(\r\x12\x19\n\x11num_wasted_tokens\x18\x07 \x01(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12 \n\x18num_cached_prompt_tokens\x18\t \x01(\r\x12\x15\n\x08lenience\x18\n \x01(\x01H\x00\x88\x01\x01\x12&\n\x1enum_accepted_prediction_tokens\x18\x0b \x01(\r\x12&\n\x1enum_rejected_prediction_tokens\x18\x0c \x01(\rB\x0b\n\t_lenience\"\x12\n\x10GetModelsRequest\"7\n\x11GetModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"\x8a\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rcontext_limit\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\x08\x64raft_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12&\n\x08\x64rafters\x18\x05 \x03(\x0e\x32\x14.outrider.v1.DrafterB\x0b\n\t_draft_id2\xaa\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12J\n\tGetModels\x12\x1d.outrider.v1.GetModelsRequest\x1a\x1e.outrider.v1.GetModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/gateway.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xd9\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x30\n\nprompt_ids\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.outrider.v1.ChatInputH\x00\x12+\n\x06params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x10\n\x08has_seed\x18\x06 \x01(\x08\x12\x13\n\x0bnum_choices\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x34\n\x0bspeculation\x18\t \x01(\x0b\x32\x1f.outrider.v1.SpeculationOptions\x12\x11\n\tbad_words\x18\n \x03(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x0c\n\x04user\x18\x0c \x01(\t\x12:\n\x12structured_outputs\x18\r \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x12\x12\n\nprediction\x18\x0e \x01(\t\x12\x10\n\x08priority\x18\x14 \x01(\x11\x12\x13\n\x0bmax_tpot_ms\x18\x15 \x01(\x01\x42\x07\n\x05input\"\x9e\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x14.outrider.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x12\x0e\n\x06strict\x18\x06 \x01(\x08\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xf7\x02\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x32\n\x0e\x64raft_logprobs\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.DraftLogprobs\x12\x12\n\ndraft_topk\x18\x04 \x01(\r\x12/\n\nacceptance\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x15\n\x08lenience\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12%\n\x07\x64rafter\x18\x07 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12$\n\x04tree\x18\x08 \x01(\x0b\x32\x16.outrider.v1.TreeShape\x12\x10\n\x08\x61\x64\x61ptive\x18\t \x01(\x08\x12\x0f\n\x07\x65xplain\x18\n \x01(\x08\x42\n\n\x08_enabledB\x13\n\x11_num_draft_tokensB\x0b\n\t_lenience\"~\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x0c\n\x04text\x18\x04 \x01(\t\"\x8a\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x13\n\x0bnum_drafted\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x13\n\x0bstop_reason\x18\t \x01(\t\x12*\n\x07timings\x18\n \x01(\x0b\x32\x19.outrider.v1.RoundTimings\x12\x12\n\x05score\x18\x0b \x01(\x02H\x00\x88\x01\x01\x12\x32\n\x0b\x65xplanation\x18\x0c \x01(\x0b\x32\x1d.outrider.v1.RoundExplanationB\x08\n\x06_score\"\xb3\x01\n\x10RoundExplanation\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x12\n\nforward_us\x18\x05 \x01(\r\x12\x11\n\taccept_us\x18\x06 \x01(\r\x12*\n\x08verified\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Explanation\"b\n\x0cRoundTimings\x12\x10\n\x08total_us\x18\x01 \x01(\r\x12\x12\n\ndeliver_us\x18\x03 \x01(\r\x12\x11\n\tverify_us\x18\x04 \x01(\r\x12\x13\n\x0boverhead_us\x18\x05 \x01(\rJ\x04\x08\x02\x10\x03\"\xe4\x02\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12\x12\n\nnum_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x17\n\x0fnum_plain_steps\x18\x06 \x01(\r\x12\x19\n\x11num_wasted_tokens\x18\x07 \x01(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12 \n\x18num_cached_prompt_tokens\x18\t \x01(\r\x12\x15\n\x08lenience\x18\n \x01(\x01H\x00\x88\x01\x01\x12&\n\x1enum_accepted_prediction_tokens\x18\x0b \x01(\r\x12&\n\x1enum_rejected_prediction_tokens\x18\x0c \x01(\rB\x0b\n\t_lenience\"\x12\n\x10GetModelsRequest\"7\n\x11GetModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"\x8a\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rcontext_limit\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\x08\x64raft_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12&\n\x08\x64rafters\x18\x05 \x03(\x0e\x32\x14.outrider.v1.DrafterB\x0b\n\t_draft_id2\xaa\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12J\n\tGetModels\x12\x1d.outrider.v1.GetModelsRequest\x1a\x1e.outrider.v1.GetModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.gateway_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=69
-  _globals['_GENERATEREQUEST']._serialized_end=503
-  _globals['_STRUCTUREDOUTPUTS']._serialized_start=506
-  _globals['_STRUCTUREDOUTPUTS']._serialized_end=664
-  _globals['_CHOICES']._serialized_start=666
-  _globals['_CHOICES']._serialized_end=690
-  _globals['_CHATINPUT']._serialized_start=692
-  _globals['_CHATINPUT']._serialized_end=747
-  _globals['_CHATMESSAGE']._serialized_start=749
-  _globals['_CHATMESSAGE']._serialized_end=793
-  _globals['_SPECULATIONOPTIONS']._serialized_start=796
-  _globals['_SPECULATIONOPTIONS']._serialized_end=1171
-  _globals['_GENERATEDTOKEN']._serialized_start=1173
-  _globals['_GENERATEDTOKEN']._serialized_end=1299
-  _globals['_GENERATERESPONSE']._serialized_start=1302
-  _globals['_GENERATERESPONSE']._serialized_end=1696
-  _globals['_ROUNDEXPLANATION']._serialized_start=1699
-  _globals['_ROUNDEXPLANATION']._serialized_end=1878
-  _globals['_ROUNDTIMINGS']._serialized_start=1880
-  _globals['_ROUNDTIMINGS']._serialized_end=1978
-  _globals['_USAGE']._serialized_start=1981
-  _globals['_USAGE']._serialized_end=2337
-  _globals['_GETMODELSREQUEST']._serialized_start=2339
-  _globals['_GETMODELSREQUEST']._serialized_end=2357
-  _globals['_GETMODELSRESPONSE']._serialized_start=2359
-  _globals['_GETMODELSRESPONSE']._serialized_end=2414
-  _globals['_MODEL']._serialized_start=2417
-  _globals['_MODEL']._serialized_end=2555
-  _globals['_GENERATIONSERVICE']._serialized_start=2558
-  _globals['_GENERATIONSERVICE']._serialized_end=2728
+  _globals['_GENERATEREQUEST']._serialized_end=542
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=545
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=703
+  _globals['_CHOICES']._serialized_start=705
+  _globals['_CHOICES']._serialized_end=729
+  _globals['_CHATINPUT']._serialized_start=731
+  _globals['_CHATINPUT']._serialized_end=786
+  _globals['_CHATMESSAGE']._serialized_start=788
+  _globals['_CHATMESSAGE']._serialized_end=832
+  _globals['_SPECULATIONOPTIONS']._serialized_start=835
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1210
+  _globals['_GENERATEDTOKEN']._serialized_start=1212
+  _globals['_GENERATEDTOKEN']._serialized_end=1338
+  _globals['_GENERATERESPONSE']._serialized_start=1341
+  _globals['_GENERATERESPONSE']._serialized_end=1735
+  _globals['_ROUNDEXPLANATION']._serialized_start=1738
+  _globals['_ROUNDEXPLANATION']._serialized_end=1917
+  _globals['_ROUNDTIMINGS']._serialized_start=1919
+  _globals['_ROUNDTIMINGS']._serialized_end=2017
+  _globals['_USAGE']._serialized_start=2020
+  _globals['_USAGE']._serialized_end=2376
+  _globals['_GETMODELSREQUEST']._serialized_start=2378
+  _globals['_GETMODELSREQUEST']._serialized_end=2396
+  _globals['_GETMODELSRESPONSE']._serialized_start=2398
+  _globals['_GETMODELSRESPONSE']._serialized_end=2453
+  _globals['_MODEL']._serialized_start=2456
+  _globals['_MODEL']._serialized_end=2594
+  _globals['_GENERATIONSERVICE']._serialized_start=2597
+  _globals['_GENERATIONSERVICE']._serialized_end=2767
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
+from outrider.wire.scheduling import MAX_CALLER_BYTES
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
 VOCAB = 320
@@ -60,6 +61,16 @@ _SPECULATION = st.sampled_from(
     ]
 )
 
+_SCHEDULING = st.builds(
+    lambda caller, weight, priority, max_tpot_ms: pb.Scheduling(
+        caller=caller, weight=weight, priority=priority, max_tpot_ms=max_tpot_ms
+    ),
+    st.sampled_from([b"", b"a", b"b" * MAX_CALLER_BYTES]),
+    st.sampled_from([0.0, 0.25, 1.0, 1000.0]),
+    st.sampled_from([-(2**31), 0, 0, 7]),
+    st.sampled_from([0.0, 0.0, 0.001, 50.0]),
+)
+
 
 def _int32s(values: st.SearchStrategy[int]) -> st.SearchStrategy[bytes]:
     return st.lists(values, max_size=4).map(int32s)
@@ -101,6 +112,9 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
         "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 9 + [0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
+        "Scheduling.caller": st.sampled_from([b"", b"a", b"b" * MAX_CALLER_BYTES, b"c" * (MAX_CALLER_BYTES + 1)]),
+        "Scheduling.weight": st.sampled_from([0.0, 1.0, 1.0, 0.25, 1000.0, 1001.0, -1.0, math.nan, math.inf]),
+        "Scheduling.max_tpot_ms": st.sampled_from([0.0, 0.0, 0.001, 50.0, 3.7e6, -1.0, math.nan, math.inf]),
         "OpenSlot.num_prompt_logprobs": st.sampled_from([0, 1, 3, 20, 21, 2**32 - 1]),
     }
     for kind in ("OpenSlot", "Verify", "Extend", "Advance", "Truncate", "CloseSlot"):
@@ -126,6 +140,7 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         opened.deliver_to, opened.target_epoch, opened.protocol = deliver_to, epoch, PROTOCOL
         opened.drafter = draw(st.sampled_from([pb.DRAFTER_UNSPECIFIED, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP]))
         opened.speculation.CopyFrom(draw(_SPECULATION))
+        opened.scheduling.CopyFrom(draw(_SCHEDULING))
         if draw(st.booleans()):
             opened.num_prompt_logprobs = 2
         item.open.CopyFrom(opened)

@@ -15,6 +15,7 @@ Hints = Mapping[str, st.SearchStrategy[Any]]
 the whole list."""
 
 _UINT32 = st.one_of(st.integers(0, 330), st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
+_SINT32 = st.one_of(st.integers(-9, 9), st.sampled_from([-(2**31), -1, 2**31 - 1]))
 _UINT64 = st.one_of(st.integers(0, 8), st.sampled_from([2**32, 2**63 - 1, 2**63, 2**64 - 1]))
 _FLOAT = st.one_of(
     st.sampled_from([0.0, 1.0, 0.5, -1.0, float("nan"), float("inf"), -float("inf"), 1e38, 5e-324]), st.floats(0, 2)
@@ -26,6 +27,7 @@ _PRESENT = st.integers(0, 3)
 _F = FieldDescriptor
 _BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     _F.TYPE_UINT32: _UINT32,
+    _F.TYPE_SINT32: _SINT32,
     _F.TYPE_UINT64: _UINT64,
     _F.TYPE_FIXED32: _UINT32,
     _F.TYPE_FIXED64: _UINT64,

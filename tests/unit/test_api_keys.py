@@ -100,6 +100,7 @@ HASH = "ab" * 32
         ("keys: [{name: me}]", "keys.0.sha256"),
         (f"keys: [{{name: me, sha256: {HASH}, limit: 1}}]", "keys.0.limit"),
         (f"keys: [{{name: me, sha256: {HASH}, max_concurrent: 0}}]", "keys.0.max_concurrent"),
+        (f"keys: [{{name: me, sha256: {HASH}, weight: 0}}]", "keys.0.weight"),
         (f"keys: [{{name: me, sha256: {HASH}, expires: never}}]", "keys.0.expires"),
         (f"keys: [{{name: me, sha256: {HASH}, expires: 2027-02-30}}]", "neither YAML nor JSON"),
         ("keys: [{name: me, sha256: or-secret}]", "keys.0.sha256"),

@@ -174,6 +174,8 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
             cache_salt="salz",
             user="somebody",
             prediction="größe",
+            priority=-7,
+            max_tpot_ms=12.5,
         )
     assert gateway.requests[0] == pb.GenerateRequest(
         model="pair",
@@ -205,6 +207,8 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
         cache_salt="salz",
         user="somebody",
         prediction="größe",
+        priority=-7,
+        max_tpot_ms=12.5,
     )
 
 
@@ -271,6 +275,8 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
         ({"stop": ["a", 5]}, "stop"),
         ({"cache_salt": "ö" * 129}, "cache_salt"),
         ({"cache_salt": b"\xff"}, "cache_salt"),
+        ({"priority": 2**31}, "priority"),
+        ({"max_tpot_ms": 0}, "max_tpot_ms"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"speculation": Speculation(num_draft_tokens=-1)}, "speculation.num_draft_tokens"),
         ({"speculation": Speculation(acceptance="typical")}, "speculation.acceptance"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.admission.queue import AdmissionQueue
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import GatewayConfig
 
 
@@ -12,8 +13,8 @@ def queue_of(num_places: int) -> AdmissionQueue:
     return AdmissionQueue(GatewayConfig(target="127.0.0.1:9", max_running=num_places))
 
 
-async def waiting(places: AdmissionQueue, order: list[int], index: int) -> None:
-    await places.acquire()
+async def waiting(places: AdmissionQueue, order: list[int], index: int, caller: bytes = b"") -> None:
+    await places.acquire(Scheduling(caller))
     order.append(index)
 
 
@@ -27,7 +28,7 @@ async def test_first_come_first_served_within_the_capacity() -> None:
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
     await settle()
     assert order == [0, 1]
-    places.release()
+    places.release(Scheduling(), 1)
     await settle()
     assert order == [0, 1, 2]
     places.capacity = 4
@@ -37,17 +38,60 @@ async def test_first_come_first_served_within_the_capacity() -> None:
     await asyncio.gather(*tasks)
 
 
+async def served(places: AdmissionQueue, order: str, weights: dict[str, float] | None = None) -> str:
+    """Return in which order those of `order` get the only place, each for ten tokens; capitals are of priority -1."""
+    got = list[str]()
+
+    def scheduling(name: str) -> Scheduling:
+        weight, priority = (weights or {}).get(name.lower(), 1.0), -int(name.isupper())
+        return Scheduling(name.lower().encode(), weight, priority)
+
+    async def wait(name: str) -> None:
+        await places.acquire(scheduling(name))
+        got.append(name)
+
+    await places.acquire(Scheduling())
+    tasks = [asyncio.create_task(wait(name)) for name in order]
+    await settle()
+    places.release(Scheduling(), 1)
+    for number in range(len(order)):
+        await settle()
+        places.release(scheduling(got[number]), 10)
+    await asyncio.gather(*tasks)
+    return "".join(got)
+
+
+async def test_places_go_round_between_callers_by_weight_and_within_one_by_priority() -> None:
+    assert await served(queue_of(1), "aaaaabb") == "ababaaa"
+    assert await served(queue_of(1), "aaaaaaabb", weights={"b": 0.5}) == "abaabaaaa"
+    assert await served(queue_of(1), "aaAaA") == "AAaaa"
+
+
+async def test_a_free_place_goes_to_who_holds_fewest() -> None:
+    places, order = queue_of(3), list[int]()
+    for _ in range(3):
+        await places.acquire(Scheduling(b"many"))
+    many = [asyncio.create_task(waiting(places, order, index, b"many")) for index in range(3)]
+    await settle()
+    one = [asyncio.create_task(waiting(places, order, index, b"one")) for index in (8, 9)]
+    for _ in range(5):
+        await settle()
+        places.release(Scheduling(b"many"), 5)
+    await asyncio.gather(*many, *one)
+    assert order[0] == 8 and order.index(9) <= 2
+
+
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
     places, order = queue_of(1), list[int]()
-    await places.acquire()
+    await places.acquire(Scheduling())
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(3)]
     await settle()
     tasks[0].cancel()
     await settle()
-    places.release()
+    places.release(Scheduling(), 1)
     tasks[1].cancel()  # in the moment in which it is given its place
     await settle()
     assert order == [2]
-    places.release()
+    places.release(Scheduling(), 1)
     assert places.num_running == 0
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from gateway.grammars import OutputFormat, of_regex
 from gateway.tokenizer import ChatTemplate
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import Drafter
+from outrider.wire.scheduling import Scheduling
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -139,3 +140,23 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
         await build_requests(predicting(content), FACTS, TOKENIZER, config())
     assert caught.value.param == "prediction.content"
+
+
+async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() -> None:
+    """An API key goes before a salt, by which callers are told apart where there are no keys."""
+
+    async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
+        demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
+        check_demand(demand, [FACTS])
+        (request,) = await build_requests(demand, FACTS, TOKENIZER, config(), key_name, 2.0)
+        return request.scheduling
+
+    nobody, salted = await scheduling(None), await scheduling(None, cache_salt="a")
+    assert (nobody.caller, nobody.weight, nobody.priority, nobody.max_tpot_ms) == (b"", 2.0, 0, None)
+    assert len({nobody.caller, salted.caller, (await scheduling("a")).caller, (await scheduling("b")).caller}) == 4
+    assert (await scheduling("a", cache_salt="b")).caller == (await scheduling("a", cache_salt="a")).caller
+    asked = await scheduling("a", priority=-3, max_tpot_ms=40)
+    assert (asked.priority, asked.max_tpot_ms) == (-3, 40.0)
+    for wrong in ({"priority": 2**31}, {"max_tpot_ms": 0}, {"max_tpot_ms": -1.5}):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+            await scheduling("a", **wrong)

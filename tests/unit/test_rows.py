@@ -11,6 +11,7 @@ import pytest
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.wire.kinds import Drafter
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from target_service.lease import Candidates, Delivered, Lease, Scaffold
 from target_service.rows import PROBE_STEPS, Lacking, RowRule
@@ -73,7 +74,7 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     """A slot for which nothing lies ready."""
     shares = SlotShares(RankShares())
     spec = Speculation(**{"max_draft_tokens": 32, **speculation})
-    slot: Any = SimpleNamespace(committed=[7], max_len=99)
+    slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
     draft = Delivered(1, shares, live=True)
     draft.lacked[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
     return Lease(None, slot, spec, 9, [draft], {}, now)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from outrider.engine.worker.scheduler import (
     Want,
     Why,
 )
+from outrider.wire.scheduling import Scheduling
 
 BLOCK_SIZE = 4
 
@@ -163,6 +165,32 @@ def test_a_step_with_prefill_is_at_most_half_as_long_again(
         assert seconds(num_decode, chosen) <= 1.51 * seconds(num_decode, 0)
     if MIN_PREFILL_TOKENS < chosen < 4096:  # and the allowance is used
         assert seconds(num_decode, chosen + 2) >= 1.45 * seconds(num_decode, 0)
+
+
+def asked(index: int, committed: int, caller: bytes = b"", **scheduling: float) -> SlotDemand:
+    """A prompt that has not begun."""
+    own = Scheduling(caller, **scheduling)  # type: ignore[arg-type]
+    return blank(index, committed, Want.PREFILL)._replace(scheduling=own)
+
+
+def test_a_caller_with_a_short_prompt_waits_for_one_piece_of_anothers_and_no_more() -> None:
+    scheduler, many = Scheduler(BLOCK_SIZE, 64), [asked(index, 999, b"many") for index in range(8)]
+    assert fed_tokens(scheduler.plan(many, 9999)) == {0: 64}
+    both = [*many, asked(8, 40, b"one")]
+    assert 8 in fed_tokens(scheduler.plan(both, 9999)) or 8 in fed_tokens(scheduler.plan(both, 9999))
+
+
+def test_prompts_are_fed_by_weight() -> None:
+    scheduler, fed = Scheduler(BLOCK_SIZE, 64), Counter[int]()
+    demands = [asked(1, 99999, b"a", weight=1.0), asked(2, 99999, b"b", weight=3.0)]
+    for _ in range(40):
+        fed.update(fed_tokens(scheduler.plan(demands, 99999)))
+    assert fed == {1: 640, 2: 1920}
+
+
+def test_a_callers_own_prompts_go_by_priority() -> None:
+    decisions = plan(asked(1, 999), asked(2, 999, priority=-1), asked(3, 999, priority=5), num_free=9999)
+    assert fed_tokens(decisions) == {2: 64}
 
 
 def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from target_service.parked import Parked
 
@@ -85,6 +87,29 @@ def check_circle(chain: list[int], circle: list[int], first: int) -> None:
     assert 5 < len(chain) <= MAX_DEPTH
     start = circle.index(first)
     assert chain == [circle[(start + place) % len(circle)] for place in range(len(chain))]
+
+
+@pytest.mark.parametrize("callers", [(b"one", b"many"), (b"", b"")])
+def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tuple[bytes, bytes]) -> None:
+    metrics, engine, num_nodes = WorkerMetrics("draft"), AtOnce(), Counter[int]()
+    drafter = Bigram(CIRCLE * 3)
+    keeper = SlotKeeper(OpenSlots[BareSlot](partial(TableSlot, drafter), 99, 99), engine, metrics, VOCAB_SIZE, ())
+
+    def take(address: str, epoch: int, nodes: Nodes) -> None:
+        num_nodes[nodes.ticket] += len(nodes.ids)
+
+    grower = Grower(
+        lambda own: TableDrafter(keeper, VOCAB_SIZE, lambda: None), keeper, engine, take, metrics, VOCAB_SIZE
+    )
+    rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "deliver_to": "target:1"}
+    for slot in range(60):
+        scheduling = Scheduling(callers[slot != 59])
+        params = SamplingParams(max_tokens=60, temperature=0.0)
+        grower.handle(OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, scheduling=scheduling, **rest))
+        grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
+    while sum(num_nodes.values()) < 40:
+        assert grower.step(time.monotonic())
+    assert (num_nodes[60] >= 5) is (callers[0] != b"")
 
 
 RULES = pytest.mark.parametrize(

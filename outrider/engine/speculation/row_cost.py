@@ -61,6 +61,15 @@ class RowCost:
         low_s, high_s = self._monotone[place : place + 2]
         return self._level_s * (low_s + (high_s - low_s) * (size - low) / (high - low))
 
+    def least_seconds(self, num_rows: int) -> float | None:
+        """Return the same, and for fewer rows than were tried the least that they may take: their part of the fewest.
+        They are so taken for worth a trial.
+        """
+        seconds, part = self.seconds(num_rows), 1.0
+        if self._sizes and num_rows < self._sizes[0]:
+            part = num_rows / self._sizes[0]
+        return None if seconds is None else seconds * part
+
     @property
     def reach(self) -> int:
         """Return the most rows that a step may be tried with."""

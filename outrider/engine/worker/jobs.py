@@ -10,6 +10,7 @@ from outrider.drafting.translation import Translation
 from outrider.engine.sampling.grammar import Grammar, Grammars
 from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 
 MAX_NARROW = 16
@@ -96,6 +97,7 @@ class OpenJob:
     """What the encoder reads; none for decoder-only models."""
     speculation: Speculation = field(default_factory=Speculation)
     """How the slot is drafted for; by default not at all."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
     grammar: Grammar | None = None
     """That of `params`, compiled; None without one, and on a draft that cannot follow it."""
     vocabulary: SlotVocabulary | None = None

@@ -3,13 +3,15 @@ torch.
 
 Plain values in, typed decisions out; `StepScheduler` applies them for both workers. The rules:
 
-1. Slots whose next step is ready run, always: a prompt never keeps them waiting.
-2. Prompts get what the step's budget leaves, first come first served, several short ones together. It is small beside
-   steps of others, and also while others are between two steps: those would find the forward under way. Now and then
-   it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole for
-   them: all run sooner, and in fuller batches, if those few pause.
+1. Slots whose next step is ready run, always: a prompt never keeps them waiting. (A target leaves some out before it
+   asks, where one caller would slow another by more than its share.)
+2. Prompts get what the step's budget leaves, several short ones together: those of the caller that was fed least over
+   its weight go first, and of its own those of the lowest priority number, then first come first served. It is small
+   beside steps of others, and also while others are between two steps: those would find the forward under way. Now and
+   then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole
+   for them: all run sooner, and in fuller batches, if those few pause.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
-   each slot that is running; while one waits for that, no younger one begins.
+   each slot that is running; while one waits for that, none that comes after it begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
    comes. Nobody takes from an older slot, unless that has been dormant: so the oldest that wants something gets it.
 
@@ -29,6 +31,7 @@ from outrider.engine.step_plan import FORWARD_COST_TOKENS, VERIFY_TOKENS, Row
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.scheduling import Scheduling, VirtualTokens
 
 SLOWDOWN = 1.5
 """Times as long as without prompts that a step which also feeds some may take. Doubling what is above 1 feeds prompts
@@ -149,11 +152,19 @@ class SlotDemand(NamedTuple):
     """Tokens that the encoder has to read first, all in one forward."""
     most_narrow: int = MAX_NARROW
     """Most tokens that ride along in its step."""
+    scheduling: Scheduling = Scheduling()
 
     @property
     def num_to_read(self) -> int:
         """Tokens of its whole text, those of its source among them while that is not encoded."""
         return self.num_committed + self.num_to_encode
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether it is to begin, or to be fed."""
+        if self.want is Want.STEP:
+            return bool(not self.num_blocks or self.num_to_feed)
+        return self.want is Want.PREFILL and bool(self.num_to_feed)
 
     @property
     def num_to_feed(self) -> int:
@@ -216,12 +227,13 @@ Decision = Preempt | Admit | Run | Feed | Wait
 
 
 class Scheduler:
-    """Decides on the next forward; remembers nothing but the cost of steps."""
+    """Decides on the next forward; remembers nothing but the cost of steps, and whose prompts were fed."""
 
     def __init__(self, block_size: int, max_prefill_tokens: int) -> None:
         self.cost = StepCost()
         self._block_size = block_size
         self._max_prefill_tokens = max_prefill_tokens
+        self._fed = VirtualTokens()
 
     def plan(self, demands: Sequence[SlotDemand], num_free: int) -> list[Decision]:
         """Decide on the next forward. demands: every open slot, the longest open first. num_free: blocks to be had.
@@ -231,8 +243,31 @@ class Scheduler:
         plan = _Plan(demands, num_free, self._block_size)
         num_running, most = plan.run(), self._max_prefill_tokens
         beside = self.cost.prefill_tokens(num_running or plan.num_expected(), most)
-        plan.feed(0 if num_running and self.cost.wants_probe(num_running) else beside, most)
+        waiting = self._in_turn(demands)
+        plan.feed(waiting, 0 if num_running and self.cost.wants_probe(num_running) else beside, most)
+        if not plan.preempted:
+            self._note_fed(demands, plan.decisions)
         return list(plan.preempted) or plan.decisions
+
+    def _in_turn(self, demands: Sequence[SlotDemand]) -> list[int]:
+        """Return the indices of slots that would be fed, or begin, in the order of their turns."""
+        waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
+        self._fed.keep(demands[index].scheduling.caller for index in waiting)
+        for index in waiting:
+            self._fed.join(demands[index].scheduling.caller)
+
+        def turn(index: int) -> tuple[float, int]:
+            scheduling = demands[index].scheduling
+            return self._fed.given(scheduling.caller), scheduling.priority
+
+        return sorted(waiting, key=turn)
+
+    def _note_fed(self, demands: Sequence[SlotDemand], decisions: Sequence[Decision]) -> None:
+        scheduling = {demand.key: demand.scheduling for demand in demands}
+        for decision in decisions:
+            if isinstance(decision, Feed):
+                own = scheduling[decision.key]
+                self._fed.give(own.caller, decision.num_tokens, own.weight)
 
 
 class _Plan:
@@ -267,20 +302,20 @@ class _Plan:
         # Guesses of the last step may still be in its cache.
         return sum(max(1, d.num_after - d.num_cached) for d in waiting if d.num_blocks and not d.num_to_feed)
 
-    def feed(self, beside: int, most: int) -> None:
-        """Decide on prompts, in the order of arrival, as far as the budget in tokens and memory go.
+    def feed(self, waiting: Sequence[int], beside: int, most: int) -> None:
+        """Decide on prompts, as far as the budget in tokens and memory go.
 
-        beside: tokens that hardly delay those who run. most: tokens of a whole step.
+        waiting: indices of slots that want some, in the order of their turns. beside: tokens that hardly delay those
+        who run. most: tokens of a whole step.
         """
         spare = self._num_spare()
         short = self._pause_for(most)
         num_fed = 0
-        no_memory = False  # for one that holds nothing, so that no younger one may begin
-        for index, demand in enumerate(self._demands):
+        no_memory = False  # for one that holds nothing, so that none that comes after it may begin
+        for index in waiting:
+            demand = self._demands[index]
             if self.preempted:
                 return
-            if demand.want is not Want.STEP and (demand.want is not Want.PREFILL or not demand.num_to_feed):
-                continue
             budget = (most if demand.num_to_read <= short else beside) - num_fed
             if demand.num_blocks:
                 if demand.num_to_feed:
@@ -518,7 +553,7 @@ def _demand(slot: Slot, step_request: StepRequest | None, now: float, feed_all: 
     else:
         want, num_after = Want.PREFILL if feed_all and needs_prefill(slot) else Want.NOTHING, num_committed
     blocks = (slot.num_blocks, slot.num_copied, slot.num_source_blocks)
-    rest = (*blocks, slot.num_to_encode, slot.most_narrow)
+    rest = (*blocks, slot.num_to_encode, slot.most_narrow, slot.scheduling)
     return SlotDemand(slot.key, want, num_committed, num_cached, num_after, *rest)
 
 

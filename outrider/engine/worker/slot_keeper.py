@@ -54,7 +54,7 @@ class SlotKeeper(Generic[S]):
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID
             self._respond(job.respond, JobError(fault, error.message))
             return None
-        slot.asked_s = time.monotonic()
+        slot.asked_s, slot.scheduling = time.monotonic(), job.scheduling
         prompt = job.committed_ids[: job.num_prompt]
         self._states[slot.key] = SamplingState(job.params, prompt, ends, job.grammar)
         self._sizes[slot.key] = size

@@ -17,6 +17,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import MAX_NARROW, SlotKey
 from outrider.wire.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.params import MAX_SALT_BYTES, SamplingParams
+from outrider.wire.scheduling import Scheduling
 
 if TYPE_CHECKING:
     from outrider.drafting.translation import Translation
@@ -36,13 +37,14 @@ class Behind(OutriderError):
 class BareSlot:
     """Holds the committed tokens of one request in one worker. Change `committed` through the methods only."""
 
-    __slots__ = ("asked_s", "committed", "key", "num_prompt", "params")
+    __slots__ = ("asked_s", "committed", "key", "num_prompt", "params", "scheduling")
 
     def __init__(self, key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams) -> None:
         self.key = key
         self.params = params
         self.num_prompt = num_prompt
         self.committed = list(committed_ids)
+        self.scheduling = Scheduling()
         self.asked_s = 0.0
         """Monotonic time of the last message that asked for work, or of the answer to it."""
 

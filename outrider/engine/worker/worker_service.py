@@ -33,6 +33,7 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
 from outrider.wire.transport.streams import ControlStreams
@@ -142,6 +143,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),
         speculation=Speculation.from_proto(message.speculation, vocab_size),
+        scheduling=Scheduling.from_proto(message.scheduling),
         vocabulary=vocabulary,
     )
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.scheduling import WEIGHT
 from outrider.wire.settings.config import Positive, reason
 from outrider.wire.settings.files import write_whole
 
@@ -48,6 +49,8 @@ class ApiKey(BaseModel):
     """Prompt and output."""
     max_concurrent: Positive | None = None
     """Answers running or waiting at once."""
+    weight: Annotated[float, Field(gt=WEIGHT.low, le=WEIGHT.high)] = 1.0
+    """What it is given where others want it, too, over what a key of weight 1 is given."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
     """From then on it is refused. Without a zone it is UTC."""
 
@@ -116,6 +119,8 @@ def write_keys(path: str | Path, keys: tuple[ApiKey, ...]) -> None:
     """At once or not at all. A new file is for its owner alone, one that is there keeps owner and mode. Raises
     ConfigError.
     """
-    entries: list[dict[str, Any]] = [key.model_dump(mode="json", exclude_none=True) for key in keys]
+    entries: list[dict[str, Any]] = [
+        key.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for key in keys
+    ]
     text = HEADING + yaml.safe_dump({"keys": entries}, sort_keys=False)
     write_whole(path, text.encode(), private=True)

@@ -15,7 +15,6 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-import outrider
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import DRAFTERS, OF_A_TEXT, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
@@ -246,7 +245,7 @@ def flags(config: WorkerConfig | GatewayConfig) -> list[str]:
 
 def demo_model(role: str) -> str:
     """Return the demo pair's folder of "target" or "draft". Raises ConfigError where only the package is installed."""
-    folder = Path(outrider.__file__).resolve().parents[1] / "models" / "demo" / role
+    folder = Path(__file__).resolve().parents[3] / "models" / "demo" / role
     if not folder.is_dir():
         raise ConfigError(f"no demo {role} at {folder}: install from a source checkout, or say --{role} MODEL")
     return str(folder)

@@ -1,0 +1,78 @@
+"""Whom a request is scheduled for, and who comes next where not everybody can at once. Imports no torch.
+
+The gateway's queue, the prompts that a worker feeds and the steps of a target go by the same counters, each by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.params import Range
+
+PRIORITY = Range(-(2**31), 2**31 - 1)
+WEIGHT = Range(0, 1000, above_low=True)
+MAX_TPOT_MS = Range(0, 3_600_000, above_low=True)
+MAX_CALLER_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Whom a request is for, and how it stands among others."""
+
+    caller: bytes = b""
+    """At most 32 bytes, the same in all requests of one caller; empty = those that name none, together."""
+    weight: float = 1.0
+    """What the caller is given where others want it, too, over what one of weight 1 is given. Greater than 0, at most
+    1000."""
+    priority: int = 0
+    """Of a caller's requests, those with a lower number go first, as in vLLM."""
+    max_tpot_ms: float | None = None
+    """Milliseconds that a token should take at most; drafts of all are left out for it. None = as long as it takes."""
+
+    def to_proto(self) -> pb.Scheduling:
+        return pb.Scheduling(
+            caller=self.caller, weight=self.weight, priority=self.priority, max_tpot_ms=self.max_tpot_ms or 0.0
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Scheduling) -> Scheduling:
+        """Read and check the message. Raises InvalidRequest."""
+        Range(0, MAX_CALLER_BYTES).check("bytes of caller", len(message.caller))
+        if message.weight:
+            WEIGHT.check("weight", message.weight)
+        if message.max_tpot_ms:
+            MAX_TPOT_MS.check("max_tpot_ms", message.max_tpot_ms)
+        return cls(message.caller, message.weight or 1.0, message.priority, message.max_tpot_ms or None)
+
+
+class VirtualTokens:
+    """Counts what each caller that waits was given, over its weight: who has least is next (Sheng et al., "Fairness in
+    Serving Large Language Models", OSDI 2024, algorithm 2).
+
+    Nobody saves up, and nobody owes: a caller that did not wait begins level with the one of those that do who has
+    least.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[bytes, float] = {}
+
+    def join(self, caller: bytes) -> None:
+        """Let a caller wait; of no effect on one that does."""
+        if caller not in self._given:
+            self._given[caller] = min(self._given.values(), default=0.0)
+
+    def keep(self, waiting: Iterable[bytes]) -> None:
+        """Forget all that wait no more."""
+        waiting = set(waiting)
+        self._given = {caller: given for caller, given in self._given.items() if caller in waiting}
+
+    def give(self, caller: bytes, amount: float, weight: float) -> None:
+        """Count what a caller is given, or gives back, while it waits for more."""
+        if caller in self._given:
+            self._given[caller] += amount / weight
+
+    def given(self, caller: bytes) -> float:
+        """Return what it was given, by which callers that wait are compared."""
+        return self._given[caller]

@@ -1,0 +1,99 @@
+"""`outrider.LLM`: a script's own system says what a service says, and is gone with the script, however that ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.cli.offline import system_of
+from outrider.client import Client, ConfigError
+from tests.e2e.process_tree import Command, Tree, tree
+from tests.forked import clean_environment
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Stack
+
+PROMPTS = ["import os\n\ndef ", "Once upon a time", "class Queue:\n"]
+TEN_LINES = f"""
+import json
+from outrider import LLM
+
+with LLM({str(DEMO_TARGET)!r}, {str(DEMO_DRAFT)!r}, dtype="float32", max_running=2) as llm:
+    answers = llm.generate({PROMPTS!r}, {{"max_tokens": 24, "temperature": 0.0}})
+    print(json.dumps([answer.text for answer in answers]))
+    print(llm.chat([{{"role": "user", "content": "hi"}}], {{"max_tokens": 3, "ignore_eos": True}})[0].usage)
+    raise LookupError("in the middle")
+"""
+ENDLESS = f"""
+from outrider import LLM
+
+llm = LLM({str(DEMO_TARGET)!r}, num_draft_tokens=0, drafter="ngram")
+print("asking", flush=True)
+llm.generate("x", {{"max_tokens": 500, "ignore_eos": True, "n": 64}})
+"""
+
+
+@pytest.fixture
+def left() -> Iterator[Tree]:
+    with tree() as found:
+        yield found
+
+
+def test_texts_are_the_services_and_nothing_is_left_after_an_exception(stack: Stack, left: Tree) -> None:
+    command = Command("-c", TEN_LINES)
+    assert command.wait(120) == 1, command.log()
+    assert left.now() == {}
+    assert command.err[-1] == "LookupError: in the middle"
+    assert any("target-0: ready" in line for line in command.err)
+    with Client(stack.grpc) as client:
+        texts = [client.generate(prompt, max_tokens=24, temperature=0.0).text for prompt in PROMPTS]
+    assert json.loads(command.out[0]) == texts
+    assert "num_completion_tokens=3" in command.out[1]
+    command.end()
+
+
+def test_nothing_is_left_after_ctrl_c(left: Tree) -> None:
+    """Without a `with`, and in the middle of answers."""
+    command = Command("-c", ENDLESS)
+    command.wait_for("asking", 120)
+    assert len(left.now()) >= 4
+    command.signal(signal.SIGINT)
+    assert command.wait(30) != 0
+    assert left.now() == {}
+    assert command.err[-1] == "KeyboardInterrupt"
+    command.end()
+
+
+def test_nothing_is_left_after_a_kill(left: Tree) -> None:
+    """While the parts load."""
+    command = Command("-c", ENDLESS)
+    command.wait_for("loading", 120)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    assert left.wait_empty(30) == {}
+    command.end()
+
+
+def test_what_cannot_be_started_is_said() -> None:
+    assert system_of("t", {"model": "d", "dtype": "float32"}, {"dtype": "bfloat16", "drain_timeout_s": 1.0}) == {
+        "target": {"model": "t", "dtype": "bfloat16", "drain_timeout_s": 1.0},
+        "draft": {"model": "d", "dtype": "float32", "drain_timeout_s": 1.0},
+        "gateway": {"port": 0, "grpc_port": 0, "drain_timeout_s": 1.0, "max_queue_wait_s": 600.0},
+        "ray": None,
+    }
+    for name in ("heads", "port", "speed"):
+        with pytest.raises(ConfigError, match=rf"^{name} is no setting of an LLM"):
+            system_of("t", None, {name: 1})
+    script = "from outrider import LLM\nLLM('/nowhere', progress=False, max_running=-3)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean_environment())
+    assert ended.returncode == 1
+    assert "ConfigError: " in ended.stderr.splitlines()[-1] and "max_running" in ended.stderr.splitlines()[-1]
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    script = "import sys, outrider; print([m for m in sys.modules if m.startswith(('outrider.', 'grpc', 'rich'))])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean_environment())
+    assert ended.stdout.strip() == "[]", ended.stderr

@@ -1,0 +1,114 @@
+"""What a step is bounded to where one caller would slow another by more than its part."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from outrider.engine.speculation.row_budget import PROBE_STEPS, Alone, Part, RowBudget, Unit, away
+from outrider.engine.speculation.row_cost import RowCost
+
+FORWARD_S, ROW_S = 0.010, 0.001
+
+
+def seconds_of(num_rows: int) -> float:
+    return FORWARD_S + ROW_S * num_rows
+
+
+@dataclass
+class Machine:
+    """Steps of callers whose slots are always ready, a row and a token each."""
+
+    num_slots: Mapping[bytes, int]
+    weights: Mapping[bytes, float]
+    noise: random.Random | None = None
+    cost: RowCost = field(default_factory=RowCost)
+    seconds: float = 0.0
+    num_tokens: Counter[bytes] = field(default_factory=Counter)
+    num_of_slot: Counter[tuple[bytes, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.budget = RowBudget[tuple[bytes, int]](self.cost)
+        self.order = {caller: list(range(count)) for caller, count in self.num_slots.items()}
+
+    def part(self, caller: bytes) -> Part[tuple[bytes, int]]:
+        count = self.num_slots[caller]
+        units = [Unit((caller, slot), 1) for slot in self.order[caller]]
+        return Part(caller, self.weights[caller], count, count, count, count, lambda: Alone(count, units))
+
+    def step(self, gone: bytes | None = None) -> int:
+        """Take a step, without those of one; return its rows."""
+        parts = [away(each, self.weights[each]) if each == gone else self.part(each) for each in self.num_slots]
+        dealt = self.budget.deal(parts)
+        if dealt is None:
+            dealt = [(each, slot) for each in self.num_slots if each != gone for slot in range(self.num_slots[each])]
+        seconds = seconds_of(len(dealt))
+        if self.noise is not None:
+            seconds *= self.noise.uniform(0.9, 1.1) * (20.0 if self.noise.random() < 0.01 else 1.0)
+        self.cost.note(len(dealt), seconds)
+        self.budget.note(seconds)
+        self.seconds += seconds_of(len(dealt))
+        for caller, slot in dealt:
+            self.num_tokens[caller] += 1
+            self.num_of_slot[caller, slot] += 1
+            self.order[caller].remove(slot)
+            self.order[caller].append(slot)
+        return len(dealt)
+
+    def run(self, num_steps: int = 600) -> None:
+        for _ in range(100):
+            self.step()
+        self.seconds, self.num_tokens, self.num_of_slot = 0.0, Counter(), Counter()
+        for _ in range(num_steps):
+            self.step()
+
+    def times_slower(self, caller: bytes) -> float:
+        """Return how many times as long a token of a caller takes as it does alone."""
+        alone = self.num_slots[caller] / seconds_of(self.num_slots[caller])
+        return alone / (self.num_tokens[caller] / self.seconds)
+
+
+ONE, MANY = b"one", b"many"
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_one_stream_beside_many_is_slowed_by_the_part_of_the_others_and_no_more(weight: float, is_noisy: bool) -> None:
+    machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: weight}, random.Random(3) if is_noisy else None)
+    machine.run()
+    assert 0.8 * (1 + weight) <= machine.times_slower(ONE) <= (1.15 if is_noisy else 1.02) * (1 + weight)
+    of_many = [machine.num_of_slot[MANY, slot] for slot in range(64)]
+    assert max(of_many) - min(of_many) <= 2  # they take turns
+    assert machine.times_slower(MANY) <= (1 + 1 / weight) * 1.1
+
+
+def test_three_callers_are_given_rows_alike_as_far_as_they_want_some() -> None:
+    machine = Machine({b"1": 1, b"9": 9, b"70": 70}, {b"1": 1.0, b"9": 1.0, b"70": 1.0})
+    machine.run()
+    assert all(machine.times_slower(caller) <= 3.1 for caller in machine.num_slots)
+    assert machine.num_tokens[b"9"] == pytest.approx(9 * machine.num_tokens[b"1"], rel=0.1)
+    assert machine.num_tokens[b"70"] > machine.num_tokens[b"9"]
+
+
+def test_nobody_is_bounded_where_each_has_its_part() -> None:
+    machine = Machine({b"a": 4, b"b": 5, b"c": 6}, dict.fromkeys((b"a", b"b", b"c"), 1.0))
+    machine.run(50)
+    assert machine.step() == 15
+
+
+def test_a_caller_that_is_back_soon_finds_no_longer_step_under_way() -> None:
+    machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
+    machine.run()
+    sizes = [machine.step(gone=ONE) for _ in range(2 * PROBE_STEPS)]
+    assert max(map(seconds_of, sizes)) <= 2.2 * seconds_of(1)
+
+
+def test_the_bounding_caller_runs_alone_now_and_then_and_a_slower_machine_is_seen() -> None:
+    machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
+    machine.run()
+    sizes = Counter(machine.step() for _ in range(10 * PROBE_STEPS))
+    assert sizes[1] == 10
