@@ -252,7 +252,7 @@ class Verifier:
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
-        self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
+        self._in_step, self._rows, self._behind, self._turn, self._ended_s = [], {}, {}, None, None
 
     def _going(self, found: Sequence[Candidates], now: float) -> list[Candidates]:
         """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by
