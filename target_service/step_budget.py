@@ -66,7 +66,7 @@ class StepBudget:
         return chosen
 
     def note(self, seconds: float, dealing_s: float) -> None:
-        """Record a step without prompts, and how long it took to choose it."""
+        """Record a step without prompts. dealing_s: what passed since the one before, or since somebody was ready."""
         self._budget.note(seconds, dealing_s)
         self._rate += RATE_WEIGHT * (self._gain / (seconds + dealing_s) - self._rate)
 

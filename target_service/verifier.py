@@ -81,6 +81,7 @@ class Verifier:
         self._max_prefill_tokens = max_prefill_tokens
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
+        self._ended_s: float | None = None  # when the step before ended, where this one followed at once
         self._in_step: list[Lease] = []
         self._rows: dict[SlotKey, Row] = {}  # rows of the current step
         self._behind: dict[SlotKey, Tensor] = {}  # logits behind its scaffolds, [S_b, V] each
@@ -189,6 +190,7 @@ class Verifier:
         found = [self._drafts.with_scaffold(self._drafts.or_forced(each)) for each in going_on]
         self._in_step = [each.lease for each in found]
         if not found and len(running) == len(fed) and self._held_until is not None:
+            self._ended_s = None
             return False
         chosen = self._chosen(found, now)
         turn = self._turn = self._turns.take(_requests(running, chosen), now, feed_all=True)
@@ -199,6 +201,7 @@ class Verifier:
         stepping = [(lease.slot, _row(r)) for lease, r in going] + [(lease.slot, fed.row) for lease, fed in searching]
         rows = [*(row for _, row in stepping), *(p.row for p in turn.pieces)]
         if not rows:
+            self._ended_s = None
             return turn.worked
         num_run_tokens = sum(row.num_new for _, row in stepping)
         num_prompt_tokens = sum(p.num_tokens for p in turn.pieces)
@@ -231,7 +234,8 @@ class Verifier:
             slot.distrust()
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
             self._rule.note(num_run_tokens, num_committed, seconds)
-            self._budget.note(seconds, started - now)
+            self._budget.note(seconds, started - (now if self._ended_s is None else self._ended_s))
+        self._ended_s = time.monotonic()
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
@@ -268,7 +272,7 @@ class Verifier:
             piece.slot.distrust()
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
-        self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
+        self._in_step, self._rows, self._behind, self._turn, self._ended_s = [], {}, {}, None, None
 
     def _going(self, found: Sequence[Candidates], now: float) -> list[Candidates]:
         """Return those that take this step: none while it is held for guesses, and not those that wait for theirs by

@@ -79,7 +79,7 @@ class RowBudget(Generic[Item]):
         self._cost = cost
         self._given = VirtualTokens()
         self._alone_s: dict[bytes, float] = {}
-        """Of callers that bounded a step, what a step of each alone takes."""
+        """Of callers that may bound a step, what a step of each alone takes where nothing disturbs it."""
         self.bounding: bytes | None = None
         """By whom the step is bounded that was dealt last; None where nobody is."""
         self._num_rows = 1.0
@@ -122,12 +122,15 @@ class RowBudget(Generic[Item]):
         return dealt
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
-        """Record how long the step took that was dealt last, nothing else in it. dealing_s: what it took beside, for
+        """Record how long the step took that was dealt last, nothing else in it. dealing_s: what passed before it, for
         the slots of all, in the step or not.
         """
         if self._alone is not None:
             before = self._alone_s.get(self._alone, seconds)
-            self._alone_s[self._alone] = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
+            mean_s = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
+            self._alone_s[self._alone] = min(
+                seconds, mean_s
+            )  # what disturbs a step makes it longer, and is not its own
         elif self._longest_s is not None:
             ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
