@@ -62,7 +62,7 @@ def doctor(
             try:
                 target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
             except ConfigError as error:
-                no_models = Finding("models", "warning", error.message, "the rest is checked with a --target alone")
+                no_models = Finding("models", "warning", error.message)
         task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
         found, console = list[Finding](), answer_console()
         for finding in _findings(task, tables, host, port, grpc_port, console, no_models):
@@ -94,7 +94,7 @@ def _findings(
         yield Finding(f"draft {each}", "ok", "needs no model: it takes the target's tokens")
     if no_models is not None:
         yield no_models
-    if not has_engine or no_models is not None:
+    if not has_engine:
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights
     made = events_of("outrider.engine.checkup", task, "check of the pair", grace_s=1.0, env=offline)
