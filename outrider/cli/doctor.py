@@ -57,11 +57,15 @@ def doctor(
         drafts = [each for each in draft or () if each not in tables]
         if target is None and drafts:
             raise ConfigError(f"--draft is {drafts[0]} and there is no target; say --target MODEL")
+        no_models = None
         if target is None:
-            target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
+            try:
+                target, drafts = demo_model("target"), [] if tables else [demo_model("draft")]
+            except ConfigError as error:
+                no_models = Finding("models", "warning", error.message)
         task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
         found, console = list[Finding](), answer_console()
-        for finding in _findings(task, tables, host, port, grpc_port, console):
+        for finding in _findings(task, tables, host, port, grpc_port, console, no_models):
             found.append(finding)
             show(console, finding)
         counts = {state: sum(each.state == state for each in found) for state in STYLES}
@@ -71,15 +75,25 @@ def doctor(
 
 
 def _findings(
-    task: dict[str, Any], tables: list[str], host: str, port: int, grpc_port: int, console: Console
+    task: dict[str, Any],
+    tables: list[str],
+    host: str,
+    port: int,
+    grpc_port: int,
+    console: Console,
+    no_models: Finding | None,
 ) -> Iterator[Finding]:
-    """console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it."""
+    """console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it.
+    no_models: why there is no target to look at.
+    """
     has_engine = True
     for finding in checks(host, port, grpc_port, len(task["drafts"])):
         has_engine = has_engine and not (finding.check == "extra engine" and finding.state == "problem")
         yield finding
     for each in tables:
         yield Finding(f"draft {each}", "ok", "needs no model: it takes the target's tokens")
+    if no_models is not None:
+        yield no_models
     if not has_engine:
         return  # torch is what reads the rest
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # a check fetches no weights

@@ -23,7 +23,7 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConf
 from outrider.wire.settings.pools import shares
 
 State = Literal["ok", "warning", "problem"]
-WITHOUT = {
+WITHOUT: dict[str, tuple[State, str]] = {
     "engine": ("problem", "no worker runs here, only gateways and the command line"),
     "ray": ("warning", "`outrider up` needs --no-ray"),
     "certs": ("ok", "no `outrider certs`"),
@@ -96,20 +96,18 @@ def _libraries(wanted: list[Requirement], extra: str) -> Finding:
             version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
             missing.append(each.name)
-            lacking.append(f"'{each.name}{each.specifier}'")
-            continue
-        is_fit = each.specifier.contains(version, prereleases=True)
-        if is_fit:
-            there.append(f"{each.name} {version}")
         else:
+            if each.specifier.contains(version, prereleases=True):
+                there.append(f"{each.name} {version}")
+                continue
             old.append(f"{each.name} {version} (needs {each.specifier})")
-            lacking.append(f"'{each.name}{each.specifier}'")
+        lacking.append(f"'{each.name}{each.specifier}'")
     remedy = f"pip install {' '.join(lacking)}"
     if old:
         return Finding(check, "problem", ", ".join(old), remedy)
     if missing:
         state, loss = WITHOUT.get(extra, ("problem", "nothing runs"))
-        return Finding(check, state, f"without {', '.join(missing)}: {loss}", remedy)  # type: ignore[arg-type]
+        return Finding(check, state, f"without {', '.join(missing)}: {loss}", remedy)
     return Finding(check, "ok", ", ".join(there) if extra else f"{len(there)} as asked for")
 
 

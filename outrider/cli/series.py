@@ -80,8 +80,8 @@ class Span:
         """Return a quantile of what a histogram observed as PromQL's histogram_quantile does: linear within a bucket,
         the lower bound of the last, which has no upper one.
         """
-        bounds = sorted({float(found["le"]) for found, _ in self.after.find(f"{name}_bucket", **labels)})
         texts = {float(found["le"]): found["le"] for found, _ in self.after.find(f"{name}_bucket", **labels)}
+        bounds = sorted(texts)
         counts = [self.increase(f"{name}_bucket", le=texts[bound], **labels) or 0.0 for bound in bounds]
         if not counts or not counts[-1]:
             return None

@@ -141,7 +141,7 @@ def gpu() -> Find:
     if not has_device:
         return "ok", "none; workers run on the CPU", ""
     if torch.version.cuda is None:
-        install = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
+        install = "pip install --force-reinstall torch, with the --index-url of PyTorch's builds for CUDA"
         return "problem", f"the machine has one, and torch {torch.__version__} was built for CPUs", install
     why = str(said[0].message).splitlines()[0] if said else "torch finds no device"
     remedy = f"install a driver for CUDA {torch.version.cuda} or later, or let the container see the devices"

@@ -27,5 +27,5 @@ def local_folder(model: str) -> Path | None:
 
 
 def short_name(model: str) -> str:
-    """Return a folder's own name, or a hub id as it is."""
-    return Path(model).name if Path(model).is_absolute() else model
+    """Return the last folder of a path, or a hub id as it is."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model

@@ -328,3 +328,15 @@ def test_without_torch_the_rest_is_still_told(monkeypatch: pytest.MonkeyPatch) -
     assert made.exit_code == 1 and "problem  torch: the check of the pair gave no result" in made.stdout
     made = CliRunner().invoke(app, ["doctor", "--draft", DEMO_DRAFT])
     assert made.exit_code == 1 and "there is no target; say --target MODEL" in made.stderr
+
+
+def test_without_the_demo_pair_the_machine_is_still_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only the package is installed."""
+
+    def missing(role: str) -> str:
+        raise ConfigError(f"no demo {role} at /nowhere; say --{role} MODEL")
+
+    monkeypatch.setattr(doctor, "demo_model", missing)
+    made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
+    assert "cores:" in made.stdout and "warning  models: no demo target at /nowhere; say --target MODEL" in made.stdout
+    assert made.stderr == ""

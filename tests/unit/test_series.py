@@ -13,8 +13,9 @@ from rich.console import Console
 
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top import Reader
-from outrider.cli.top_screen import View, duration, screen, short
+from outrider.cli.top_screen import View, duration, screen
 from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
+from outrider.wire.model_id import short_name
 
 MEMBERS = """\
 outrider_members{{pool="chat",role="target",state="serving"}} {serving}
@@ -157,5 +158,5 @@ def test_what_is_said_is_checked_before_it_is_shown_or_asked(
 
 
 def test_names_and_times_are_short() -> None:
-    assert short("/models/demo/target/") == "target" and short("hub/model") == "hub/model"
+    assert short_name("/models/demo/target/") == "target" and short_name("hub/model") == "hub/model"
     assert [duration(each) for each in (0, 59, 3600, 90061)] == ["0 s", "59 s", "1 h 0 min", "1 d 1 h"]
