@@ -207,7 +207,7 @@ class Routes:
         else:
             read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
 
-        def named() -> tuple[Sequence[int], list[str] | None]:
+        def named() -> tuple[Sequence[int], list[str | None] | None]:
             ids = read()
             return ids, [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
 
