@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading
+from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
 from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
 from outrider.wire.kinds import Drafter as Drafter
@@ -89,6 +90,11 @@ class OutputLogprobs:
     rank: int | None = None
     """Of a prompt's token: 1 + how many are likelier."""
 
+    @classmethod
+    def from_proto(cls, message: pb.TokenLogprobs) -> OutputLogprobs:
+        top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
+        return cls(message.logprob, top, message.rank or None)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputToken:
@@ -155,8 +161,9 @@ class RoundOutput:
     """Set with finish_reason."""
     beam: int = 0
     """Of a beam search, which of its answers this is: the whole of it. 0 is the best."""
-    prompt_logprobs: tuple[OutputLogprobs, ...] | None = None
-    """Of the prompt's tokens from the second on, in the first round where they are wanted."""
+    prompt_logprobs: Sequence[pb.TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second on, in the first round where they are wanted; as they were sent, for there
+    may be a million, and what is made of them is made off the event loop."""
     score: float | None = None
     """Of such an answer: its sum of log-probs, in nats, over length ** length_penalty."""
     explanation: gateway_pb2.RoundExplanation | None = None

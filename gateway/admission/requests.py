@@ -218,13 +218,12 @@ async def build_requests(
 
 
 def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest."""
+    """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest, also for
+    what its answer cannot be held to.
+    """
     (chat,) = demand.prompts
-    assert isinstance(chat, Chat), "a text has no demand"
-    ids = tuple(tokenizer.encode(_chat_text(chat, tokenizer), add_special_tokens=False))
-    if not ids:
-        raise InvalidRequest(f"{demand.names.prompt} is empty: nothing could be answered", param=demand.names.prompt)
-    return ids
+    grammar = "" if demand.output is None else demand.output.grammar()
+    return _prepare(chat, tokenizer, demand.names.prompt, grammar).ids
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:

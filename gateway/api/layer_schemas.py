@@ -23,10 +23,11 @@ from gateway.grammars import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_SALT_BYTES, RANGES
+from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
 
 AS_CHATS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "speculation", "cache_salt", "stream"),
+    *("repetition_penalty", "seed", "speculation", "cache_salt", "priority", "max_tpot_ms", "stream"),
 )
 """Fields that mean what chat's of the same names do."""
 
@@ -72,6 +73,8 @@ class Layer(Strict):
     seed: int | None = described("as chat's. Default: random", **SEED.schema)
     speculation: SpeculationBody | None = described("as chat's. Default: the server's")
     cache_salt: str | None = described("as chat's", minLength=1, maxLength=MAX_SALT_BYTES)
+    priority: int | None = described("as chat's. Default: 0", PRIORITY)
+    max_tpot_ms: float | None = described("as chat's. Default: as long as it takes", MAX_TPOT_MS)
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
     stream: bool | None = described("server-sent events. Default: false")
 

@@ -12,9 +12,14 @@ from gateway.admission.requests import Demand
 from gateway.api.openai_responses import Json, ReadText, usage_of
 from gateway.generation import GenerationRequest, RoundOutput
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reader import CallBegun, CallUnread, Content, Part
+from gateway.tools.reader import CallBegun, CallUnread, Part
 from gateway.tools.reading import Reading
 from outrider.wire.errors import OutriderError
+
+AS_IT_STANDS = Reading(
+    family=None, names=frozenset(), marks=None, in_reasoning=False, max_calls=None, shown_ids=frozenset()
+)
+"""There are neither calls nor reasoning."""
 
 
 class Form(Protocol):
@@ -38,15 +43,13 @@ Formed = Callable[[GenerationRequest, Tokenizer], Form]
 
 
 class ReadAnswer:
-    """One answer's text as parts: as it is read where there may be calls or reasoning in it, else as it stands."""
+    """One answer's text as parts."""
 
     def __init__(self, reading: Reading | None) -> None:
-        self._text = None if reading is None else ReadText(reading)
+        self._text = ReadText(reading or AS_IT_STANDS)
 
     def parts(self, output: RoundOutput) -> list[Part]:
         """Return them, but for a call that has begun in this round and turned out to be none."""
-        if self._text is None:
-            return [Content(output.text_delta)] if output.text_delta else []
         parts: list[Part] = []
         begun: int | None = None
         for part in self._text.read(output):
@@ -60,21 +63,16 @@ class ReadAnswer:
         return parts
 
     def call_id(self) -> str:
-        assert self._text is not None, "calls are read"
         return self._text.call_id()
 
     @property
     def has_calls(self) -> bool:
-        return self._text is not None and self._text.has_calls
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        return 0 if self._text is None else self._text.num_reasoning_tokens
+        return self._text.has_calls
 
     def usage(self, output: RoundOutput) -> Json:
         """Return chat's usage object of the last output."""
         assert output.usage is not None
-        return usage_of([output.usage], 1, self.num_reasoning_tokens)
+        return usage_of([output.usage], 1, self._text.num_reasoning_tokens)
 
 
 class LayerAnswer:

@@ -39,8 +39,8 @@ class Prompts:
         ids = self.requests[index].asked_ids
         told: Json = {"prompt_token_ids": ids} if self.token_ids else {}
         if self.num_best is not None:
-            pairs = zip(ids[1:], output.prompt_logprobs or (), strict=True)
-            told["prompt_logprobs"] = [None, *(self._by_id(*pair) for pair in pairs)]
+            scores = map(OutputLogprobs.from_proto, output.prompt_logprobs or ())
+            told["prompt_logprobs"] = [None, *(self._by_id(*pair) for pair in zip(ids[1:], scores, strict=True))]
         return told
 
     def _by_id(self, token_id: int, logprobs: OutputLogprobs) -> Json:
@@ -60,7 +60,7 @@ class Prompts:
         """
         request = self.requests[index]
         ids = request.asked_ids
-        told = output.prompt_logprobs or ()
+        told = map(OutputLogprobs.from_proto, output.prompt_logprobs or ())
         scores = [None, *(replace(each, top=each.top[: self.num_echoed]) for each in told)]
         detokenizer = Detokenizer(
             self.tokenizer, (), self.tokenizer.special_ids if request.shows_special else frozenset()

@@ -27,8 +27,8 @@ class MessageForm:
         self._is_open = False
         self._index = -1
         """Of the block that a stream has told last; a call that turned out to be none has had one, too."""
-        self._arguments = ""
-        """Of the open call."""
+        self._texts: list[str] = []
+        """Of the open block."""
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
         # A stream begins before it is known what was cached: message_start tells none, message_delta all.
         self._usage: Json = {
@@ -88,7 +88,7 @@ class MessageForm:
             block = {"type": "tool_use", "id": self._answer.call_id(), "name": part.name, "input": {}}
             yield from self._open(block)
         elif isinstance(part, Arguments):
-            self._arguments += part.text
+            self._texts.append(part.text)
             yield self._delta({"type": "input_json_delta", "partial_json": part.text})
         elif isinstance(part, Content):
             yield from self._grow("text", part.text, {})
@@ -98,13 +98,13 @@ class MessageForm:
     def _grow(self, kind: str, text: str, others: Json) -> Iterator[Json]:
         if not self._is_open or self._blocks[-1]["type"] != kind:
             yield from self._open({"type": kind, kind: "", **others})
-        self._blocks[-1][kind] += text
+        self._texts.append(text)
         yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _open(self, block: Json) -> Iterator[Json]:
         yield from self._close()
         self._blocks.append(block)
-        self._is_open, self._arguments = True, ""
+        self._is_open, self._texts = True, []
         self._index += 1
         yield {"type": "content_block_start", "index": self._index, "content_block": dict(block)}
 
@@ -114,8 +114,11 @@ class MessageForm:
     def _close(self) -> Iterator[Json]:
         if not self._is_open:
             return
-        if self._blocks[-1]["type"] == "tool_use":
-            self._blocks[-1]["input"] = _object(self._arguments)
+        block, text = self._blocks[-1], "".join(self._texts)
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[block["type"]] = text
         self._is_open = False
         yield {"type": "content_block_stop", "index": self._index}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,14 +32,12 @@ class ResponseForm:
         self._items: list[Json] = []
         """The last one may be open."""
         self._is_open = False
-        self._text = ""
+        self._texts: list[str] = []
         """Of the open item."""
         self._logprobs: list[Json] = []
         """Of the open item's text."""
-        self._tokens: list[OutputToken] = []
-        self._num_told = 0
-        """Of the tokens, those that an event has told, or that are of a call."""
-        self._num_before_call = 0
+        self._untold: deque[OutputToken] = deque()
+        """Those past the last text that was told, where their log-probs are."""
         self._status = "in_progress"
         self._error: Json | None = None
         self._usage: Json | None = None
@@ -49,7 +48,7 @@ class ResponseForm:
 
     def push(self, output: RoundOutput) -> Iterator[Json]:
         if self._body.logprobs:
-            self._tokens += output.tokens
+            self._untold += output.tokens
         for part in self._answer.parts(output):
             yield from self._take(part)
         if output.finish_reason is None:
@@ -127,21 +126,19 @@ class ResponseForm:
         if isinstance(part, CallUnread):
             yield from self._close("incomplete")
             self._items.pop()
-            self._num_told = self._num_before_call
         elif isinstance(part, CallBegun):
-            self._num_before_call, self._num_told = self._num_told, len(self._tokens)
             yield from self._open("function_call", call_id=self._answer.call_id(), name=part.name)
         elif isinstance(part, Arguments):
-            self._text += part.text
-            self._num_told = len(self._tokens)
+            self._texts.append(part.text)
             yield self._told("function_call_arguments.delta", delta=part.text)
         else:
             kind = "reasoning" if isinstance(part, Reasoning) else "message"
             if not self._is_open or self._items[-1]["type"] != kind:
                 yield from self._open(kind)
-            self._text += part.text
+            self._texts.append(part.text)
             if isinstance(part, Content):
-                yield self._told("output_text.delta", content_index=0, delta=part.text, logprobs=self._new_logprobs())
+                logprobs = self._logprobs_of(part)
+                yield self._told("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             else:
                 yield self._told("reasoning_text.delta", content_index=0, delta=part.text)
 
@@ -158,39 +155,42 @@ class ResponseForm:
         item |= own[kind]
         self._items.append(item)
         self._num_items += 1
-        self._is_open, self._text, self._logprobs = True, "", []
+        self._is_open, self._texts, self._logprobs = True, [], []
         yield self._event("output_item.added", output_index=self._num_items - 1, item=dict(item))
         if kind != "function_call":
-            yield self._told("content_part.added", content_index=0, part=self._part(kind))
+            yield self._told("content_part.added", content_index=0, part=self._part(kind, ""))
 
     def _close(self, status: str) -> Iterator[Json]:
-        item = self._items[-1]
+        item, text = self._items[-1], "".join(self._texts)
         kind = item["type"]
         if kind == "function_call":
-            item["arguments"] = self._text
-            yield self._told("function_call_arguments.done", arguments=self._text)
+            item["arguments"] = text
+            yield self._told("function_call_arguments.done", arguments=text)
         else:
-            part = self._part(kind)
+            part = self._part(kind, text)
             item["content"] = [part]
             if kind == "message":
-                yield self._told("output_text.done", content_index=0, text=self._text, logprobs=self._logprobs)
+                yield self._told("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             else:
-                yield self._told("reasoning_text.done", content_index=0, text=self._text)
+                yield self._told("reasoning_text.done", content_index=0, text=text)
             yield self._told("content_part.done", content_index=0, part=part)
         item["status"] = status
         self._is_open = False
         yield self._event("output_item.done", output_index=self._num_items - 1, item=dict(item))
 
-    def _part(self, kind: str) -> Json:
+    def _part(self, kind: str, text: str) -> Json:
         if kind == "reasoning":
-            return {"type": "reasoning_text", "text": self._text}
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": list(self._logprobs)}
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
 
-    def _new_logprobs(self) -> list[Json]:
-        """Return those of the text's tokens since the last delta. The reasoning's are told nowhere."""
-        first = max(self._num_told, self._answer.num_reasoning_tokens)
-        self._num_told = len(self._tokens)
-        new: list[Json] = chat_logprobs(self._tokens[first:], self._tokenizer)["content"]
+    def _logprobs_of(self, part: Content) -> list[Json]:
+        """Return those of the text's tokens. Those of reasoning and of calls before it are told nowhere."""
+        begin, tokens = part.end - len(part.text), list[OutputToken]()
+        while self._untold and self._untold[0].text_offset < part.end:
+            token = self._untold.popleft()
+            if token.text_offset + max(1, len(token.text)) > begin:
+                tokens.append(token)
+        new: list[Json] = chat_logprobs(tokens, self._tokenizer)["content"]
         self._logprobs += new
         return new
 

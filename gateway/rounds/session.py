@@ -132,12 +132,12 @@ class Session:
             prompt_logprobs=scores,
         )
 
-    def _scores(self, verdict: tpb.Verdict) -> tuple[OutputLogprobs, ...] | None:
+    def _scores(self, verdict: tpb.Verdict) -> Sequence[pb.TokenLogprobs] | None:
         """Return the prompt's log-probs once."""
         if self._is_scored:
             return None
         self._is_scored = True
-        return tuple(logprobs_of(message) for message in verdict.prompt_logprobs)
+        return verdict.prompt_logprobs
 
     def _count(self, verdict: tpb.Verdict) -> None:
         if self.usage.num_rounds + self.usage.num_plain_steps == 0:  # a slot that is opened again says nothing new
@@ -162,11 +162,6 @@ class Session:
             text, offset = pushed.tokens[index] if index < len(pushed.tokens) else ("", self._detokenizer.num_chars)
             logprobs = None
             if verdict.logprobs:
-                logprobs = logprobs_of(verdict.logprobs[index])
+                logprobs = OutputLogprobs.from_proto(verdict.logprobs[index])
             tokens.append(OutputToken(token_id, kinds[index], text, offset, logprobs))
         return tuple(tokens)
-
-
-def logprobs_of(message: pb.TokenLogprobs) -> OutputLogprobs:
-    top = tuple(zip(message.top_ids, message.top_logprobs, strict=True))
-    return OutputLogprobs(message.logprob, top, message.rank or None)

@@ -29,6 +29,8 @@ _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 @dataclass(frozen=True, slots=True)
 class Content:
     text: str
+    end: int
+    """Characters of the answer's text up to the end of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class Reader:
             text = self._released(text, marker if at < 0 else "", final)
         if text:
             self._is_first = self._amid = False
-            yield Content(text)
+            yield self._content(text)
         if at >= 0:
             self._state, self._amid = _State.GAP, False
 
@@ -229,7 +231,11 @@ class Reader:
             text, self._buffer = (before + marker, after) if marker else ("", before)
             self._is_first = False
             if text:
-                yield Content(text)
+                yield self._content(text)
+
+    def _content(self, text: str) -> Content:
+        """Return what was taken from the buffer last."""
+        return Content(text, self.num_chars - len(self._buffer))
 
     def _begin(self, name: str, at: int) -> CallBegun:
         self._named, self._arguments_at, self._sent = name, at, at
@@ -292,7 +298,7 @@ class Reader:
             self._index += 1
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         self._state, self._amid, self._is_first = _State.CONTENT, False, False
-        yield Content(text)
+        yield self._content(text)
 
 
 def _is_object(text: str) -> bool:

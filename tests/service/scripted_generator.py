@@ -24,7 +24,7 @@ from gateway.generation import (
 )
 from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.tokenizer import Tokenizer
-from outrider.v1.common_pb2 import TokenizerFiles
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.settings.config import GatewayConfig
 
@@ -37,7 +37,7 @@ TIMINGS = OutputTimings(0.004, 0.0015, 0.002, 0.0005)
 
 def demo_tokenizer() -> Tokenizer:
     return Tokenizer.from_files(
-        TokenizerFiles(
+        pb.TokenizerFiles(
             tokenizer_json=(DEMO / "tokenizer.json").read_bytes(),
             tokenizer_config_json=(DEMO / "tokenizer_config.json").read_bytes(),
             chat_template=(DEMO / "chat_template.jinja").read_bytes(),
@@ -174,14 +174,19 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
     return outputs
 
 
-def _prompt_logprobs(request: GenerationRequest) -> tuple[OutputLogprobs, ...] | None:
+def _prompt_logprobs(request: GenerationRequest) -> tuple[pb.TokenLogprobs, ...] | None:
     """Of the second token -0.25, of the third -0.5, ...; its neighbour is likelier."""
     wanted = request.num_prompt_logprobs
     if wanted is None:
         return None
     ids = request.prompt_ids[1:]
     return tuple(
-        OutputLogprobs(-0.25 * at, ((token_id + 1, -0.125), (token_id, -0.25 * at))[:wanted], 2)
+        pb.TokenLogprobs(
+            logprob=-0.25 * at,
+            top_ids=(token_id + 1, token_id)[:wanted],
+            top_logprobs=(-0.125, -0.25 * at)[:wanted],
+            rank=2,
+        )
         for at, token_id in enumerate(ids, 1)
     )
 

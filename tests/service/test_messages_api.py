@@ -176,7 +176,12 @@ async def test_tokens_are_counted_as_a_message_would() -> None:
     asked = {"messages": ASKED["messages"], "tools": [FUNCTION], "system": "Be brief."}
     async with in_process(generator) as http:
         counted = await http.post(f"{PATH}/count_tokens", json=asked)
+        wrong = asked | {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/x"}}}}
+        uncounted = await http.post(f"{PATH}/count_tokens", json=wrong)
+        unanswered = await http.post(PATH, json=wrong | {"max_tokens": 1})
     assert not generator.requests
+    assert uncounted.status_code == 400 and uncounted.json() == unanswered.json()
+    assert "output_config.format.schema" in uncounted.json()["error"]["message"]
     await posted(generator, **asked)
     assert counted.json() == {"input_tokens": len(generator.requests[0].prompt_ids)}
 
@@ -199,10 +204,6 @@ async def test_tokens_are_counted_as_a_message_would() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/x"}}}},
-            "output_config.format.schema",
-        ),
         ({"prompt": "x"}, "prompt"),
     ],
 )

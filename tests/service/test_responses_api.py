@@ -9,8 +9,12 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 
+from gateway.api.openai_responses import joined
+from gateway.api.responses_form import ResponseForm
+from gateway.api.responses_schemas import ResponsesBody
+from gateway.api.schemas import parse_body
 from outrider.wire.errors import WorkerLost
-from tests.service.scripted_generator import ScriptedGenerator
+from tests.service.scripted_generator import ScriptedGenerator, rounds
 from tests.service.test_http_front import MODEL, in_process
 from tests.service.test_http_tools import CALLS, FOUND, TOOL, Weather, client_of, generator_of
 
@@ -189,14 +193,17 @@ async def test_what_is_not_offered_is_refused_by_name(changes: Any, param: str) 
 
 
 async def test_text_behind_a_call_has_its_own_log_probs() -> None:
-    text = (
+    generator = generator_of(
         '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome"}}\n</tool_call> sorry about the quick brown fox'
     )
-    async with client_of(generator_of(text)) as client:
-        answer = await client.responses.create(
-            **ASKED, tools=[FUNCTION], include=["message.output_text.logprobs"], stream=True
-        )
-        final = [event async for event in answer][-1].response
-    assert [item.type for item in final.output] == ["function_call", "message"]
-    told = [each.token for each in final.output[1].content[0].logprobs]
-    assert told[-1] == "x" and not any("Rome" in each or "city" in each for each in told)
+    asked = ASKED | {"tools": [FUNCTION], "include": ["message.output_text.logprobs"]}
+    async with in_process(generator) as http:
+        by_rounds = (await http.post(PATH, json=asked)).json()
+    (request,) = generator.requests
+    form = ResponseForm(parse_body(ResponsesBody, asked), "resp_1", request, generator.own_tokenizer)
+    assert list(form.push(joined(rounds(generator, request)))), "the call ends and the text begins in one push"
+    for answer in (by_rounds, form.whole()):
+        assert [item["type"] for item in answer["output"]] == ["function_call", "message"]
+        (part,) = answer["output"][1]["content"]
+        assert part["text"] == "sorry about the quick brown fox"
+        assert "".join(each["token"] for each in part["logprobs"]).lstrip() == part["text"]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.admission.requests import Chat, Demand
+from gateway.api.messages_schemas import MessagesBody
+from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body
 from gateway.generation import DraftLogprobs, SpeculationOptions
 from gateway.grammars import OutputFormat
@@ -64,6 +66,14 @@ def test_no_other_form_of_a_prompt(given: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=given)
     assert caught.value.param == "prompt"
+
+
+def test_layers_are_scheduled_as_chats_are() -> None:
+    asked: Any = {"priority": -2, "max_tpot_ms": 5}
+    message = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    layers = [parse_body(ResponsesBody, {"input": "x", **asked}), parse_body(MessagesBody, message | asked)]
+    for demand in (chat(**asked), *(layer.demand("id") for layer in layers)):
+        assert (demand.priority, demand.max_tpot_ms) == (-2, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,9 @@ def test_no_text_reads_otherwise_by_the_character_and_none_is_lost(
     family: Family, text: str, reasons: bool, is_cut: bool, max_calls: int | None
 ) -> None:
     whole = one(family, text, reasons=reasons, is_cut=is_cut, max_calls=max_calls)
-    assert told(read(family, list(text), reasons=reasons, is_cut=is_cut, max_calls=max_calls)) == whole
+    parts = read(family, list(text), reasons=reasons, is_cut=is_cut, max_calls=max_calls)
+    assert told(parts) == whole
+    assert all(text[: part.end].endswith(part.text) for part in parts if isinstance(part, Content))
     content, reasoning, found = whole
     if not found:
         kept = "".join(f"{reasoning}{content}".split())
@@ -187,7 +189,7 @@ def test_a_marker_that_announces_nothing_holds_text_back_for_a_while() -> None:
 def test_json_that_can_be_no_call_is_told_as_it_comes(family: Family, text: str) -> None:
     reader = Reader(family, NAMES, None, False, None)
     assert told([part for char in text for part in reader.push(char)]) == (text, "", [])
-    assert reader.push(': "more') == [Content(': "more')]
+    assert reader.push(': "more') == [Content(': "more', len(text) + 7)]
 
 
 @pytest.mark.parametrize("begin", ["", "text", "<think>", "<think>text", "<tool_call>", '<tool_call>{"name"'])
@@ -213,8 +215,8 @@ def test_reasoning_is_split_off_and_calls_follow_it(begun: bool) -> None:
 def test_answers_without_reasoning_and_reasoning_without_an_answer() -> None:
     assert one(None, " plain <thinking>\n", reasons=True) == (" plain <thinking>\n", "", [])
     assert one(None, "<think>\nhm, ", reasons=True, is_cut=True) == ("", "hm, ", [])
-    assert read(None, ["a", " ", "b "]) == [Content("a"), Content(" "), Content("b ")]
-    assert read(None, ["hm", "</thi", "nk>", "\n", "yes"], begun=True) == [Reasoning("hm"), Content("yes")]
+    assert read(None, ["a", " ", "b "]) == [Content("a", 1), Content(" ", 2), Content("b ", 4)]
+    assert read(None, ["hm", "</thi", "nk>", "\n", "yes"], begun=True) == [Reasoning("hm"), Content("yes", 14)]
 
 
 @pytest.mark.parametrize(
