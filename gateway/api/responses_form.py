@@ -145,14 +145,13 @@ class ResponseForm:
     def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
         if self._is_open:
             yield from self._close("completed")
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        item: Json = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields}
-        own: dict[str, Json] = {
-            "message": {"role": "assistant", "content": []},
-            "reasoning": {"summary": [], "content": [], "encrypted_content": None},
-            "function_call": {"arguments": ""},
+        kinds: dict[str, tuple[str, Json]] = {
+            "message": ("msg", {"role": "assistant", "content": []}),
+            "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
+            "function_call": ("fc", {"arguments": ""}),
         }
-        item |= own[kind]
+        prefix, own = kinds[kind]
+        item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields, **own}
         self._items.append(item)
         self._num_items += 1
         self._is_open, self._texts, self._logprobs = True, [], []
