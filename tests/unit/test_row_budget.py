@@ -90,7 +90,8 @@ def test_three_callers_are_given_rows_alike_as_far_as_they_want_some() -> None:
     machine = Machine({b"1": 1, b"9": 9, b"70": 70}, {b"1": 1.0, b"9": 1.0, b"70": 1.0})
     machine.run()
     assert all(machine.times_slower(caller) <= 3.1 for caller in machine.num_slots)
-    assert machine.num_tokens[b"9"] == pytest.approx(9 * machine.num_tokens[b"1"], rel=0.1)
+    num_shared = machine.num_tokens[b"1"] * (1 - 1 / PROBE_STEPS)  # the others are its own alone
+    assert machine.num_tokens[b"9"] == pytest.approx(9 * num_shared, rel=0.01)
     assert machine.num_tokens[b"70"] > machine.num_tokens[b"9"]
 
 
