@@ -3,14 +3,14 @@ rules are caught.
 
 Target, draft and gateway are processes; answers come over gRPC. Each case is tested by chi-square on the joint law of
 its first three and of its last three tokens. Seeds and sample sizes are fixed. Family-wise error: all tests of sound
-services together fail by chance with probability at most ALPHA (Bonferroni); every broken rule must fail below BROKEN,
-in the same test with the number of answers of which `test_power.py` computes beforehand that it will.
+services of a run together fail by chance with probability at most ALPHA (Bonferroni); every broken rule must fail below
+BROKEN, in the same test with the number of answers of which `test_power.py` computes beforehand that it will.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.law.cases import ALL_CASES, CASE, DRAFTED_FOR, NUM_ANSWERS, PROMPT, Case, batches
+from tests.law.cases import ALL_CASES, CASE, CASES, DRAFTED_FOR, NUM_ANSWERS, PROMPT, Case, batches
 from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples, undrafted
 from tests.law.expected import Law, conditionals, joint
@@ -31,9 +31,6 @@ from tests.law.table import CHI_SQUARE
 ALPHA = 1e-3
 BROKEN = 1e-6
 WINDOWS = {"first": first_three, "last": last_three}
-NUM_TESTS = len(WINDOWS) * len(ALL_CASES) + 5
-"""Chi-square tests of sound services, at most: two for each case, three of a draft's times, two of independence. The
-slow run has an ALPHA of its own."""
 MIN_OF_A_KIND = 100 / NUM_ANSWERS
 """Of the number of answers: tokens of each kind that a case must hold, for a rule that never ran was not tested."""
 MIN_FAULTS = 0.02
@@ -44,6 +41,19 @@ pytestmark = pytest.mark.timeout(900)
 """The first test of a batch has the services started and the batch drawn."""
 PLAIN = CASE["full: nothing"]
 LARGER = batches(ALL_CASES)
+
+
+def threshold(cases: Sequence[Case]) -> float:
+    """p-value below which a run over these cases fails. Of sound services it has two chi-square tests for each case,
+    three of a draft's times and two of independence.
+    """
+    return ALPHA / (len(WINDOWS) * len(cases) + 5)
+
+
+@pytest.fixture(scope="session")
+def least_p(every_day: bool) -> float:
+    """The run's threshold."""
+    return threshold(CASES if every_day else ALL_CASES)
 
 
 @lru_cache(maxsize=8)
@@ -78,14 +88,14 @@ def ids_of(cases: Iterable[Case]) -> list[ParameterSet]:
 
 @pytest.mark.parametrize("case_id", ids_of(ALL_CASES))
 def test_answers_have_the_targets_law(
-    models: Models, samples: Samples, case_id: str, record_property: Callable[[str, object], None]
+    models: Models, samples: Samples, least_p: float, case_id: str, record_property: Callable[[str, object], None]
 ) -> None:
     case = CASE[case_id]
     sample = samples.of(case)
     assert len(sample.answers) == samples.num_answers
     found = fits(models, case, sample)
     record_property(CHI_SQUARE, chi_square_row(case, samples.num_answers, found))
-    assert min(each.p_value for each in found.values()) > ALPHA / NUM_TESTS
+    assert min(each.p_value for each in found.values()) > least_p
 
 
 def assert_drafts_were_kept_replaced_and_followed(case: Case, sample: Sample) -> None:
@@ -138,14 +148,14 @@ def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LARGER)))
-def test_larger_samples(models: Models, samples: Samples, number: int) -> None:
+def test_larger_samples(models: Models, samples: Samples, least_p: float, number: int) -> None:
     """Every case, with five times the answers, of other seeds: a fault half as large would show."""
     batch = LARGER[number]
     again = [replace(case, first_seed=case.first_seed + 500_000) for case in batch]
     drawn = draw(str(samples.gateway(batch).ready["grpc"]), again, 5 * NUM_ANSWERS)
     for case in batch:
         assert len(drawn[case.id].answers) == 5 * NUM_ANSWERS
-        assert min(p_values(models, case, drawn[case.id]).values()) > ALPHA / NUM_TESTS, case.id
+        assert min(p_values(models, case, drawn[case.id]).values()) > least_p, case.id
         if drafts(case):
             assert_drafts_were_kept_replaced_and_followed(case, drawn[case.id])
 
@@ -182,15 +192,15 @@ class TestIndependence:
         one = seen_through(target_law(models, PLAIN.id), lambda answer: answer[:1])
         return {(*a, *b): one[a] * one[b] for a in one for b in one}
 
-    def test_choices_under_one_seed(self, models: Models, samples: Samples) -> None:
+    def test_choices_under_one_seed(self, models: Models, samples: Samples, least_p: float) -> None:
         counts = self.pairs(samples.of(PLAIN), 0, 1)
         assert counts.total() == samples.num_answers // 2
-        assert p_value(counts, self.law(models)) > ALPHA / NUM_TESTS
+        assert p_value(counts, self.law(models)) > least_p
 
-    def test_neighbouring_seeds(self, models: Models, samples: Samples) -> None:
+    def test_neighbouring_seeds(self, models: Models, samples: Samples, least_p: float) -> None:
         counts = self.pairs(samples.of(PLAIN), 1, 0)
         assert counts.total() == samples.num_answers // 2
-        assert p_value(counts, self.law(models)) > ALPHA / NUM_TESTS
+        assert p_value(counts, self.law(models)) > least_p
 
     def test_equal_choices_would_be_caught(self, models: Models, samples: Samples) -> None:
         """As if the choice were left out of the generator's counter."""
@@ -221,13 +231,15 @@ class TestADraftWhoseTimesDependOnItsTokens:
             pytest.param("tests.law.faults.only_whole", False, marks=pytest.mark.slow),
         ],
     )
-    def test_the_law(self, models: Models, services: Services, samples: Samples, target: str, is_sound: bool) -> None:
+    def test_the_law(
+        self, models: Models, services: Services, samples: Samples, least_p: float, target: str, is_sound: bool
+    ) -> None:
         modules = {"target_module": target, "draft_module": "tests.law.faults.value_timed"}
         sample = drawn_anew(services, self.CASE, samples.num_answers, **modules, target_options=HASTY)
         law = seen_through(target_law(models, self.CASE.id), first_one)
         one = p_value(sample.counts(first_one), law)
         if is_sound:
-            assert min(one, *p_values(models, self.CASE, sample).values()) > ALPHA / NUM_TESTS
+            assert min(one, *p_values(models, self.CASE, sample).values()) > least_p
             assert_drafts_were_kept_replaced_and_followed(self.CASE, sample)
         else:
             assert one < BROKEN
