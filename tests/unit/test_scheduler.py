@@ -215,6 +215,14 @@ def test_those_who_run_pause_for_many_short_prompts() -> None:
     assert fed_tokens(scheduler.plan([*running, *short[:2], long], 500)) == {20: 10}
 
 
+def test_nobody_pauses_for_another_callers_prompts() -> None:
+    scheduler, running = busy(2)
+    others = [demand(20 + index, Want.PREFILL, 101, cached=0, blocks=1) for index in range(3)]
+    others = [each._replace(scheduling=Scheduling(b"another")) for each in others]
+    assert fed_tokens(scheduler.plan([*running, *others], 500)) == {20: 10}
+    assert fed_tokens(scheduler.plan(others, 500)) == {20: 100, 21: 100, 22: 56}
+
+
 def test_a_long_prompt_gets_no_more_beside_short_ones_and_keeps_none_of_them_waiting() -> None:
     scheduler, running = busy(2)
     short = demand(20, Want.PREFILL, 101, cached=0, blocks=1)

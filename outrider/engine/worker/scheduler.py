@@ -8,8 +8,8 @@ Plain values in, typed decisions out; `StepScheduler` applies them for both work
 2. Prompts get what the step's budget leaves, several short ones together: those of the caller that was fed least over
    its weight go first, and of its own those of the lowest priority number, then first come first served. It is small
    beside steps of others, and also while others are between two steps: those would find the forward under way. Now and
-   then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, it is whole
-   for them: all run sooner, and in fuller batches, if those few pause.
+   then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, all of one
+   caller, it is whole for them: all run sooner, and in fuller batches, if those few pause.
 3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
    each slot that is running; while one waits for that, none that comes after it begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
@@ -335,10 +335,12 @@ class _Plan:
     def _pause_for(self, most: int) -> int:
         """Return the tokens of the longest text for whose prompt those who run pause; 0: for none."""
         short = SHORT_STEPS * most
-        num_running = sum(1 for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT)
+        running = [d for d in self._demands if d.num_blocks and not d.num_to_feed and d.want is not Want.DORMANT]
         wanting = [d for d in self._demands if d.want in (Want.STEP, Want.PREFILL) and d.num_to_feed]
-        num_waiting = sum(1 for d in wanting if d.num_to_read <= short)
-        return short if num_waiting >= WAITING_SERVED_RATIO * num_running else 0
+        waiting = [d for d in wanting if d.num_to_read <= short]
+        if running and len({d.scheduling.caller for d in (*running, *waiting)}) > 1:
+            return 0  # nobody pauses for another caller's
+        return short if len(waiting) >= WAITING_SERVED_RATIO * len(running) else 0
 
     def _feed(self, demand: SlotDemand, index: int, budget: int) -> int:
         """Decide on part of a prompt, of a slot that holds memory or was just admitted; return its tokens."""
