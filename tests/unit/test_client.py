@@ -738,7 +738,8 @@ def test_importing_the_sdk_loads_no_server_and_no_torch() -> None:
 def test_the_documents_examples_run(gateway: ScriptedGateway) -> None:
     text = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) >= 4
-    for block in blocks:
+    of_a_gateway = [block for block in blocks if "LLM(" not in block]  # the other one: tests/e2e/test_llm.py
+    assert len(of_a_gateway) >= 4
+    for block in of_a_gateway:
         exec(compile(block.replace("127.0.0.1:8001", gateway.address), "docs/sdk.md", "exec"), {})
     assert len(gateway.requests) == 2
