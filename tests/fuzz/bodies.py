@@ -128,7 +128,7 @@ def _change(draw: Draw, top: list[Any], names: list[str]) -> None:
     holder, key = places[draw(st.integers(0, len(places) - 1))]
     what = draw(st.sampled_from(["set", "set", "drop", "move", "double", "wrap", "add", "add", "add"]))
     if what == "set":
-        holder[key] = draw(_fitting(key))
+        holder[key] = copy.deepcopy(draw(_fitting(key)))  # one that is sampled would be changed for good
     elif what == "drop":
         del holder[key]
     elif what == "move":
@@ -142,7 +142,7 @@ def _change(draw: Draw, top: list[Any], names: list[str]) -> None:
         where = holder[key] if isinstance(holder[key], dict) else top[0]
         if isinstance(where, dict):
             name = draw(st.one_of(st.sampled_from(names), st.sampled_from(_NAMES), st.text(max_size=3)))
-            where[name] = draw(_fitting(name))
+            where[name] = copy.deepcopy(draw(_fitting(name)))
 
 
 def _fitting(key: int | str) -> st.SearchStrategy[Any]:
