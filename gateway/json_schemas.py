@@ -413,7 +413,7 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
     if schema.get("additionalProperties") is not False:
         raise Refused("must have additionalProperties: false, as strict is true", *place)
     required = schema.get("required", [])
-    for name in properties or ():
+    for name in properties if isinstance(properties, dict) else ():
         if not isinstance(required, list) or name not in required:
             text = (
                 f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"

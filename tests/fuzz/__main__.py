@@ -48,7 +48,9 @@ Campaign = Callable[[Any], None]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=100_000, help="altered items, parts, calls, bodies and reports in all")
+    parser.add_argument(
+        "--inputs", type=int, default=100_000, help="altered items, parts, calls, bodies and reports in all"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=SHARES, default=list(SHARES), help="campaigns; default: all")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")

@@ -32,7 +32,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
-from tests.fuzz.bodies import PLAYED, VALID, changed
+from tests.fuzz.bodies import PLAYED, VALID, changed, names_of
 from tests.fuzz.calls import hold, talk
 from tests.fuzz.hints import (
     SENTINEL,
@@ -318,14 +318,15 @@ def bodies(door: HttpDoor, tally: Tally) -> Callable[[Any], None]:
     """Bodies of every endpoint that reads one, and a valid one behind them. Answers, events and errors have to be in
     the endpoint's own form.
     """
-    names = {path: _fields_of(door.document, path) for path in VALID}
+    names = {path: names_of(_fields_of(door.document, path)) for path in VALID}
+    valid_of = {path: st.sampled_from(texts) for path, texts in VALID.items()}
 
     def campaign(data: Any) -> None:
         draw = data.draw
         door.play(*draw(st.sampled_from(PLAYED)))
         for _ in range(BATCH // 2):
             path = draw(st.sampled_from(sorted(VALID)))
-            valid = draw(st.sampled_from(VALID[path]))
+            valid = draw(valid_of[path])
             raw = changed(draw, valid, names[path])
             tally.changed(raw, valid.encode())
             began_s = time.monotonic()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from deploy.registry import Registry
@@ -176,7 +177,7 @@ class HttpDoor:
         listener = bind("127.0.0.1", 0)
         listener.listen(BACKLOG)
         self._connection = http.client.HTTPConnection(*listener.getsockname(), timeout=DEADLINE_S)
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()  # the gateway's own kind
         serve = self._server.serve(sockets=[listener])
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(serve,), daemon=True)
         self._thread.start()
@@ -187,6 +188,13 @@ class HttpDoor:
 
     def post(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         """Return (status, content type, body). Raises TimeoutError."""
+        try:
+            return self._post(path, body)
+        except (BrokenPipeError, ConnectionResetError):  # it was idle for long
+            self._connection.close()
+            return self._post(path, body)
+
+    def _post(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         self._connection.request("POST", path, body, self._headers)
         answer = self._connection.getresponse()
         return answer.status, answer.headers.get_content_type(), answer.read()

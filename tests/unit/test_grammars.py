@@ -279,6 +279,13 @@ def test_strict_schemas_follow_openais_rules(given: dict[str, Any], place: str, 
     schema(CLOSED | {"required": ["a"], "properties": {"a": {"type": ["null", "string"]}}}, strict=True)
 
 
+@pytest.mark.parametrize("properties", [9, True, "ab", ["a"]])
+def test_what_is_no_schema_is_refused_where_it_is_to_be_strict_too(properties: Any) -> None:
+    with pytest.raises(InvalidRequest, match="must be") as caught:
+        schema(CLOSED | {"properties": properties}, strict=True)
+    assert caught.value.param == "s.properties"
+
+
 @pytest.mark.parametrize(
     ("make", "place", "reason"),
     [
