@@ -101,7 +101,16 @@ _FITTING: dict[str, st.SearchStrategy[Any]] = {
     "type": st.sampled_from(
         (
             *("text", "message", "reasoning", "function", "function_call", "function_call_output", "tool_use", "tool"),
-            *("thinking", "redacted_thinking", "input_text", "tool_result", "json_schema", "json_object", "auto", "any"),
+            *(
+                "thinking",
+                "redacted_thinking",
+                "input_text",
+                "tool_result",
+                "json_schema",
+                "json_object",
+                "auto",
+                "any",
+            ),
         )
     ),
     "tool_choice": st.sampled_from(

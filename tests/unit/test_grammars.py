@@ -225,6 +225,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"patternProperties": {"a": {}, "ab": {}}}, "", "not disjoint"),
     ('{"a', "", "no JSON"),
     ("[" * 5000, "", "MAX_DEPTH"),
+    ({"default": json.loads("[" * 34 + "]" * 34)}, ".default", "MAX_DEPTH"),
+    ({"$id": {}}, ".$id", "keyword"),
     ('{"const":"' + "a" * (64 << 10) + '"}', "", "MAX_SCHEMA_BYTES"),
     ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "MAX_MULTIPLES"),
 ]
