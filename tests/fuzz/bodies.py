@@ -70,6 +70,7 @@ _SCHEMA = st.sampled_from(
     (
         *({}, True, False, None, 5, "{}", {"type": "object"}, {"type": "string", "pattern": "("}, {"enum": []}),
         *({"type": "array", "items": {"$ref": "#"}}, {"type": "object", "properties": {"a": {"const": 10**30}}}),
+        *({"type": "object", "default": f"<object {depth}>"} for depth in (30, 240, 260)),
     )
 )
 """The rest of what an answer may have to be has a campaign of its own."""
@@ -101,16 +102,8 @@ _FITTING: dict[str, st.SearchStrategy[Any]] = {
     "type": st.sampled_from(
         (
             *("text", "message", "reasoning", "function", "function_call", "function_call_output", "tool_use", "tool"),
-            *(
-                "thinking",
-                "redacted_thinking",
-                "input_text",
-                "tool_result",
-                "json_schema",
-                "json_object",
-                "auto",
-                "any",
-            ),
+            *("thinking", "redacted_thinking", "tool_result", "input_text", "json_schema", "json_object"),
+            *("auto", "any", "enabled"),
         )
     ),
     "tool_choice": st.sampled_from(
