@@ -43,8 +43,8 @@ VALID: dict[str, list[str]] = {}
 for _path, _body in [*_ASKED, *_OTHERS]:
     VALID.setdefault(_path, []).append(json.dumps(_body))
 
-_DEEP = re.compile(r'"<(list|object) (\d+)>"')
-"""Stands for a value of such depth, which Python itself would not write."""
+_LARGE = re.compile(r'"<(list|object|chat) (\d+)>"')
+"""Stands for a value of such depth, which Python itself would not write, or a chat of so many messages."""
 _TEXTS = st.sampled_from(
     ["", "x", "\0", "é😀" * 200, "a" * 5000, "\ud800", "<|im_end|>", "0", "[DONE]", "\n\ndata: {}"]
 )
@@ -62,7 +62,7 @@ _VALUE = st.one_of(
     st.sampled_from(_DEPTHS),
     st.lists(_PLAIN, max_size=3),
     st.dictionaries(st.sampled_from(["type", "text", "name", "a", ""]), _PLAIN, max_size=3),
-    st.sampled_from([["x"] * 5000, [5] * 5000, [_CHAT[0]] * 5000, {str(at): at for at in range(2000)}]),
+    st.sampled_from([["x"] * 5000, [5] * 5000, "<chat 5000>", {str(at): at for at in range(2000)}]),
 )
 _FEW = st.sampled_from([None, 0, 1, 2, 3, 16, 20, 21, 128, 129, -1, -2, 2047, 2048, 2**31])
 _FLAG = st.sampled_from([None, True, False])
@@ -113,8 +113,8 @@ _FITTING: dict[str, st.SearchStrategy[Any]] = {
         )
     ),
     "content": st.sampled_from(["", None, [], [{"type": "text", "text": "x"}], [{"type": "input_text", "text": "x"}]]),
-    "input": st.sampled_from(["", "x", [], {}, _CHAT, _CHAT * 100, [{"type": "reasoning", "summary": []}]]),
-    "messages": st.sampled_from([[], _CHAT, _CHAT * 100, [*_CHAT, {"role": "assistant", "content": "y"}]]),
+    "input": st.sampled_from(["", "x", [], {}, _CHAT, "<chat 100>", [{"type": "reasoning", "summary": []}]]),
+    "messages": st.sampled_from([[], _CHAT, "<chat 100>", [*_CHAT, {"role": "assistant", "content": "y"}]]),
     "stream_options": st.fixed_dictionaries({"include_usage": _FLAG, "continuous_usage_stats": _FLAG}),
     "structured_outputs": st.sampled_from(
         [{"regex": "a+"}, {"choice": ["a"]}, {"json_object": True}, {}, {"json": {}}]
@@ -143,7 +143,7 @@ def changed(draw: Draw, valid: str, names: st.SearchStrategy[str]) -> bytes:
     for _ in range(draw(st.sampled_from([0, 1, 1, 2, 3]))):
         _change(draw, top, names)
     text = json.dumps(top[0], ensure_ascii=draw(st.booleans())) if top else ""
-    raw = _DEEP.sub(_deep, text).encode("utf-8", "surrogatepass")
+    raw = _LARGE.sub(_large, text).encode("utf-8", "surrogatepass")
     return mutated(draw, raw) if draw(st.integers(0, 9)) == 0 else raw
 
 
@@ -180,7 +180,9 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
             yield from _places(holder[key])
 
 
-def _deep(found: re.Match[str]) -> str:
-    opens, within, closes = ("[", "", "]") if found[1] == "list" else ('{"a":', "1", "}")
-    depth = int(found[2])
-    return opens * depth + within + closes * depth
+def _large(found: re.Match[str]) -> str:
+    kind, count = found[1], int(found[2])
+    if kind == "chat":
+        return json.dumps(_CHAT * count)
+    opens, within, closes = ("[", "", "]") if kind == "list" else ('{"a":', "1", "}")
+    return opens * count + within + closes * count
