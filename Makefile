@@ -200,7 +200,7 @@ soak: $(STAMP)
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_gpu $(ARGS)
 
-# Every proto handler of every part under messages that nobody should send: make fuzz ARGS='--inputs 100000 --seed 1'
+# Every proto handler and HTTP endpoint under what nobody should send: make fuzz ARGS='--inputs 100000 --seed 1'
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 

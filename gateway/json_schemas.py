@@ -89,7 +89,7 @@ def read_schema(schema: Any, *, strict: bool = False) -> Schema:
     strict: it must also follow OpenAI's rules for `strict: true`.
     """
     if isinstance(schema, dict):
-        schema = {key: value for key, value in schema.items() if key != "$id"}
+        schema = {key: value for key, value in schema.items() if key != "$id" or not isinstance(value, str)}
     return _Reader(strict).read(schema)
 
 
@@ -213,7 +213,9 @@ class _Reader:
         found: dict[str, Any] = {}
         self._schemas[pointer(place)] = (place, found)
         for key, value in schema.items():
-            if key not in ANNOTATIONS and (key not in _NEUTRAL or value is not _NEUTRAL[key]):
+            if key in ANNOTATIONS:
+                _check_depth(value, (*place, key))
+            elif key not in _NEUTRAL or value is not _NEUTRAL[key]:
                 found[key] = self._keyword(key, value, (*place, key))
         _move_bounds(found)
         num_joined = len(found.get("allOf", ())) + len(_JOINED & found.keys())
@@ -398,6 +400,14 @@ def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:
     return value
 
 
+def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
+    """Answers tell a schema as it came, and orjson writes 254 levels."""
+    if depth > MAX_DEPTH:
+        raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(each, place, depth + 1)
+
+
 def _check_number(value: Any, place: Place) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Refused(f"is {reprlib.repr(value)}, must be a number", *place)
@@ -413,7 +423,7 @@ def _check_strict(schema: dict[str, Any], place: Place) -> None:
     if schema.get("additionalProperties") is not False:
         raise Refused("must have additionalProperties: false, as strict is true", *place)
     required = schema.get("required", [])
-    for name in properties or ():
+    for name in properties if isinstance(properties, dict) else ():
         if not isinstance(required, list) or name not in required:
             text = (
                 f"must have {reprlib.repr(name)} in required, as strict is true; what may be absent has null as a type"

@@ -107,7 +107,10 @@ class ResponseForm:
 
     def _format(self) -> Json:
         asked = None if self._body.text is None else self._body.text.format
-        return {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+        if asked is None:
+            return {"type": "text"}
+        told = asked.model_dump(by_alias=True, exclude_none=True)
+        return {"name": "", **told} if asked.type == "json_schema" else told  # OpenAI's form has it in any case
 
     def _usage_of(self, output: RoundOutput) -> Json:
         usage = self._answer.usage(output)

@@ -107,7 +107,8 @@ def _check(tools: Sequence[Tool]) -> None:
         if kind != "object":
             raise InvalidRequest(f"{schema} describes a {kind!r:.80}, must describe an object", param=schema)
     try:
-        num_bytes = len(orjson.dumps([tool.for_template() for tool in tools]))
+        # As deep as in an event of /v1/responses, which is a level more than they are alone.
+        num_bytes = len(orjson.dumps([[tool.for_template() for tool in tools]]))
     except (TypeError, ValueError) as error:  # too deep, or a lone surrogate
         raise InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
     if num_bytes > MAX_TOOLS_BYTES:

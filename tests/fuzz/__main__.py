@@ -1,4 +1,5 @@
-"""`make fuzz ARGS='--inputs 100000 --seed 1'`: the proto handlers of all parts under inputs that nobody should send.
+"""`make fuzz ARGS='--inputs 100000 --seed 1'`: the proto handlers of all parts, and the gateway's HTTP endpoints, under
+inputs that nobody should send.
 
 Ends with 1 when a part crashed, hung, kept something, or answered with a status that blames itself. The table is
 written to benchmarks/results.
@@ -22,14 +23,15 @@ from benchmarks.common import RESULTS, Report
 from benchmarks.footprint import Held, held
 from tests.fuzz import campaigns, services
 from tests.fuzz.calls import DEADLINE_S
-from tests.fuzz.campaigns import CLEAR, Tally
+from tests.fuzz.campaigns import CLEAR, CLEAR_STATUSES, Tally
 
-SHARES = {"target": 0.25, "draft": 0.15, "deliver": 0.3, "generate": 0.1, "grammars": 0.1, "join": 0.1}
+SHARES = {"target": 0.2, "draft": 0.1, "deliver": 0.25, "generate": 0.1, "bodies": 0.2, "grammars": 0.1, "join": 0.05}
 METHODS = {
     "target": "TargetService/Control",
     "draft": "DraftService/Control",
     "deliver": "TargetService/Deliver",
     "generate": "GenerationService/Generate",
+    "bodies": "HTTP bodies",
     "grammars": "GenerateRequest.structured_outputs",
     "join": "RegistryService/Join",
 }
@@ -46,8 +48,11 @@ Campaign = Callable[[Any], None]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=100_000, help="altered items, parts, calls and reports in all")
+    parser.add_argument(
+        "--inputs", type=int, default=100_000, help="altered items, parts, calls, bodies and reports in all"
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=SHARES, default=list(SHARES), help="campaigns; default: all")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     args = parser.parse_args()
     report = Report("fuzz", "Messages that nobody should send")
@@ -55,6 +60,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         target, draft = stack.enter_context(services.workers(folder))
         front = stack.enter_context(services.front_door())
+        door = stack.enter_context(services.http_door(folder))
         registry, channel = stack.enter_context(services.registry())
         tallies = {name: Tally() for name in SHARES}
         lies = [target.address, target.address, "", "127.0.0.1:1", "nowhere.invalid:9", "\0"]
@@ -63,13 +69,15 @@ def main() -> int:
             "draft": campaigns.control(draft, lies, tallies["draft"]),
             "deliver": campaigns.deliver(target, tallies["deliver"]),
             "generate": campaigns.generate(front, tallies["generate"]),
+            "bodies": campaigns.bodies(door, tallies["bodies"]),
             "grammars": campaigns.grammars(tallies["grammars"]),
             "join": campaigns.join(registry, channel, tallies["join"]),
         }
         pids = {"target": target.process.pid, "draft": draft.process.pid, HERE: os.getpid()}
         grown = dict.fromkeys(pids, 0.0)
         violations: list[str] = []
-        for name, share in SHARES.items():
+        for name in args.only:
+            share = SHARES[name] / sum(SHARES[each] for each in args.only)
             count, tally = round(args.inputs * share), tallies[name]
             campaigns.run(run[name], tally, round(WARM_UP * count), args.seed)
             _let_go()
@@ -87,7 +95,7 @@ def main() -> int:
     for part, mib in grown.items():
         if mib > (MAX_GROWTH_HERE_MIB if part == HERE else MAX_GROWTH_MIB):
             violations.append(f"{part} grew by {mib:.1f} MiB")
-    _write(report, tallies, grown, violations, args)
+    _write(report, {name: tallies[name] for name in args.only}, grown, violations, args)
     return 1 if violations else 0
 
 
@@ -137,7 +145,7 @@ def _write(
         "are answered one by one; what comes behind bytes that are no message is not read, and some have no answer."
     )
     report.text("Memory after the warm-up: " + ", ".join(f"{part} {mib:+.1f} MiB" for part, mib in grown.items()) + ".")
-    codes = ", ".join(sorted(code.name for code in CLEAR))
+    codes = ", ".join([*sorted(code.name for code in CLEAR), *map(str, sorted(CLEAR_STATUSES))])
     report.data["ends"] = {name: dict(tally.ends) for name, tally in tallies.items()}
     report.verdict(
         violations,

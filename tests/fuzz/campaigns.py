@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +22,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.registry import Registry
+from gateway.api import answer_schemas
+from gateway.api.http_io import is_anthropics
 from gateway.grammars import one_output
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
@@ -28,6 +32,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+from tests.fuzz.bodies import PLAYED, VALID, changed, names_of
 from tests.fuzz.calls import hold, talk
 from tests.fuzz.hints import (
     SENTINEL,
@@ -42,12 +47,17 @@ from tests.fuzz.hints import (
     valid_part,
     worker_hints,
 )
-from tests.fuzz.services import SETTLE_S, FrontDoor, Worker
+from tests.fuzz.services import SETTLE_S, FrontDoor, HttpDoor, Worker
 from tests.fuzz.values import message_of, mutated, nudged
+from tests.service.test_recorded_requests import READERS, read
 
 Code = grpc.StatusCode
 CLEAR = {Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.RESOURCE_EXHAUSTED}
 """What a caller's rubbish may end in. UNKNOWN, INTERNAL and a deadline that passes are faults of ours."""
+CLEAR_STATUSES = {200, 400, 404, 413}
+"""The same over HTTP. Nothing else is asked for, so that 429 would say that something is held."""
+LAST_EVENT = {"/v1/messages": "message_stop", "/v1/responses": r"response\.(completed|incomplete)"}
+"""What a stream ends with that does not end with [DONE]."""
 BATCH = 16
 MAX_GRAMMAR_S = 0.6
 """CPU on one grammar or its refusal. About 0.1 is aimed at; a busy machine takes several times that."""
@@ -302,6 +312,64 @@ def generate(front: FrontDoor, tally: Tally) -> Callable[[Any], None]:
         del front.generator.requests[:]
 
     return campaign
+
+
+def bodies(door: HttpDoor, tally: Tally) -> Callable[[Any], None]:
+    """Bodies of every endpoint that reads one, and a valid one behind them. Answers, events and errors have to be in
+    the endpoint's own form.
+    """
+    names = {path: names_of(_fields_of(door.document, path)) for path in VALID}
+    valid_of = {path: st.sampled_from(texts) for path, texts in VALID.items()}
+
+    def campaign(data: Any) -> None:
+        draw = data.draw
+        door.play(*draw(st.sampled_from(PLAYED)))
+        for _ in range(BATCH // 2):
+            path = draw(st.sampled_from(sorted(VALID)))
+            valid = draw(valid_of[path])
+            raw = changed(draw, valid, names[path])
+            tally.changed(raw, valid.encode())
+            began_s = time.monotonic()
+            status, kind, told = door.post(path, raw)
+            tally.slowest_s = max(tally.slowest_s, time.monotonic() - began_s)
+            tally.ends[f"{path} {status}"] += 1
+            tally.num_refused += status != 200
+            tally.num_accepted += status == 200
+            assert status in CLEAR_STATUSES, (path, status, told, raw)
+            _check_form(path, status, kind, told)
+        status, kind, told = door.post(path, valid.encode())
+        assert status == 200, (path, status, told)
+        _check_form(path, status, kind, told)
+        door.check_empty()
+        del door.generator.requests[:]
+
+    return campaign
+
+
+def _fields_of(document: Any, path: str) -> list[str]:
+    """Return the names of the fields of a body."""
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return sorted(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"])
+
+
+def _check_form(path: str, status: int, kind: str, told: bytes) -> None:
+    """Whether an answer is what the protocol of its endpoint knows."""
+    if status != 200:
+        assert kind == "application/json"
+        error = answer_schemas.MessageError if is_anthropics(path) else answer_schemas.Error
+        assert error.model_validate_json(told).error.message, "an error says what was wrong"
+        return
+    whole, event = READERS[path]
+    if kind == "application/json":
+        read(whole, json.loads(told))
+        return
+    assert kind == "text/event-stream"
+    events = [line.removeprefix("data: ") for line in told.decode().split("\n") if line.startswith("data: ")]
+    if path not in LAST_EVENT:
+        assert events.pop() == "[DONE]"
+    for each in events:
+        read(event, json.loads(each))
+    assert re.fullmatch(LAST_EVENT.get(path, ""), json.loads(events[-1]).get("type", "")), events[-1]
 
 
 def grammars(tally: Tally) -> Callable[[Any], None]:

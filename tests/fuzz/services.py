@@ -1,8 +1,11 @@
-"""What is fuzzed: real servers. Workers of a tiny model as processes; gateway's door and registry on a thread each."""
+"""What is fuzzed: real servers. Workers of a tiny model as processes; gateway's doors and registry on a thread each."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import http.client
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from deploy.registry import Registry
 from gateway.admission.admission import Admission
+from gateway.api.app import create_app
 from gateway.api.grpc_api import GenerationServicer
+from gateway.api.http_server import BACKLOG, HttpServer, bind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
+from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from outrider.wire.transport.serving import ServerThread
-from tests.fuzz.calls import dial, talk
+from tests.fuzz.calls import DEADLINE_S, dial, talk
 from tests.fuzz.hints import SENTINEL
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.service.test_http_tools import tokenizer_of
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
 
@@ -152,6 +160,77 @@ def front_door() -> Iterator[FrontDoor]:
     finally:
         front.channel.close()
         server.stop(0.5)
+
+
+class HttpDoor:
+    """The gateway's HTTP server, which asks for an API key, before a generator that plays a text back."""
+
+    def __init__(self, folder: Path) -> None:
+        key = new_key()
+        write_keys(folder / "keys.yaml", (ApiKey(name="me", sha256=digest_of(key), max_concurrent=64),))
+        self.generator = ScriptedGenerator(demo_tokenizer())
+        self.admission = Admission(self.generator, config(api_keys=str(folder / "keys.yaml")), CollectorRegistry())
+        app = create_app(self.admission)
+        self.document = app.openapi()
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self._server = HttpServer(app)
+        listener = bind("127.0.0.1", 0)
+        listener.listen(BACKLOG)
+        self._connection = http.client.HTTPConnection(*listener.getsockname(), timeout=DEADLINE_S)
+        self._loop = uvloop.new_event_loop()  # the gateway's own kind
+        serve = self._server.serve(sockets=[listener])
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(serve,), daemon=True)
+        self._thread.start()
+
+    def play(self, template: str, text: str) -> None:
+        """Answer with this text from now on, to a model with this chat template."""
+        self.generator.own_tokenizer, self.generator.text = tokenizer_of(template), text
+
+    def post(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        """Return (status, content type, body). Raises TimeoutError."""
+        try:
+            return self._post(path, body)
+        except (BrokenPipeError, ConnectionResetError):  # it was idle for long
+            self._connection.close()
+            return self._post(path, body)
+
+    def _post(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        self._connection.request("POST", path, body, self._headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.headers.get_content_type(), answer.read()
+
+    def check_empty(self) -> None:
+        """No answer, byte or task of a request is left, and the key has none of its answers running."""
+        give_up = time.monotonic() + SETTLE_S
+        while held := self._held():
+            assert time.monotonic() < give_up, f"left: {held}"
+            time.sleep(0.001)
+
+    def _held(self) -> dict[str, Any]:
+        bodies, caller = self.admission.bodies, self.admission.access.caller(self._headers["authorization"])
+        counts = {
+            "answers": self.generator.num_open,
+            "answers of the key": caller.num_answers,
+            "bytes": bodies.num_bytes,
+            "bytes of the key": bodies.num_bytes_of.total(),
+            "tasks": len(asyncio.all_tasks(self._loop)) - 1,  # the server's own
+        }
+        return {what: count for what, count in counts.items() if count}
+
+    def stop(self) -> None:
+        self._connection.close()
+        self._server.should_exit = True
+        self._thread.join(SETTLE_S)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def http_door(folder: Path) -> Iterator[HttpDoor]:
+    door = HttpDoor(folder)
+    try:
+        yield door
+    finally:
+        door.stop()
 
 
 @contextlib.contextmanager

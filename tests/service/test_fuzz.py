@@ -1,13 +1,17 @@
-"""A few hundred of the inputs that `make fuzz` sends by the hundred thousand, to every proto handler of every part."""
+"""A few hundred of the inputs that `make fuzz` sends by the hundred thousand, to every proto handler of every part and
+every HTTP endpoint that reads a body.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.fuzz import campaigns, services
+from tests.fuzz.bodies import VALID
 from tests.fuzz.calls import talk
 from tests.fuzz.campaigns import Tally
 
@@ -52,6 +56,14 @@ def test_the_gateways_door_answers_rubbish_with_a_clear_status_and_keeps_nothing
         tally = Tally()
         campaigns.run(campaigns.generate(front, tally), tally, 120, seed=3)
     assert {"OK", "INVALID_ARGUMENT"} <= tally.ends.keys()
+
+
+def test_http_bodies_are_answered_in_their_protocols_form_and_nothing_is_kept(tmp_path: Path) -> None:
+    with services.http_door(tmp_path) as door:
+        tally = Tally()
+        campaigns.run(campaigns.bodies(door, tally), tally, 200, seed=3)
+    ends = [end.split() for end in tally.ends]
+    assert {path for path, _ in ends} == VALID.keys() and {"200", "400"} <= {status for _, status in ends}
 
 
 def test_what_an_answer_has_to_be_is_read_or_refused_soon() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ READERS: dict[str, tuple[list[Any], list[Any]]] = {
 """By path: what reads whole answers, and what reads the events of a stream."""
 
 
+_adapter = cache(TypeAdapter)
+
+
 def read(readers: list[Any], value: Any) -> None:
     assert readers
     for reader in readers:
-        TypeAdapter(reader).validate_python(value)
+        _adapter(reader).validate_python(value)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -161,6 +161,28 @@ async def test_a_format_binds_and_log_probs_are_told() -> None:
     assert "".join(each.token for each in deltas) == generator.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_that_are_as_deep_as_can_be_told_are_told(stream: bool) -> None:
+    answers = []
+    async with in_process(generator_of("x")) as http:
+        for depth in range(240, 260):
+            parameters = json.loads('{"a":' * depth + "1" + "}" * depth)
+            body = ASKED | {"tools": [FUNCTION | {"parameters": parameters, "strict": False}], "stream": stream}
+            answers.append(await http.post(PATH, json=body))
+    assert [each.status_code for each in answers] == sorted(each.status_code for each in answers)
+    assert {each.status_code for each in answers} == {200, 400}
+    assert all("response.failed" not in each.text for each in answers)
+
+
+async def test_a_format_without_a_name_is_told_with_an_empty_one() -> None:
+    """OpenAI's own types read no other."""
+    asked = ASKED | {"text": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    async with in_process(generator_of("{}")) as http:
+        answer = Response.model_validate((await http.post(PATH, json=asked)).json())
+    assert answer.text is not None and answer.text.format is not None and answer.text.format.type == "json_schema"
+    assert answer.text.format.name == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [

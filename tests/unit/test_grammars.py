@@ -225,6 +225,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"patternProperties": {"a": {}, "ab": {}}}, "", "not disjoint"),
     ('{"a', "", "no JSON"),
     ("[" * 5000, "", "MAX_DEPTH"),
+    ({"default": json.loads("[" * 34 + "]" * 34)}, ".default", "MAX_DEPTH"),
+    ({"$id": {}}, ".$id", "keyword"),
     ('{"const":"' + "a" * (64 << 10) + '"}', "", "MAX_SCHEMA_BYTES"),
     ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "MAX_MULTIPLES"),
 ]
@@ -277,6 +279,13 @@ def test_strict_schemas_follow_openais_rules(given: dict[str, Any], place: str, 
         schema(given, strict=True)
     assert caught.value.param == f"s{place}"
     schema(CLOSED | {"required": ["a"], "properties": {"a": {"type": ["null", "string"]}}}, strict=True)
+
+
+@pytest.mark.parametrize("properties", [9, True, "ab", ["a"]])
+def test_what_is_no_schema_is_refused_where_it_is_to_be_strict_too(properties: Any) -> None:
+    with pytest.raises(InvalidRequest, match="must be") as caught:
+        schema(CLOSED | {"properties": properties}, strict=True)
+    assert caught.value.param == "s.properties"
 
 
 @pytest.mark.parametrize(
