@@ -70,7 +70,7 @@ class LLM:
         self.address: str = ready["address"]
         """host:port of the gateway's gRPC server, for a client of this program's own."""
         self._core = AsyncClient(self.address, timeout_s=None)
-        self._thread = LoopThread(self._core)
+        self._thread = LoopThread(self._core, "LLM")
         self._stop_client = weakref.finalize(self, self._thread.stop)
 
     def __enter__(self) -> LLM:
@@ -98,8 +98,7 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling: Sampling | None = None
     ) -> list[Completion]:
         """Return the answer to each chat, or to the only one, as `generate` does."""
-        chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._ask([(None, GenerateOptions(messages=chat)) for chat in chats], sampling)
+        return self._ask([(None, GenerateOptions(messages=chat)) for chat in _chats(messages)], sampling)
 
     def _ask(self, asked: Sequence[Asked], sampling: Sampling | None) -> list[Completion]:
         options: Sequence[GenerateOptions]
@@ -173,8 +172,21 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
 
 
 def _prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> Sequence[Any]:
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequest(
+            f"prompts is {repr(prompts)[:100]}, must be a text, a list of token ids, or a list of such", param="prompts"
+        )
     is_one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts))
     return [prompts] if is_one else prompts
+
+
+def _chats(messages: Any) -> Sequence[Any]:
+    """Return each chat: what is no list of lists is one, or none, as is said when it is sent."""
+    return messages if _is_list(messages) and all(map(_is_list, messages)) else [messages]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _asked(prompt: Any) -> Asked:
