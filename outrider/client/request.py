@@ -242,7 +242,9 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
 def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutputs:
     param = "structured_outputs"
     if not isinstance(output, StructuredOutputs):
-        raise InvalidRequest(f"{param} is {repr(output)[:100]}, must be an outrider.client.StructuredOutputs", param=param)
+        raise InvalidRequest(
+            f"{param} is {repr(output)[:100]}, must be an outrider.client.StructuredOutputs", param=param
+        )
     values = {name: getattr(output, name) for name in ("json", "regex", "choice", "grammar")}
     given = {name: value for name, value in values.items() if value is not None}
     if output.json_object:
