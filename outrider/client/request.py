@@ -211,8 +211,11 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if isinstance(options, bool):
         return gateway_pb2.SpeculationOptions(enabled=options)
     if not isinstance(options, Speculation):
-        text = f"speculation is {options!r}, must be True, False or a Speculation, as outrider.client.Speculation"
-        raise InvalidRequest(f"{text}(num_draft_tokens=4)", param="speculation")
+        raise InvalidRequest(
+            f"speculation is {options!r}, must be True, False or an outrider.client.Speculation, such as "
+            "Speculation(num_draft_tokens=4)",
+            param="speculation",
+        )
     if options.draft_topk is not None and options.draft_topk < 1:  # 0 would mean "the server's default" on the wire
         raise InvalidRequest(
             f"speculation.draft_topk is {options.draft_topk}, must be at least 1", param="speculation.draft_topk"
