@@ -109,7 +109,7 @@ class MessageRelay(grpc.GenericRpcHandler):
         self.num_held = 0
         """Items that did not pass as they came."""
         self._fate = fate
-        self._channel = grpc.aio.insecure_channel(upstream, options=client_options(MAX_MESSAGE_BYTES))
+        self._channel = grpc.aio.insecure_channel(upstream, options=client_options(upstream, MAX_MESSAGE_BYTES))
 
     async def __aenter__(self) -> MessageRelay:
         self._server = grpc.aio.server(options=server_options(MAX_MESSAGE_BYTES))

@@ -90,10 +90,11 @@ def _speaks_tls(host: str, port: int) -> bool:
 def _channel(address: str, over_tls: bool) -> Any:
     import grpc
 
+    options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]  # we ask ourselves
     if not over_tls:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, options)
     authority, key, certificate = ((TLS_DIR / name).read_bytes() for name in ("ca.pem", "key.pem", "cert.pem"))
-    options = [("grpc.ssl_target_name_override", _own_name(certificate))]
+    options.append(("grpc.ssl_target_name_override", _own_name(certificate)))
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, certificate), options)
 
 

@@ -108,6 +108,8 @@ class Chat:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: ToolOffer | None = NO_TOOLS
     """None = answers are text alone: neither calls nor reasoning are looked for in them."""
+    continues: bool = False
+    """The answer goes on with the text of the last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,9 @@ class Demand:
     shows_special: bool = False
     may_be_cut: bool = False
     """More max_tokens than the context leaves are those that it leaves."""
+    adds_special: bool | None = None
+    """Whether the tokenizer's own tokens are added to prompts; None = to texts, but not to chats, whose template writes
+    them."""
     most_prompt_tokens: int | None = None
     """Of a longer prompt the last so many are taken; -1 = those that fit the context. None = nothing is cut."""
 
@@ -212,7 +217,9 @@ async def build_requests(
     num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        prepared = await _tokenised(num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar)
+        prepared = await _tokenised(
+            num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar, demand.adds_special
+        )
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
     return tuple(requests)
 
@@ -523,30 +530,45 @@ class _Prepared:
     reading: Reading | None = None
 
 
-def _prepare(prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str) -> _Prepared:
+def _prepare(
+    prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str, adds_special: bool | None = None
+) -> _Prepared:
     """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
     if isinstance(prompt, Chat):
-        prepared = _prepare_chat(prompt, tokenizer, grammar)
+        prepared = _prepare_chat(prompt, tokenizer, grammar, bool(adds_special))
     elif isinstance(prompt, Infill):
         prepared = _Prepared(infill_ids(prompt.prefix, prompt.suffix, tokenizer), grammar)
     else:
-        prepared = _Prepared(tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt, grammar)
+        text_ids = tokenizer.encode(prompt, adds_special is not False) if isinstance(prompt, str) else prompt
+        prepared = _Prepared(tuple(text_ids), grammar)
     if not prepared.ids:
         raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
     return prepared
 
 
-def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str) -> _Prepared:
+def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str, adds_special: bool) -> _Prepared:
     text = _chat_text(chat, tokenizer)
     reading = None
     if chat.tools is not None:
         reading, grammar = reading_of(chat.tools, tokenizer, text, grammar)
-    return _Prepared(tuple(tokenizer.encode(text, add_special_tokens=False)), grammar, reading)
+    return _Prepared(tuple(tokenizer.encode(text, adds_special)), grammar, reading)
 
 
 def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:
     told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
-    return tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
+    if not chat.continues:
+        return tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
+    end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
+    *before, last = chat.messages
+    begun = [*before, {**last, "content": f"{last['content'] or ''}{end}"}]
+    text, found, _ = tokenizer.chat_text(begun, False, chat.template_kwargs, told).rpartition(end)
+    if not found:
+        raise InvalidRequest(
+            "continue_final_message is true, and the chat template does not show the text of the last message; leave "
+            "it out",
+            param="continue_final_message",
+        )
+    return text
 
 
 def _answers(

@@ -282,6 +282,10 @@ class Model(_Answer):
     vocab_size: int
     draft: str | None
     drafters: list[str]
+    type: Literal["model"]
+    """This and the next two are for Anthropic's clients."""
+    display_name: str
+    created_at: str
 
 
 class ModelList(_Answer):
@@ -343,6 +347,11 @@ class Version(_Answer):
 
 
 class TokenCount(_Answer):
+    input_tokens: int
+
+
+class InputTokens(_Answer):
+    object: Literal["response.input_tokens"]
     input_tokens: int
 
 

@@ -44,14 +44,17 @@ class Prompts:
         return told
 
     def _by_id(self, token_id: int, logprobs: OutputLogprobs) -> Json:
-        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top[: self.num_best], 1)]
+        """Return the token itself first, as vLLM does, then the best ones."""
+        told = {token_id: (logprobs.logprob, logprobs.rank)}
+        for rank, (other, logprob) in enumerate(logprobs.top[: self.num_best], 1):
+            told.setdefault(other, (logprob, rank))
         return {
             str(other): {
                 "logprob": finite(logprob),
                 "rank": rank,
                 "decoded_token": self.tokenizer.token_text(other),
             }
-            for other, logprob, rank in (*ranked, (token_id, logprobs.logprob, logprobs.rank))
+            for other, (logprob, rank) in told.items()
         }
 
     def in_front(self, index: int, output: RoundOutput, logprobs: Json) -> Json:

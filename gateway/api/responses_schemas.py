@@ -189,7 +189,7 @@ class TextFormat(JsonSchemaBody):
 
 class TextBody(Strict):
     format: TextFormat | None = described("what the answer has to be")
-    verbosity: Literal["medium"] | None = described("no other is offered")
+    verbosity: Literal["low", "medium", "high"] | None = described("ignored: models here are not told of it")
 
 
 class ReasoningBody(Strict):
@@ -227,7 +227,9 @@ class ResponsesBody(Layer):
         | None
     ) = described('none, auto, required, or `{"type": "function", "name": NAME}`. Default: auto')
     parallel_tool_calls: bool | None = described("whether an answer may hold several calls. Default: true")
-    text: TextBody | None = described("`format`: text, json_object, or json_schema with a `schema` and `strict`")
+    text: TextBody | None = described(
+        "`format`: text, json_object, or json_schema with a `schema` and `strict`; `verbosity` is ignored"
+    )
     reasoning: ReasoningBody | None = described("`effort`: passed to the chat template")
     include: list[Include] | None = described(
         "`message.output_text.logprobs` is honoured, and others ask for nothing that there is"

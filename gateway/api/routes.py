@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -25,6 +26,7 @@ from gateway.api.answer_schemas import (
     ChatCompletion,
     Completion,
     Detokenized,
+    InputTokens,
     MessageAnswer,
     MessageError,
     MessageEvent,
@@ -153,6 +155,7 @@ class Routes:
         refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
         for path, endpoint, model, responses, told in (
             ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
+            ("/v1/responses/input_tokens", self.input_tokens, InputTokens, refusals, None),
             ("/v1/messages", self.messages, MessageAnswer, anthropics, named_events(MessageEvent)),
             ("/v1/messages/count_tokens", self.count_tokens, TokenCount, anthropics, None),
             ("/tokenize", self.tokenize, Tokenized, refusals, None),
@@ -191,10 +194,16 @@ class Routes:
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
+        return JsonResponse({"input_tokens": await self._count(request, body)})
+
+    async def input_tokens(self, request: Request, body: ResponsesBody) -> Response:
+        """Count the tokens of a response's input, as OpenAI's API."""
+        return JsonResponse({"object": "response.input_tokens", "input_tokens": await self._count(request, body)})
+
+    async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
         demand = body.demand(request.scope["answer_id"])
         tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
-        ids = await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer))
-        return JsonResponse({"input_tokens": len(ids)})
+        return len(await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer)))
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
@@ -401,4 +410,7 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
 def _model(facts: ServedFacts) -> Json:
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
     drafts = {"draft": facts.draft_id, "drafters": [drafter.label for drafter in facts.drafters]}
-    return {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider", **sizes, **drafts}
+    created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()
+    anthropics = {"type": "model", "display_name": facts.id, "created_at": created_at}
+    openais = {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider"}
+    return {**openais, **sizes, **drafts, **anthropics}

@@ -87,16 +87,23 @@ IGNORED = {
     "service_tier": "there is one",
     "prompt_cache_key": "prefixes are found by their tokens; a pair has one cache",
     "prompt_cache_retention": "kept until the memory is needed",
+    "verbosity": "models here are not told of it",
+    "request_id": "the header `x-request-id` says it",
 }
 """Parameters that are accepted and change nothing, with the reason."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
     "audio": (),
+    "chat_template": (),
+    "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
+    "logits_processors": ([],),
     "modalities": (["text"],),
+    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
-    "verbosity": (),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
 """OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
@@ -528,6 +535,10 @@ class _Body(_Strict):
     return_token_ids: bool | None = described("`token_ids` and `prompt_token_ids`, as vLLM's. Default: false")
     include_stop_str_in_output: bool | None = described("what ends the answer is a part of its text. Default: false")
     skip_special_tokens: bool | None = described("special tokens are no part of the text. Default: true")
+    add_special_tokens: bool | None = described(
+        "whether the tokenizer's own are added to a prompt of text. Default: true; of a chat, whose template writes "
+        "them, false"
+    )
     truncate_prompt_tokens: int | None = described(
         "at least 1: of a longer prompt its last so many tokens are taken; -1 = those that fit. Default: none",
         minimum=-1,
@@ -538,7 +549,7 @@ class _Body(_Strict):
     )
     priority: int | None = described(
         "as in vLLM: of the requests of one caller (an API key; without keys a `cache_salt`) those with a lower number "
-        "go first. Default: 0",
+        "go first; whether a request is refused with 429 does not depend on it. Default: 0",
         PRIORITY,
     )
     max_tpot_ms: float | None = described(
@@ -646,6 +657,7 @@ class _Body(_Strict):
             num_prompt_logprobs=self.prompt_logprobs,
             keeps_stop=bool(self.include_stop_str_in_output),
             shows_special=self.skip_special_tokens is False,
+            adds_special=self.add_special_tokens,
             most_prompt_tokens=self.truncate_prompt_tokens,
         )
 
@@ -741,6 +753,10 @@ class ChatBody(_Body):
     logprobs: bool | None = described("whether tokens have log-probs, of the target's unmodified distribution")
     top_logprobs: int | None = described("needs `logprobs`. Default: 0", LOGPROBS)
     add_generation_prompt: bool | None = described("passed to the chat template. Default: true")
+    continue_final_message: bool | None = described(
+        "the answer goes on with the assistant's last message; needs `add_generation_prompt` to be false. Default: "
+        "false"
+    )
     chat_template_kwargs: dict[str, Any] | None = described(
         "more variables for the chat template, such as `enable_thinking`"
     )
@@ -779,7 +795,11 @@ class ChatBody(_Body):
         if self.reasoning_effort is not None:
             variables = {"reasoning_effort": self.reasoning_effort, **variables}
         tools = offer_of([each.tool() for each in self.tools or ()], self.tool_choice, self.parallel_tool_calls)
-        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools)
+        continues = bool(self.continue_final_message)
+        if continues and (self.add_generation_prompt is not False or messages[-1]["role"] != "assistant"):
+            text = "continue_final_message needs add_generation_prompt to be false and a last message of the assistant"
+            raise InvalidRequest(text, param="continue_final_message")
+        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues)
         max_tokens = old if new is None else new
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 

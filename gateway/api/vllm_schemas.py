@@ -14,7 +14,6 @@ from outrider.wire.errors import InvalidRequest
 
 TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "continue_final_message": (False,),
     "mm_processor_kwargs": (),
 }
 MAX_TOKENS = 1 << 20
@@ -34,6 +33,7 @@ class TokenizeBody(Strict):
     add_special_tokens: bool | None = described("those of the tokenizer. Default: true; of a chat only false")
     return_token_strs: bool | None = described("`token_strs`, as the vocabulary writes them. Default: false")
     add_generation_prompt: bool | None = described("as chat's. Default: true")
+    continue_final_message: bool | None = described("as chat's. Default: false")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described("as chat's")
 
@@ -53,7 +53,8 @@ class TokenizeBody(Strict):
         assert self.messages is not None, "a text has no demand"
         kwargs, generation = self.chat_template_kwargs, self.add_generation_prompt
         chat = ChatBody(model=self.model, messages=self.messages, add_generation_prompt=generation, tools=self.tools)
-        return chat.model_copy(update={"chat_template_kwargs": kwargs}).demand(request_id)
+        others = {"chat_template_kwargs": kwargs, "continue_final_message": self.continue_final_message}
+        return chat.model_copy(update=others).demand(request_id)
 
 
 class DetokenizeBody(Strict):

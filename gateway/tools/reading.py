@@ -46,6 +46,8 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str, answer: str)
     source = template.tool_source if offer.tools else template.source
     family = family_of(source) if offer.tools else None
     marks = reasoning_marks(source)
+    if marks is not None and prompt.rstrip().endswith(marks[1]):
+        marks = None  # the prompt has ended it
     if family is None and marks is None:
         return None, answer
     in_reasoning = marks is not None and prompt.rstrip().endswith(marks[0])

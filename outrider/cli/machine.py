@@ -7,7 +7,6 @@ import platform
 import resource
 import shutil
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -38,7 +37,6 @@ OWN_FILES = 256
 """Files that a gateway holds beside its users' connections, about. Doubled, a lower limit is warned of."""
 SPARE_DISK_BYTES = 1 << 30
 """Less is warned of: logs, the compiled forward and downloads go there. Doubled, it is warned of sooner."""
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Fi
     yield settings()
     yield cores(frozenset(os.sched_getaffinity(0)), num_drafts)
     yield from ports(host, {"--port": port, "--grpc-port": grpc_port})
-    yield proxies()
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield shared_memory(Path("/dev/shm"))
     yield disk(Path.home())
@@ -164,20 +161,6 @@ def ports(host: str, wanted: Mapping[str, int]) -> Iterator[Finding]:
             yield Finding(f"port {port}", "problem", error.message, remedy)
         else:
             yield Finding(f"port {port}", "ok", f"free on {host}")
-
-
-def proxies() -> Finding:
-    """Whether gRPC would look for the parts of this machine behind a proxy."""
-    named = ("grpc_proxy", "https_proxy", "http_proxy")
-    found = next((f"{name}={os.environ[name]}" for name in named if os.environ.get(name)), None)
-    if found is None:
-        return Finding("proxy", "ok", "none")
-    excepted = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
-    if urllib.request.proxy_bypass_environment(LOOPBACK, {"no": excepted}):  # type: ignore[attr-defined]
-        return Finding("proxy", "ok", f"{found}, not for {LOOPBACK}")
-    hosts = dict.fromkeys([*filter(None, map(str.strip, excepted.split(","))), LOOPBACK, "localhost"])
-    remedy = f"export no_proxy={','.join(hosts)}"
-    return Finding("proxy", "problem", f"{found}: gRPC would look for the workers at {LOOPBACK} behind it", remedy)
 
 
 def open_files(most: int) -> Finding:

@@ -28,9 +28,16 @@ from outrider.wire.settings.system import SystemConfig, gateway_config
 _LOOK_S = 0.2
 """Seconds between two looks whether the program is there. Doubling it lets the system outlive it for twice as long."""
 _DECIDED = frozenset(
-    {"model", "host", "port", "grpc_port", "metrics_port", "target", "draft", "registry", "model_name"}
+    {
+        *("model", "host", "port", "grpc_port", "metrics_port", "target", "draft", "target_for_draft", "registry"),
+        *("model_name", "api_keys", "tls_dir", "public_tls_dir"),
+    }
 )
 """Settings that are not the program's to make: nobody else calls, and `target` and `draft` say which models."""
+_DECIDED_VARIABLES = frozenset(
+    f"OUTRIDER_{part}_{name}".upper() for part in ("target", "draft", "gateway") for name in _DECIDED
+)
+"""Those of services on this machine, which an LLM has nothing to do with."""
 
 
 def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +65,14 @@ def system_of(target: object, draft: object, settings: Mapping[str, Any]) -> dic
     return {**workers, "gateway": gateway, "ray": None}
 
 
+def forget_variables() -> None:
+    """Take what is decided out of the environment, of which all parts get the rest."""
+    for name in [name for name in os.environ if name.upper() in _DECIDED_VARIABLES]:
+        del os.environ[name]
+
+
 def main() -> int:
+    forget_variables()
     task = json.loads(sys.stdin.readline())
     stop = StopFlag()
     stop.install()

@@ -33,8 +33,8 @@ class LLM:
 
     def __init__(
         self,
-        target: str | Mapping[str, Any],
-        draft: str | Mapping[str, Any] | None = None,
+        target: str | os.PathLike[str] | Mapping[str, Any],
+        draft: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         *,
         progress: bool = True,
         **settings: Any,
@@ -47,7 +47,7 @@ class LLM:
         """
         task = {"parent": os.getpid(), "target": target, "draft": draft, "settings": settings, "progress": progress}
         try:
-            line = json.dumps(task)
+            line = json.dumps(task, default=os.fspath)
         except TypeError as error:
             raise ConfigError(f"the settings of an LLM cannot be passed on: {error}") from None
         self._process = subprocess.Popen(
@@ -63,15 +63,15 @@ class LLM:
         try:
             self._write(line)
             ready = self._event()
+            self._max_running = int(ready["max_running"])
+            self.address: str = ready["address"]
+            """host:port of the gateway's gRPC server, for a client of this program's own."""
+            self._core = AsyncClient(self.address, timeout_s=None)
+            self._thread = LoopThread(self._core, "LLM")
+            self._stop_client = weakref.finalize(self, self._thread.stop)
         except BaseException:
             self._finalizer()
             raise
-        self._max_running = int(ready["max_running"])
-        self.address: str = ready["address"]
-        """host:port of the gateway's gRPC server, for a client of this program's own."""
-        self._core = AsyncClient(self.address, timeout_s=None)
-        self._thread = LoopThread(self._core)
-        self._stop_client = weakref.finalize(self, self._thread.stop)
 
     def __enter__(self) -> LLM:
         return self
@@ -98,8 +98,7 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling: Sampling | None = None
     ) -> list[Completion]:
         """Return the answer to each chat, or to the only one, as `generate` does."""
-        chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._ask([(None, GenerateOptions(messages=chat)) for chat in chats], sampling)
+        return self._ask([(None, GenerateOptions(messages=chat)) for chat in _chats(messages)], sampling)
 
     def _ask(self, asked: Sequence[Asked], sampling: Sampling | None) -> list[Completion]:
         options: Sequence[GenerateOptions]
@@ -173,8 +172,21 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
 
 
 def _prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> Sequence[Any]:
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequest(
+            f"prompts is {repr(prompts)[:100]}, must be a text, a list of token ids, or a list of such", param="prompts"
+        )
     is_one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts))
     return [prompts] if is_one else prompts
+
+
+def _chats(messages: Any) -> Sequence[Any]:
+    """Return each chat: what is no list of lists is one, or none, as is said when it is sent."""
+    return messages if _is_list(messages) and all(map(_is_list, messages)) else [messages]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _asked(prompt: Any) -> Asked:

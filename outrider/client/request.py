@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from numbers import Integral, Real
@@ -211,7 +211,11 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if isinstance(options, bool):
         return gateway_pb2.SpeculationOptions(enabled=options)
     if not isinstance(options, Speculation):
-        raise InvalidRequest(f"speculation is {options!r}, must be a Speculation, True or False", param="speculation")
+        raise InvalidRequest(
+            f"speculation is {options!r}, must be True, False or an outrider.client.Speculation, such as "
+            "Speculation(num_draft_tokens=4)",
+            param="speculation",
+        )
     if options.draft_topk is not None and options.draft_topk < 1:  # 0 would mean "the server's default" on the wire
         raise InvalidRequest(
             f"speculation.draft_topk is {options.draft_topk}, must be at least 1", param="speculation.draft_topk"
@@ -241,7 +245,9 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
 def _structured_outputs(output: StructuredOutputs) -> gateway_pb2.StructuredOutputs:
     param = "structured_outputs"
     if not isinstance(output, StructuredOutputs):
-        raise InvalidRequest(f"{param} is {repr(output)[:100]}, must be a StructuredOutputs", param=param)
+        raise InvalidRequest(
+            f"{param} is {repr(output)[:100]}, must be an outrider.client.StructuredOutputs", param=param
+        )
     values = {name: getattr(output, name) for name in ("json", "regex", "choice", "grammar")}
     given = {name: value for name, value in values.items() if value is not None}
     if output.json_object:
@@ -302,6 +308,9 @@ def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: 
         request.prompt_ids.SetInParent()
         _encode("prompt_ids", lambda: request.prompt_ids.ids.extend(given["prompt_ids"]))
     else:
+        if isinstance(given["messages"], str | Mapping):
+            text = f"messages is {repr(given['messages'])[:100]}, must be a list of objects with role and content"
+            raise InvalidRequest(text, param="messages")
         request.chat.SetInParent()
         _encode("messages", lambda: request.chat.messages.extend(_chat_message(item) for item in given["messages"]))
 

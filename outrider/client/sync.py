@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator
@@ -24,15 +25,18 @@ Result = TypeVar("Result")
 _JOIN_S = 5.0
 
 
-class _ClosedClientError(OutriderError):
+class ClosedError(OutriderError):
     """The client was closed. Closing a stream of it afterwards is no error."""
 
 
 class LoopThread:
     """Run one AsyncClient's coroutines until `stop`. It does not refer to the Client, which can thus be collected."""
 
-    def __init__(self, core: AsyncClient) -> None:
+    def __init__(self, core: AsyncClient, of: str = "client") -> None:
+        """of: what errors call it whose thread it is."""
         self._core = core
+        self._of = of
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._stopped = False
         self._ready = threading.Event()
@@ -49,15 +53,18 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Wait for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
+        if os.getpid() != self._owner:  # threads are not forked: nobody would ever answer
+            coroutine.close()
+            raise OutriderError(f"this {self._of} was made before this process was forked; make a new one here")
         with self._lock:
             if self._stopped:
                 coroutine.close()
-                raise _ClosedClientError("this client is closed; make a new one")
+                raise ClosedError(f"this {self._of} is closed; make a new one")
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise _ClosedClientError("the client was closed while this call was in progress") from None
+            raise ClosedError(f"the {self._of} was closed while this call was in progress") from None
         except BaseException:
             future.cancel()
             raise
@@ -143,5 +150,5 @@ class SyncRoundStream(Iterator[Round]):
 
     def close(self) -> None:
         """Cancel the call, unless it has ended. Idempotent."""
-        with suppress(_ClosedClientError):
+        with suppress(ClosedError):
             self._thread.run(self._stream.aclose())

@@ -55,7 +55,7 @@ class GrpcTransport:
             raise OutriderError("this client is closed; make a new one")
         loop = asyncio.get_running_loop()
         if self._channel is None:
-            options = client_options(_MAX_MESSAGE_BYTES)
+            options = client_options(self.address, _MAX_MESSAGE_BYTES)
             self._loop = loop
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self.address, options=options)

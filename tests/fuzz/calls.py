@@ -15,7 +15,7 @@ DEADLINE_S = 60.0
 
 
 def dial(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=client_options(64 << 20))
+    return grpc.insecure_channel(address, options=client_options(address, 64 << 20))
 
 
 def talk(

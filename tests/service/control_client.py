@@ -45,7 +45,7 @@ class ControlClient:
     """One Control stream. `ask` returns the message inside the first reply: OpenReply, Verdict, WorkerError."""
 
     def __init__(self, address: str, worker: Literal["target", "draft"]) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=client_options(64 << 20))
+        self.channel = grpc.aio.insecure_channel(address, options=client_options(address, 64 << 20))
         self.stub: Any
         if worker == "target":
             self.stub = target_pb2_grpc.TargetServiceStub(self.channel)

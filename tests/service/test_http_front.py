@@ -550,7 +550,9 @@ async def test_overload_is_429_with_retry_after(generator: ScriptedGenerator) ->
 async def test_models_health_readiness_and_metrics(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
         listed = (await http.get("/v1/models")).json()
-        assert [model["id"] for model in listed["data"]] == [MODEL]
+        assert [(model["id"], model["display_name"], model["type"]) for model in listed["data"]] == [
+            (MODEL, MODEL, "model")
+        ]
         assert (await http.get(f"/v1/models/{MODEL}")).json() == listed["data"][0]
         ready = await http.get("/readyz")
         assert (ready.status_code, ready.json()) == (200, {"ready": True, "reason": None, "refused": ["a draft: why"]})

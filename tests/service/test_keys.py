@@ -276,6 +276,7 @@ async def test_a_key_is_never_shown(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/v1/responses/input_tokens", {"input": "x"}),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
         ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": [1]}),

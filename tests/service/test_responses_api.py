@@ -201,7 +201,7 @@ async def test_a_format_without_a_name_is_told_with_an_empty_one() -> None:
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"$ref": "#/x"}}}}, "text.format.schema.$ref"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
     ],
@@ -212,6 +212,17 @@ async def test_what_is_not_offered_is_refused_by_name(changes: Any, param: str) 
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     assert error["param"] == param and param.partition("[")[0] in error["message"]
+
+
+async def test_tokens_are_counted_as_a_response_would() -> None:
+    generator = generator_of("x")
+    asked = {"input": "hello", "instructions": "Be brief.", "text": {"verbosity": "low"}}
+    async with client_of(generator) as client:
+        counted = await client.responses.input_tokens.count(model=MODEL, **asked)
+        assert not generator.requests
+        await client.responses.create(model=MODEL, **asked)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == len(generator.requests[0].prompt_ids)
 
 
 async def test_text_behind_a_call_has_its_own_log_probs() -> None:

@@ -124,6 +124,7 @@ async def test_prompt_logprobs_have_vllms_form() -> None:
     own, other = str(IDS[1]), str(IDS[1] + 1)
     assert told[1][own] == {"logprob": -0.25, "rank": 2, "decoded_token": TOKENIZER.token_text(IDS[1])}
     assert (told[1][other]["rank"], told[1][other]["logprob"]) == (1, -0.125)
+    assert list(told[1]) == [own, other]
     chat = await asked(ScriptedGenerator(TOKENIZER), CHATS, prompt_logprobs=0)
     assert len(chat["prompt_logprobs"]) == 2 and "prompt_logprobs" not in chat["choices"][0]
 

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.transport.address import is_host_port, join_host_port
+from outrider.wire.transport.rpc import client_options
 from outrider.wire.transport.serving import start_server
 
 
@@ -41,10 +42,14 @@ def has_ipv6() -> bool:
     "host",
     ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"))],
 )
-async def test_a_server_answers_at_the_address_it_gives(host: str) -> None:
+async def test_a_server_answers_at_the_address_it_gives(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the environment names a proxy, too, which knows nothing of this machine."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
     server, address, _ = await start_server(lambda _: [], host, 0, 1 << 20)
     try:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address, options=client_options(address, 1 << 20)) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
     finally:

@@ -38,6 +38,7 @@ from outrider.client import (
     TokenLogprobs,
     Usage,
 )
+from outrider.client.llm import _chats, _prompts
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
@@ -311,12 +312,23 @@ def test_bad_arguments_are_refused_before_the_call(options: dict, param: str) ->
         ({"prompt": [1, 2, 3]}, "prompt"),
         ({"prompt_ids": [2**32]}, "prompt_ids"),
         ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": {"role": "user", "content": "hello"}}, "messages"),
     ],
 )
 def test_bad_input_is_refused_before_the_call(options: dict, param: str) -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
         AsyncClient("127.0.0.1:1").stream(**options)
     assert refused.value.param == param
+
+
+def test_an_llms_input_is_one_or_a_list_of_such() -> None:
+    message = {"role": "user", "content": "hello"}
+    assert _prompts("one") == ["one"] and _prompts([1, 2]) == [[1, 2]] and _prompts(["a", [1]]) == ["a", [1]]
+    assert _chats([message]) == [[message]] and _chats([[message], [message]]) == [[message], [message]]
+    assert _chats("hello") == ["hello"] and _chats(message) == [message] and _chats([]) == _prompts([]) == []
+    with pytest.raises(errors.InvalidRequest, match="prompts is 5, must be a text"):
+        _prompts(5)  # type: ignore[arg-type]
 
 
 def test_unknown_parameter_is_a_type_error() -> None:
@@ -715,6 +727,24 @@ def test_an_unclosed_sync_client_leaves_quietly_at_exit(gateway: ScriptedGateway
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, " the quick red\n", "")
     assert eventually(gateway.cancelled)
+
+
+def test_a_client_made_before_a_fork_is_refused_behind_it() -> None:
+    script = (
+        "import os\n"
+        "from outrider.client import Client, OutriderError\n"
+        "client = Client('127.0.0.1:1')\n"
+        "if (child := os.fork()):\n"
+        "    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "try:\n"
+        "    client.generate('hello')\n"
+        "except OutriderError as error:\n"
+        "    print(error.message)\n"
+        "client.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    said = "this client was made before this process was forked; make a new one here\n"
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 # ---- the package

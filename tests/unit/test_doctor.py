@@ -28,7 +28,6 @@ from tests.other_tokenizers import byte_level
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT, REPO
 from tests.tiny_models import tiny_llama
 
-NO_PROXY = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -110,26 +109,6 @@ def test_an_address_that_is_not_this_machines() -> None:
     found = text_of(list(machine.ports("192.0.2.1", {"--port": 8000})), "problem")
     assert "192.0.2.1:8000: Cannot assign requested address; --host must be an address of this machine" in found
     assert "--port" not in found
-
-
-@pytest.mark.parametrize(
-    ("variables", "state", "found"),
-    [
-        ({}, "ok", "none"),
-        ({"http_proxy": "http://proxy:3128"}, "problem", "http_proxy=http://proxy:3128: gRPC would look for"),
-        ({"https_proxy": "http://proxy", "no_proxy": "example.com"}, "problem", "no_proxy=example.com,127.0.0.1,local"),
-        ({"http_proxy": "http://a", "no_proxy": "localhost, b"}, "problem", "export no_proxy=localhost,b,127.0.0.1"),
-        ({"http_proxy": "http://proxy", "no_proxy": "localhost,127.0.0.1"}, "ok", "not for 127.0.0.1"),
-    ],
-)
-def test_a_proxy_before_this_machine(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, found: str
-) -> None:
-    for name in NO_PROXY:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert found in text_of(machine.proxies(), state)
 
 
 def test_too_few_files_too_little_shared_memory_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -309,8 +288,6 @@ def in_process(module: str, task: dict[str, Any], *_: Any, env: dict[str, str], 
 def test_the_command_prints_a_line_for_each_and_fails_where_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], code: int, lines: tuple[str, ...]
 ) -> None:
-    for name in NO_PROXY:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "events_of", in_process)
     made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0", *args])
     assert made.exit_code == code, made.output

@@ -84,5 +84,5 @@ def test_a_second_signal_while_a_child_is_waited_for_reaches_it_and_shortens_its
 def test_ctrl_c_while_the_command_line_imports_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "outrider.cli", "up"], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "outrider", "up"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")

@@ -142,6 +142,40 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     assert caught.value.param == "prediction.content"
 
 
+async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for each in messages %}<{{ each.role }}>{{ each.content | trim }}</s>{% endfor %}"
+    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate(source, {}))
+    asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
+    demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
+    (request,) = await build_requests(demand, FACTS, TOKENIZER, config())
+    assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
+    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate("{{ messages[0].content }}", {}))
+    with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
+        await build_requests(demand, FACTS, TOKENIZER, config())
+    for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
+        with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
+            parse_body(ChatBody, wrong).demand("id")
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: bool | None
+) -> None:
+    encode, added = TOKENIZER.encode, []
+
+    def told(text: str, add_special_tokens: bool = True) -> list[int]:
+        if text:  # else what is predicted
+            added.append(add_special_tokens)
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(TOKENIZER, "encode", told)
+    for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
+        await build_requests(
+            parse_body(body, {**asked, "add_special_tokens": given}).demand("id"), FACTS, TOKENIZER, config()
+        )
+    assert added == [given is not False, given is True]
+
+
 async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() -> None:
     """An API key goes before a salt, by which callers are told apart where there are no keys."""
 

@@ -183,6 +183,11 @@ def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
     answer = of_schema({"type": "integer"}, "x", strict=False)
     _, grammar = planned(ToolOffer(), source, control, prompt="<think>", answer=answer)
     assert takes(grammar, f"{begun}12", control) and not takes(grammar, f"{begun}twelve", control)
+    ended = "assistant\n<think>\n\n</think>\n\n"
+    assert planned(ToolOffer(), source, control, prompt=ended, answer=answer) == (None, answer)
+    reading, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt=ended)
+    assert reading is not None and reading.marks is None
+    assert takes(grammar, calls, control) and not takes(grammar, free + calls, control)
 
 
 def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from ipaddress import ip_address
 
 from outrider.wire.errors import ConfigError
 
@@ -16,6 +17,14 @@ def is_host_port(text: str) -> bool:
     """Whether text is host:port and nothing else: put into a URL it adds no user, path or query."""
     found = _HOST_PORT.fullmatch(text)
     return found is not None and int(found[3]) <= _MOST_PORT
+
+
+def is_loopback(host: str) -> bool:
+    """Whether host is this machine by an address that no other one reaches."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def join_host_port(host: str, port: int) -> str:

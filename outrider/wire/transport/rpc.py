@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.wire.errors import InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
+from outrider.wire.transport.address import is_loopback
 
 log = get_logger(__name__)
 
@@ -166,17 +167,20 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
     ]
 
 
-def client_options(max_message_bytes: int) -> Options:
-    """Return a client's options, which reconnect within a second: the default back-off grows to 120 s.
+def client_options(address: str, max_message_bytes: int) -> Options:
+    """Return the options of a client of `address`, host:port, which reconnect within a second: the default back-off
+    grows to 120 s.
 
     What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
-    busy server is never reached.
+    busy server is never reached. A proxy that the environment names (http_proxy) is not asked for this machine.
     """
+    host = address.rpartition(":")[0].rpartition("/")[2].strip("[]")
     return [
         *_common(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", int(not is_loopback(host))),
     ]
 
 

@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import grpc.aio
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.transport.address import is_loopback
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import client_options
 
@@ -226,7 +226,7 @@ def part_certificates(tls_dir: str | None, role: Role, listens_on: str | None = 
 
 def warn_of_open_port(host: str) -> None:
     """Warn if `host`, where a part listens without certificates, is beyond this machine."""
-    if not _is_loopback(host):
+    if not is_loopback(host):
         log.warning(
             "listening on %s without tls_dir: nothing is encrypted, and whoever reaches the port may do what a "
             "gateway or a draft may",
@@ -238,7 +238,7 @@ def public_certificates(public_tls_dir: str | None, listens_on: str) -> Certific
     """Return a gateway's certificates for its users; else as `part_certificates`."""
     if public_tls_dir is not None:
         return CertificateFolder(public_tls_dir, "public_tls_dir", None)
-    if not _is_loopback(listens_on):
+    if not is_loopback(listens_on):
         log.warning("listening on %s without public_tls_dir: prompts, answers and keys travel in the clear", listens_on)
     return None
 
@@ -301,13 +301,6 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class _HasPassphraseError(Exception):
     pass
 
@@ -348,7 +341,7 @@ class Dialer:
         return self._channel
 
     def _open(self, certificates: Certificates | None) -> grpc.aio.Channel:
-        options = client_options(self._max_message_bytes)
+        options = client_options(self._address, self._max_message_bytes)
         address = f"dns:///{self._address}"  # an address that was sent to us must not be read as a path or a scheme
         if certificates is None:
             return grpc.aio.insecure_channel(address, options=options)
