@@ -67,11 +67,11 @@ class RowRule:
         """Return what would be chosen, if nothing were tried out."""
         named = [0] * len(found)
         base_gain = float(len(found))
-        for index in sorted(range(len(found)), key=lambda i: found[i].must):  # who asks for least goes first
-            must = found[index].must
-            if must <= most:
+        for index in sorted(range(len(found)), key=lambda i: found[i].most_must):  # who asks for least goes first
+            must, most_must = found[index].must, found[index].most_must
+            if most_must <= most:
                 named[index] = must
-                most -= must
+                most -= most_must
                 base_gain += sum(found[index].gains[:must])
         merged = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
         offers = [offer for offer, _ in zip(merged, range(most), strict=False)]

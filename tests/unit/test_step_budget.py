@@ -9,6 +9,7 @@ import pytest
 
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.row_budget import PROBE_STEPS
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
@@ -103,8 +104,9 @@ def test_alone_a_caller_gets_what_it_names_and_all_that_share_nothing_are_one() 
 def test_a_callers_own_slots_go_by_priority_and_then_by_who_waited_longest() -> None:
     urgent = slot(MANY, [], priority=-1)
     _, _, chosen = settled(slot(ONE, []), urgent, *many(60))
+    probes = 100 / PROBE_STEPS
     runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)]
-    assert runs[1] >= 90 and max(runs[2:]) < 60
+    assert runs[1] >= 99 - probes and max(runs[2:]) < 60
 
 
 def test_what_was_drawn_decides_nothing() -> None:
@@ -112,10 +114,10 @@ def test_what_was_drawn_decides_nothing() -> None:
     shape = "4x2x1"
     steps = []
     for num_nodes, ids in ((7, 0), (12, 500), (20, 90)):
-        trees = [slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(12)]
-        _, _, chosen = settled(slot(ONE, [0.8, 0.6]), *trees)
-        assert {count for counts in chosen for count in counts[1:]} <= {None, 0, num_nodes}, "as a whole or not at all"
-        steps.append([[None if count is None else bool(count) for count in counts[1:]] for counts in chosen])
+        trees = [slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(14)]  # more than fit a step
+        chosen = [counts for each in ([], [slot(ONE, [0.8, 0.6])]) for counts in settled(*trees, *each, num_steps=150)[2]]
+        assert {count for counts in chosen for count in counts[:14]} <= {None, 0, num_nodes}, "as a whole or not at all"
+        steps.append([[None if count is None else bool(count) for count in counts[:14]] for counts in chosen])
     assert steps[0] == steps[1] == steps[2]
 
 
