@@ -293,7 +293,7 @@ class Grower:
 
     def step(self, now: float) -> bool:
         """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
-        wanted = self._choose()
+        wanted = self._choose(now)
         said = self._drafter.say(wanted, now)
         if said is None:
             return False
@@ -351,7 +351,7 @@ class Grower:
         del self._slots[growing.slot.key]
         self._keeper.close(CloseJob(*growing.slot.key))
 
-    def _choose(self) -> list[tuple[Growing, Sequence[Node]]]:
+    def _choose(self, now: float) -> list[tuple[Growing, Sequence[Node]]]:
         """Return what is asked for next: nodes of several slots, the likeliest first unless that slows a caller by more
         than its part. A table's guesses behind them are asked for where they are as likely.
         """
@@ -362,7 +362,8 @@ class Grower:
             tree, scheduling = growing.tree, growing.slot.scheduling
             if tree is None:
                 continue
-            weights[scheduling.caller] = scheduling.weight
+            if now - growing.slot.asked_s < DORMANT_S:
+                weights[scheduling.caller] = scheduling.weight
             if not self._drafter.is_ready(growing):
                 continue
             if not self._drafter.knows(growing):
