@@ -85,7 +85,8 @@ class RowRule:
         """Return the most of the plan's offers with which every slot that says how long a token may take is expected to
         keep to it, but for those that no step would keep to. num_rows: of the step without any.
         """
-        limits_s = {i: limit_ms / 1e3 for i, each in enumerate(found) if (limit_ms := each.lease.slot.scheduling.max_tpot_ms) is not None}
+        limits_ms = {i: each.lease.slot.scheduling.max_tpot_ms for i, each in enumerate(found)}
+        limits_s = {i: limit_ms / 1e3 for i, limit_ms in limits_ms.items() if limit_ms is not None}
         plain_s = self._seconds(max(1, num_rows))
         longest_s = {i: limit_s * (1.0 + sum(found[i].gains[: plan.named[i]])) for i, limit_s in limits_s.items()}
         longest_s = {i: step_s for i, step_s in longest_s.items() if plain_s <= step_s}
