@@ -58,6 +58,7 @@ class StepBudget:
         if dealt is None:
             self._pays, self._gain, self._rate = {}, 0.0, 0.0
             return [*counts]
+        self._pays = {name: pays for name, pays in self._pays.items() if name in slots or name in absent_weights}
         chosen: list[int | None] = [None] * len(found)
         for index, count in dealt:
             chosen[index] = count

@@ -65,7 +65,7 @@ async def test_places_go_round_between_callers_by_weight_and_within_one_by_prior
     assert await served(queue_of(1), "aaaaabb") == "ababaaa"
     assert await served(queue_of(1), "aaaaaaabb", weights={"b": 0.5}) == "abaabaaaa"
     assert await served(queue_of(1), "aaAaA") == "AAaaa"
-    assert await served(queue_of(1), "abcBdC") == "abcdBC", "and not between them"
+    assert await served(queue_of(1), "abcBdC") == "aBCdbc", "and not between them"
 
 
 async def test_places_are_held_by_weight() -> None:

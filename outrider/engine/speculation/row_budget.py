@@ -126,9 +126,8 @@ class RowBudget(Generic[Item]):
         if self._alone is not None:
             before = self._alone_s.get(self._alone, seconds)
             mean_s = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
-            self._alone_s[self._alone] = min(
-                seconds, mean_s
-            )  # what disturbs a step makes it longer, and is not its own
+            # What disturbs a step makes it longer, and is not its own.
+            self._alone_s[self._alone] = min(seconds, mean_s)
         elif self._longest_s is not None:
             ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
