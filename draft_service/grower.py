@@ -10,7 +10,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from draft_service.cascade import Cascade
 from draft_service.growing import Growing
@@ -27,6 +27,7 @@ from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
+from outrider.engine.worker.scheduler import DORMANT_S
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import DraftLogprobs
@@ -293,7 +294,7 @@ class Grower:
 
     def step(self, now: float) -> bool:
         """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
-        wanted = self._choose()
+        wanted = self._choose(now)
         said = self._drafter.say(wanted, now)
         if said is None:
             return False
@@ -351,7 +352,7 @@ class Grower:
         del self._slots[growing.slot.key]
         self._keeper.close(CloseJob(*growing.slot.key))
 
-    def _choose(self) -> list[tuple[Growing, Sequence[Node]]]:
+    def _choose(self, now: float) -> list[tuple[Growing, Sequence[Node]]]:
         """Return what is asked for next: nodes of several slots, the likeliest first unless that slows a caller by more
         than its part. A table's guesses behind them are asked for where they are as likely.
         """
@@ -362,15 +363,16 @@ class Grower:
             tree, scheduling = growing.tree, growing.slot.scheduling
             if tree is None:
                 continue
-            weights[scheduling.caller] = scheduling.weight
+            if now - growing.slot.asked_s < DORMANT_S:
+                weights[scheduling.caller] = scheduling.weight
             if not self._drafter.is_ready(growing):
                 continue
             if not self._drafter.knows(growing):
                 tree.restart()
             if growing.cascade is not None:
                 growing.cascade.begin()
-            own = [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]
-            offers.setdefault(scheduling.caller, []).extend(own)
+            if own := [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]:
+                offers.setdefault(scheduling.caller, []).extend(own)
         best = self._fair(offers, weights)
         chosen: dict[int, tuple[Growing, list[Node]]] = {}
         for _, index, node, growing, is_guess in best:
@@ -387,23 +389,28 @@ class Grower:
 
     def _fair(self, offers: Mapping[bytes, Iterable[Iterable[_Offer]]], weights: Mapping[bytes, float]) -> list[_Offer]:
         """Return the same, of several callers, each with its part. weights: of all that are drafted for."""
-        alone = {caller: self._best(own) for caller, own in offers.items()}
         if len(weights) < 2:
-            return next(iter(alone.values()), [])
-        best, parts = self._best(alone.values()), list[Part[_Offer]]()
+            self._budget.deal(())
+            return self._best(chain.from_iterable(offers.values()))
+        listed = {caller: [list(each) for each in own] for caller, own in offers.items()}
+        best, parts = self._best(chain.from_iterable(listed.values())), list[Part[_Offer]]()
+        gains, num_rows = dict.fromkeys(listed, 0.0), dict.fromkeys(listed, 0)
+        for chance, *_, growing, _ in best:
+            gains[growing.slot.scheduling.caller] -= chance
+            num_rows[growing.slot.scheduling.caller] += 1
         for caller, weight in weights.items():
-            own = alone.get(caller)
-            if not own:
+            own = listed.get(caller)
+            if own is None:
                 parts.append(away(caller, weight))
                 continue
-            gain, most_gain = (
-                sum(-chance for chance, *_, growing, _ in each if growing.slot.scheduling.caller == caller)
-                for each in (best, own)
-            )
-            num_rows = sum(growing.slot.scheduling.caller == caller for *_, growing, _ in best)
-            step = partial(Alone[_Offer], most_gain, [Unit(offer, 1) for offer in own])
-            parts.append(Part(caller, weight, gain, num_rows, most_gain, len(own), step))
+            most_gain = -sum(chance for each in own for chance, *_ in each)
+            step = partial(self._alone, own)
+            parts.append(Part(caller, weight, gains[caller], num_rows[caller], most_gain, 1, step))
         return self._budget.deal(parts) or best
+
+    def _alone(self, offers: Iterable[Iterable[_Offer]]) -> Alone[_Offer]:
+        best = self._best(offers)
+        return Alone(-sum(chance for chance, *_ in best), [Unit(offer, 1) for offer in best])
 
 
 _Offer = tuple[float, int, Node, Growing, bool]

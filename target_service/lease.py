@@ -298,6 +298,22 @@ class Candidates:
     def gains(self) -> list[float]:
         return [chance for chance, *_ in (self.order or self.nodes)]
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is verified as a whole or not at all: what was drawn may have decided how much is here."""
+        params = self.lease.slot.params
+        return self.lease.speculation.tree is not None and not params.determined and params.lenience == 1.0
+
+    @property
+    def most_must(self) -> int:
+        """Return `must`, and of a tree that is verified as a whole how many might have been drawn: whether there is
+        room for it must not follow from what was.
+        """
+        shape = self.lease.speculation.tree
+        if shape is None or not self.must or not self.is_whole:
+            return self.must
+        return min(shape.most_nodes * max(1, len(self.parts)), self.lease.speculation.max_draft_tokens)
+
     def counts(self, count: int) -> list[int]:
         """Return how many nodes of each part are here, of the first so many that were drawn."""
         whose = [index for _, index in self.order[:count]]

@@ -15,7 +15,6 @@ whose request names how much is verified waits longer by itself, while the other
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,11 +66,11 @@ class RowRule:
         """Return what would be chosen, if nothing were tried out."""
         named = [0] * len(found)
         base_gain = float(len(found))
-        for index in sorted(range(len(found)), key=lambda i: found[i].must):  # who asks for least goes first
-            must = found[index].must
-            if must <= most:
+        for index in sorted(range(len(found)), key=lambda i: found[i].most_must):  # who asks for least goes first
+            must, most_must = found[index].must, found[index].most_must
+            if most_must <= most:
                 named[index] = must
-                most -= must
+                most -= most_must
                 base_gain += sum(found[index].gains[:must])
         merged = heapq.merge(*([(-gain, i) for gain in each.gains] for i, each in enumerate(found) if not each.must))
         offers = [offer for offer, _ in zip(merged, range(most), strict=False)]
@@ -79,35 +78,28 @@ class RowRule:
         count = best_count(gains, base_gain, num_rows, self.cost)
         pays = self._is_worth(base_gain + sum(gains[:count]), num_rows + count, base_gain, num_rows)
         plan = StepPlan(named, offers, count if pays else 0, pays)
-        return plan._replace(count=self._within_limits(plan, found, base_gain, num_rows))
+        within = self._within_limits(plan, found, num_rows)
+        return plan._replace(count=within, pays=pays and (within > 0 or not count))
 
-    def _within_limits(self, plan: StepPlan, found: Sequence[Candidates], total: float, num_rows: int) -> int:
-        """Return the plan's number of offers where every slot that says how long a token may take is expected to keep
-        to it; else, of those numbers with which all do, or are least above, the one that makes the most tokens a
-        second. total, num_rows: tokens and rows of the step without any.
+    def _within_limits(self, plan: StepPlan, found: Sequence[Candidates], num_rows: int) -> int:
+        """Return the most of the plan's offers with which every slot that says how long a token may take is expected to
+        keep to it, but for those that no step would keep to. num_rows: of the step without any.
         """
-        limits_s = dict[int, float]()
-        for index, each in enumerate(found):
-            limit_ms = each.lease.slot.scheduling.max_tpot_ms
-            if limit_ms is not None:
-                limits_s[index] = 1e-3 * limit_ms
-        if not limits_s:
+        limits_ms = {i: each.lease.slot.scheduling.max_tpot_ms for i, each in enumerate(found)}
+        limits_s = {i: limit_ms / 1e3 for i, limit_ms in limits_ms.items() if limit_ms is not None}
+        plain_s = self._seconds(max(1, num_rows))
+        longest_s = {i: limit_s * (1.0 + sum(found[i].gains[: plan.named[i]])) for i, limit_s in limits_s.items()}
+        longest_s = {i: step_s for i, step_s in longest_s.items() if plain_s <= step_s}
+        if not longest_s:
             return plan.count
-        own = {index: 1.0 + sum(found[index].gains[: plan.named[index]]) for index in limits_s}
-        best, best_rank = 0, (math.inf, True, 0.0)
-        for count in range(len(plan.offers) + 1):
-            if count:
-                gain, index = plan.offers[count - 1]
-                total -= gain
-                if index in own:
-                    own[index] -= gain
-                if num_rows + count > self.cost.reach:
-                    break
-            seconds = self._seconds(max(1, num_rows + count))
-            over = max(seconds / own[index] / limit_s for index, limit_s in limits_s.items())
-            rank = (max(1.0, over), count != plan.count, -total / seconds)
-            if rank < best_rank:
-                best, best_rank = count, rank
+        best, least_s = 0, min(longest_s.values())
+        for count, (gain, index) in enumerate(plan.offers[: plan.count], start=1):
+            if index in longest_s:
+                before_s = longest_s[index]
+                longest_s[index] -= gain * limits_s[index]  # which is negated
+                least_s = min(longest_s.values()) if before_s == least_s else least_s
+            if self._seconds(num_rows + count) <= least_s:
+                best = count
         return best
 
     def scaffolds(self, found: Sequence[Candidates], num_rows: int, most: int) -> list[bool]:

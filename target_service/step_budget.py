@@ -58,6 +58,7 @@ class StepBudget:
         if dealt is None:
             self._pays, self._gain, self._rate = {}, 0.0, 0.0
             return [*counts]
+        self._pays = {name: pays for name, pays in self._pays.items() if name in slots or name in absent_weights}
         chosen: list[int | None] = [None] * len(found)
         for index, count in dealt:
             chosen[index] = count
@@ -122,7 +123,7 @@ class StepBudget:
             plain.append((each.lease.slot.scheduling.priority, each.lease.ready_s, Unit((slot, 0), tail)))
             chances, least = _fed(each, count), 1.0
             gain += 1.0 + sum(chances)
-            if chances and _is_whole(each):
+            if chances and each.is_whole:
                 drafts.append((-sum(chances) / len(chances), 0, Unit((slot, count), len(chances))))
                 continue
             for place, chance in enumerate(chances, start=1):
@@ -131,21 +132,15 @@ class StepBudget:
         return Alone(gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))])
 
 
-def _is_whole(found: Candidates) -> bool:
-    """Return whether what was drawn may have decided how much is here."""
-    params = found.lease.slot.params
-    return found.lease.speculation.tree is not None and not params.determined and params.lenience == 1.0
-
-
 def _chances(found: Candidates) -> Sequence[float]:
     """Return of each candidate the chance to be kept, without a look at what was drawn."""
     shape = found.lease.speculation.tree
-    if shape is None or not _is_whole(found):
+    if shape is None or not found.must or not found.is_whole:
         return found.gains
-    chances = accumulate(repeat(found.lease.first.shares.share(0), shape.depth), mul)
-    return [*chances, *[0.0] * (shape.most_nodes - shape.depth)]
+    chances = list(accumulate(repeat(found.lease.first.shares.share(0), shape.depth), mul))
+    return chances + [0.0] * (found.most_must - shape.depth)
 
 
 def _fed(found: Candidates, count: int) -> Sequence[float]:
     """Return the chances of the candidates that are verified with so many."""
-    return _chances(found) if count and _is_whole(found) else _chances(found)[:count]
+    return _chances(found) if count and found.is_whole else _chances(found)[:count]

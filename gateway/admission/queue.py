@@ -1,7 +1,8 @@
 """Lets answers wait for a place, and refuses those that would wait in vain. One queue for each served model. No I/O.
 
 A free place is for the caller that holds the fewest over its weight, of those alike for the one that was given the
-fewest tokens while it waited, and of its answers for that of the lowest priority number, then the first to come.
+fewest tokens since it had nothing here, then for who came first, and of its answers for that of the lowest priority
+number. Callers that send one answer after the other take turns, whatever these take.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class AdmissionQueue:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append((scheduling, turn))
-        self._served.join(scheduling.caller)
+        self._note_waiting()
         try:
             await turn
         except asyncio.CancelledError:
@@ -171,12 +172,17 @@ class AdmissionQueue:
     def _let_in(self) -> None:
         self._line = [each for each in self._line if not each[1].done()]
         while self._line and self.num_running < self._capacity:
-            scheduling, turn = first = min(self._line, key=lambda each: self._rank(each[0]))
+            caller = min((scheduling for scheduling, _ in self._line), key=self._rank).caller
+            own = (each for each in self._line if each[0].caller == caller)
+            first = min(own, key=lambda each: each[0].priority)
             self._line.remove(first)
-            self._hold(scheduling.caller)
-            turn.set_result(None)
-        self._served.keep(scheduling.caller for scheduling, _ in self._line)
+            self._hold(caller)
+            first[1].set_result(None)
+        self._note_waiting()
 
-    def _rank(self, scheduling: Scheduling) -> tuple[float, float, int]:
-        num_held = self._num_held[scheduling.caller] / scheduling.weight
-        return num_held, self._served.given(scheduling.caller), scheduling.priority
+    def _note_waiting(self) -> None:
+        waiting = [scheduling.caller for scheduling, _ in self._line]
+        self._served.wait(waiting, (*waiting, *self._num_held))
+
+    def _rank(self, scheduling: Scheduling) -> tuple[float, float]:
+        return self._num_held[scheduling.caller] / scheduling.weight, self._served.given(scheduling.caller)

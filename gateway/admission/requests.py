@@ -319,6 +319,9 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         if demand.most_prompt_tokens == 0:
             raise InvalidRequest(f"{name} is 0, which leaves nothing of a prompt; give more, or -1", param=name)
         Range(-1, facts.context_limit).check(name, demand.most_prompt_tokens)
+        if any(isinstance(prompt, Infill) for prompt in demand.prompts):
+            why = f"{name} would cut off what marks the prefix of a prompt with a suffix; leave one out"
+            raise InvalidRequest(why, param=name)
     if not demand.prompts:
         raise InvalidRequest(f"{names.prompt} is an empty list", param=names.prompt)
     if demand.num_answers > facts.max_answers:

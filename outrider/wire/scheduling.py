@@ -12,7 +12,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.params import Range
 
 PRIORITY = Range(-(2**31), 2**31 - 1)
-WEIGHT = Range(0, 1000, above_low=True)
+WEIGHT = Range(0.001, 1000)
 MAX_TPOT_MS = Range(0, 3_600_000, above_low=True)
 MAX_CALLER_BYTES = 32
 
@@ -24,8 +24,7 @@ class Scheduling:
     caller: bytes = b""
     """At most 32 bytes, the same in all requests of one caller; empty = those that name none, together."""
     weight: float = 1.0
-    """What the caller is given where others want it, too, over what one of weight 1 is given. Greater than 0, at most
-    1000."""
+    """What the caller is given where others want it, too, over what one of weight 1 is given. From 0.001 to 1000."""
     priority: int = 0
     """Of a caller's requests, those with a lower number go first, as in vLLM."""
     max_tpot_ms: float | None = None
@@ -48,28 +47,29 @@ class Scheduling:
 
 
 class VirtualTokens:
-    """Counts what each caller that waits was given, over its weight: who has least is next (Sheng et al., "Fairness in
-    Serving Large Language Models", OSDI 2024, algorithm 2).
+    """Counts what each caller that is here was given, over its weight: of those that wait, who has least is next (Sheng
+    et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
 
-    Nobody saves up, and nobody owes: a caller that did not wait begins level with the one of those that do who has
-    least.
+    Nobody saves up: who begins to wait has at least what the one of those that go on waiting has who has least. Nobody
+    owes: where none goes on waiting all begin level, and so does who was not here.
     """
 
     def __init__(self) -> None:
         self._given: dict[bytes, float] = {}
+        self._waiting: set[bytes] = set()
 
-    def join(self, caller: bytes) -> None:
-        """Let a caller wait; of no effect on one that does."""
-        if caller not in self._given:
-            self._given[caller] = min(self._given.values(), default=0.0)
-
-    def keep(self, waiting: Iterable[bytes]) -> None:
-        """Forget all that wait no more."""
+    def wait(self, waiting: Iterable[bytes], here: Iterable[bytes]) -> None:
+        """Say who waits, and who is here, waiting or not."""
         waiting = set(waiting)
-        self._given = {caller: given for caller, given in self._given.items() if caller in waiting}
+        going_on = [self._given[caller] for caller in self._waiting & waiting]
+        before = self._given if going_on else {}
+        self._given = {caller: before.get(caller, 0.0) for caller in (*here, *waiting)}
+        for caller in waiting - self._waiting if going_on else ():
+            self._given[caller] = max(self._given[caller], min(going_on))
+        self._waiting = waiting
 
     def give(self, caller: bytes, amount: float, weight: float) -> None:
-        """Count what a caller is given, or gives back, while it waits for more."""
+        """Count what a caller is given, or gives back, while it is here."""
         if caller in self._given:
             self._given[caller] += amount / weight
 

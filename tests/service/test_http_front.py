@@ -382,6 +382,7 @@ REFUSED = [
     ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"prompt": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"prompt": "x", "truncate_prompt_tokens": 9, "suffix": "y"}, "truncate_prompt_tokens"),
     ({"prompt": "x", "temperature": -1}, "temperature"),
     ({"prompt": "x", "top_k": -2}, "top_k"),
     ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),

@@ -13,8 +13,8 @@ def queue_of(num_places: int) -> AdmissionQueue:
     return AdmissionQueue(GatewayConfig(target="127.0.0.1:9", max_running=num_places))
 
 
-async def waiting(places: AdmissionQueue, order: list[int], index: int, caller: bytes = b"") -> None:
-    await places.acquire(Scheduling(caller))
+async def waiting(places: AdmissionQueue, order: list[int], index: int, whose: Scheduling = Scheduling()) -> None:
+    await places.acquire(whose)
     order.append(index)
 
 
@@ -65,20 +65,38 @@ async def test_places_go_round_between_callers_by_weight_and_within_one_by_prior
     assert await served(queue_of(1), "aaaaabb") == "ababaaa"
     assert await served(queue_of(1), "aaaaaaabb", weights={"b": 0.5}) == "abaabaaaa"
     assert await served(queue_of(1), "aaAaA") == "AAaaa"
+    assert await served(queue_of(1), "abcBdC") == "aBCdbc", "and not between them"
 
 
-async def test_a_free_place_goes_to_who_holds_fewest() -> None:
-    places, order = queue_of(3), list[int]()
-    for _ in range(3):
-        await places.acquire(Scheduling(b"many"))
-    many = [asyncio.create_task(waiting(places, order, index, b"many")) for index in range(3)]
+async def test_places_are_held_by_weight() -> None:
+    places, order = queue_of(1), list[int]()
+    await places.acquire(Scheduling())
+    both = [(index, Scheduling(b"a", 3.0)) for index in range(8)] + [(9, Scheduling(b"b"))] * 8
+    tasks = [asyncio.create_task(waiting(places, order, *each)) for each in both]
     await settle()
-    one = [asyncio.create_task(waiting(places, order, index, b"one")) for index in (8, 9)]
-    for _ in range(5):
+    places.capacity = 9
+    await settle()
+    assert len(order) == 8 and order.count(9) == 2
+    places.capacity = 17
+    await asyncio.gather(*tasks)
+
+
+async def test_what_a_caller_was_given_counts_while_it_holds_a_place() -> None:
+    places, order = queue_of(3), list[int]()
+    a, b, c = (Scheduling(caller) for caller in (b"a", b"b", b"c"))
+    for holder in (a, a, b):
+        await places.acquire(holder)
+    tasks = [asyncio.create_task(waiting(places, order, index, c)) for index in range(2)]
+    await settle()
+    places.release(a, 1000)
+    tasks += [asyncio.create_task(waiting(places, order, *each)) for each in ((2, a), (3, b))]
+    for _ in range(2):
         await settle()
-        places.release(Scheduling(b"many"), 5)
-    await asyncio.gather(*many, *one)
-    assert order[0] == 8 and order.index(9) <= 2
+        places.release(c, 0)
+    await settle()
+    assert order == [0, 1, 3], "a and b hold one each"
+    places.release(b, 0)
+    await asyncio.gather(*tasks)
 
 
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:

@@ -188,9 +188,9 @@ def test_prompts_are_fed_by_weight() -> None:
     assert fed == {1: 640, 2: 1920}
 
 
-def test_a_callers_own_prompts_go_by_priority() -> None:
-    decisions = plan(asked(1, 999), asked(2, 999, priority=-1), asked(3, 999, priority=5), num_free=9999)
-    assert fed_tokens(decisions) == {2: 64}
+def test_a_callers_own_prompts_go_by_priority_and_nobody_elses() -> None:
+    own = asked(1, 999, b"a"), asked(2, 999, b"a", priority=-1), asked(3, 999, b"a", priority=5)
+    assert fed_tokens(plan(*own, asked(4, 999, b"b", priority=-9), num_free=9999)) == {2: 64}
 
 
 def busy(num_running: int) -> tuple[Scheduler, list[SlotDemand]]:

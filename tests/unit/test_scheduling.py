@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 
@@ -25,8 +26,7 @@ def dealt(tokens: VirtualTokens, weights: dict[bytes, float], count: int, amount
 
 def waiting(*callers: bytes) -> VirtualTokens:
     tokens = VirtualTokens()
-    for caller in callers:
-        tokens.join(caller)
+    tokens.wait(callers, callers)
     return tokens
 
 
@@ -39,16 +39,36 @@ def test_nobody_saves_up_and_nobody_owes() -> None:
     tokens = waiting(A, B)
     tokens.give(A, 100.0, 1.0)
     tokens.give(B, 70.0, 1.0)
-    tokens.join(C)  # it did not wait before
-    assert tokens.given(C) == tokens.given(B) == 70.0
-    tokens.keep([A, C])
-    tokens.join(B)
-    tokens.give(B, 5.0, 1.0)
-    assert tokens.given(B) == 75.0
-    tokens.keep([])
-    tokens.give(A, 9.0, 1.0)  # it waits no more
-    tokens.join(A)
-    assert tokens.given(A) == 0.0
+    tokens.wait([A, B, C], [A, B, C])
+    assert tokens.given(C) == tokens.given(B) == 70.0, "it was not here before"
+    tokens.wait([B, C], [A, B, C])
+    tokens.wait([A, B, C], [A, B, C])
+    assert tokens.given(A) == 100.0, "it was here"
+    tokens.wait([B, C], [B, C])
+    tokens.wait([A, B, C], [A, B, C])
+    assert tokens.given(A) == 70.0, "it was not"
+    tokens.wait([A, B], [A, B, C])
+    tokens.give(B, 20.0, 1.0)
+    tokens.give(A, 40.0, 1.0)
+    tokens.wait([A, B, C], [A, B, C])
+    assert tokens.given(C) == 90.0, "it wanted none meanwhile"
+    tokens.wait([], [A, B, C])
+    tokens.wait([A, B], [A, B, C])
+    assert tokens.given(A) == tokens.given(B) == 0.0
+
+
+def test_who_is_served_whole_does_not_go_before_others_again() -> None:
+    """Of eight callers that want one each, and have five together: all get as many."""
+    names = [bytes([index]) for index in range(8)]
+    tokens, got = VirtualTokens(), Counter[bytes]()
+    for _ in range(80):
+        tokens.wait(names, names)
+        served = sorted(names, key=tokens.given)[:5]
+        got.update(served)
+        for caller in served:
+            tokens.give(caller, 1.0, 1.0)
+        tokens.wait([caller for caller in names if caller not in served], names)
+    assert set(got.values()) == {50}
 
 
 def test_what_a_message_says_is_what_was_asked_for() -> None:
@@ -58,7 +78,7 @@ def test_what_a_message_says_is_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"caller": b"k" * 33}, {"weight": -1.0}, {"weight": math.inf}, {"max_tpot_ms": math.nan}]
+    "wrong", [{"caller": b"k" * 33}, {"weight": -1.0}, {"weight": math.inf}, {"weight": 1e-46}, {"max_tpot_ms": math.nan}]
 )
 def test_a_message_out_of_range_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):

@@ -310,14 +310,14 @@ def test_a_prompt_that_is_scored_is_fed_whole_and_goes_on_after_its_memory_was_t
     slot = table.open(1, 2, ids, len(ids), params())
     slot.scoring = Scoring(len(ids) - 1, 0)
     assert slot.adopt() == 0 and needs_prefill(slot)
-    piece = _piece(slot, 10)
+    piece = _piece(slot, 10, 100)
     assert (piece.row.num_new, piece.row.num_logits) == (10, 10)
     slot.table.reserve(10)
     slot.fed_committed(piece.row.new_ids)
     slot.scoring.found += [None] * 10
     slot.give_up()
     assert slot.adopt() == 8, "whole blocks of what is scored"
-    piece = _piece(slot, 100)
+    piece = _piece(slot, 100, 100)
     assert (piece.row.num_new, piece.row.num_logits) == (11, 9)
     slot.table.reserve(19)
     slot.fed_committed(piece.row.new_ids)
@@ -329,4 +329,4 @@ def test_the_end_of_a_prompt_that_is_scored_does_not_ride_along() -> None:
     slot = open_slot()
     assert not needs_prefill(slot)
     slot.scoring = Scoring(len(PROMPT) - 1, 0)
-    assert needs_prefill(slot) and _piece(slot, 100).row.num_logits == 3
+    assert needs_prefill(slot) and _piece(slot, 100, 100).row.num_logits == 3

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.row_budget import PROBE_STEPS
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
@@ -103,9 +104,9 @@ def test_alone_a_caller_gets_what_it_names_and_all_that_share_nothing_are_one() 
 def test_a_callers_own_slots_go_by_priority_and_then_by_who_waited_longest() -> None:
     urgent = slot(MANY, [], priority=-1)
     _, _, chosen = settled(slot(ONE, []), urgent, *many(60))
+    probes = 100 / PROBE_STEPS
     runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)]
-    assert runs[1] == sum(any(each is not None for each in own[1:]) for own in chosen)
-    assert max(runs[2:]) < 60 < runs[1]
+    assert runs[1] >= 99 - probes and max(runs[2:]) < 60
 
 
 def test_what_was_drawn_decides_nothing() -> None:
@@ -113,10 +114,10 @@ def test_what_was_drawn_decides_nothing() -> None:
     shape = "4x2x1"
     steps = []
     for num_nodes, ids in ((7, 0), (12, 500), (20, 90)):
-        trees = [slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(12)]
-        _, _, chosen = settled(slot(ONE, [0.8, 0.6]), *trees)
-        assert {count for counts in chosen for count in counts[1:]} <= {None, 0, num_nodes}, "as a whole or not at all"
-        steps.append([[None if count is None else bool(count) for count in counts[1:]] for counts in chosen])
+        trees = [slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(14)]  # more than fit a step
+        chosen = [counts for each in ([], [slot(ONE, [0.8, 0.6])]) for counts in settled(*trees, *each, num_steps=150)[2]]
+        assert {count for counts in chosen for count in counts[:14]} <= {None, 0, num_nodes}, "as a whole or not at all"
+        steps.append([[None if count is None else bool(count) for count in counts[:14]] for counts in chosen])
     assert steps[0] == steps[1] == steps[2]
 
 
@@ -136,24 +137,25 @@ def test_where_steps_are_bounded_one_waits_for_guesses_that_are_worth_it_to_whom
     assert budget.waited_for(waiting) == waiting
 
 
-@pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 31), (19.5, 9), (14.5, 4), (1.0, 4)])
+@pytest.mark.parametrize(("max_tpot_ms", "most_rows"), [(None, 31), (19.5, 9), (14.5, 4), (1.0, 31)])
 def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
     max_tpot_ms: float | None, most_rows: int
 ) -> None:
-    """Where a step takes 10 ms and a row 1 ms: one of four has no drafts, the others all that there are. What no number
-    of drafts would keep to is kept to as far as it goes.
+    """Where a step takes 10 ms and a row 1 ms: one of four has no drafts, the others all that there are. What no step
+    keeps to is passed over, and no step is held for guesses that are left out.
     """
     rule = RowRule()
     for num_rows in range(1, 33):
         rule.note(num_rows, 1, seconds_of(num_rows))
     others = [slot(ONE, [0.99**depth for depth in range(1, 10)]) for _ in range(3)]
     plan = rule.plan([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], 4, MOST)
-    assert 4 + plan.count == most_rows
+    assert (4 + plan.count, plan.pays) == (most_rows, most_rows > 4)
 
 
 def test_a_slots_own_drafts_count_for_how_long_its_token_takes() -> None:
     rule = RowRule()
     for num_rows in range(1, 33):
         rule.note(num_rows, 1, seconds_of(num_rows))
-    alone = rule.plan([slot(ONE, [0.9, 0.8, 0.02], max_tpot_ms=1.0)], 1, MOST)
-    assert alone.count == 2, "1 token in 11 ms, 2.7 in 13"
+    others = [slot(ONE, [0.3] * 9) for _ in range(3)]
+    found = [slot(ONE, [0.9, 0.8], max_tpot_ms=14.5), *others]
+    assert rule.plan(found, 4, MOST).counts(rule.plan(found, 4, MOST).count)[0] == 2

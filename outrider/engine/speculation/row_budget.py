@@ -92,11 +92,10 @@ class RowBudget(Generic[Item]):
 
     def deal(self, parts: Sequence[Part[Item]]) -> list[Item] | None:
         """Return what is in the next step; None where nobody is bounded."""
-        self._longest_s = None
-        here = [part.caller for part in parts if part.num_rows]
-        self._alone = here[0] if len(here) == 1 < len(parts) else None
+        self._alone = self._longest_s = None
         if len(parts) < 2 or self._is_fair(parts):
-            self._given.keep(())
+            self._given.wait((), ())
+            self._alone_s.clear()
             self.bounding = None
             return None
         total = sum(part.weight for part in parts)
@@ -107,18 +106,17 @@ class RowBudget(Generic[Item]):
         self._num_rows = max(1.0, min(self._num_rows, sum(part.num_rows for part in parts)))
         num_rows = round(self._num_rows)
         self._num_bounded += 1
+        stepping = units
         if bounding in units and self._num_bounded % PROBE_STEPS == 1:
-            units, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
-        for caller in units:
-            self._given.join(caller)
-        dealt = self._dealt(units, num_rows, {part.caller: part.weight for part in parts})
-        waiting = [caller for caller, own in units.items() if own]
-        self._given.keep(waiting)
+            stepping, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
+        self._given.wait(units, alone)
+        dealt = self._dealt(stepping, num_rows, {part.caller: part.weight for part in parts})
+        self._given.wait([caller for caller, own in units.items() if own], alone)
         self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in alone}
-        if len(units) == 1 and not waiting:
-            (self._alone,) = units
-        else:
-            self._alone, self._longest_s = None, by_s[bounding] if waiting else None
+        if any(stepping.values()):
+            self._longest_s = by_s[bounding]
+        elif len(stepping) == 1:
+            (self._alone,) = stepping
         return dealt
 
     def note(self, seconds: float, dealing_s: float = 0.0) -> None:
@@ -128,9 +126,8 @@ class RowBudget(Generic[Item]):
         if self._alone is not None:
             before = self._alone_s.get(self._alone, seconds)
             mean_s = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
-            self._alone_s[self._alone] = min(
-                seconds, mean_s
-            )  # what disturbs a step makes it longer, and is not its own
+            # What disturbs a step makes it longer, and is not its own.
+            self._alone_s[self._alone] = min(seconds, mean_s)
         elif self._longest_s is not None:
             ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)

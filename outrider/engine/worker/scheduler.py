@@ -252,13 +252,14 @@ class Scheduler:
     def _in_turn(self, demands: Sequence[SlotDemand]) -> list[int]:
         """Return the indices of slots that would be fed, or begin, in the order of their turns."""
         waiting = [index for index, demand in enumerate(demands) if demand.is_waiting]
-        self._fed.keep(demands[index].scheduling.caller for index in waiting)
+        first = dict[bytes, int]()
         for index in waiting:
-            self._fed.join(demands[index].scheduling.caller)
+            first.setdefault(demands[index].scheduling.caller, index)
+        self._fed.wait(first, (demand.scheduling.caller for demand in demands))
 
-        def turn(index: int) -> tuple[float, int]:
-            scheduling = demands[index].scheduling
-            return self._fed.given(scheduling.caller), scheduling.priority
+        def turn(index: int) -> tuple[float, int, int]:
+            caller, priority = demands[index].scheduling.caller, demands[index].scheduling.priority
+            return self._fed.given(caller), first[caller], priority
 
         return sorted(waiting, key=turn)
 

@@ -49,7 +49,7 @@ class ApiKey(BaseModel):
     """Prompt and output."""
     max_concurrent: Positive | None = None
     """Answers running or waiting at once."""
-    weight: Annotated[float, Field(gt=WEIGHT.low, le=WEIGHT.high)] = 1.0
+    weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
     """What it is given where others want it, too, over what a key of weight 1 is given."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
     """From then on it is refused. Without a zone it is UTC."""
