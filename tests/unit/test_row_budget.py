@@ -150,7 +150,7 @@ def test_a_stream_of_weight_ten_is_hardly_slowed_by_many_of_weight_one(num_other
 
 def test_nothing_is_kept_of_callers_that_are_gone_and_nothing_learnt_of_steps_that_were_not_dealt() -> None:
     machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
-    while not machine.step() == 1:
+    while machine.step() != 1:
         pass
     machine.budget.deal(())
     for _ in range(20):
