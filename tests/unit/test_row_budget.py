@@ -117,7 +117,7 @@ def test_the_bounding_caller_runs_alone_now_and_then_and_a_slower_machine_is_see
     num_rows = machine.num_tokens.total() / 600
     machine.slowdown = 3.0
     machine.run()
-    assert machine.num_tokens.total() / 600 == pytest.approx(num_rows, rel=0.1)
+    assert machine.num_tokens.total() / 600 == pytest.approx(num_rows, rel=0.2)
 
 
 @pytest.mark.parametrize("before", [64, 1])
