@@ -13,8 +13,8 @@ def queue_of(num_places: int) -> AdmissionQueue:
     return AdmissionQueue(GatewayConfig(target="127.0.0.1:9", max_running=num_places))
 
 
-async def waiting(places: AdmissionQueue, order: list[int], index: int, whose: Scheduling = Scheduling()) -> None:
-    await places.acquire(whose)
+async def waiting(places: AdmissionQueue, order: list[int], index: int, whose: Scheduling | None = None) -> None:
+    await places.acquire(whose or Scheduling())
     order.append(index)
 
 

@@ -117,7 +117,7 @@ def test_the_bounding_caller_runs_alone_now_and_then_and_a_slower_machine_is_see
     num_rows = machine.num_tokens.total() / 600
     machine.slowdown = 3.0
     machine.run()
-    assert machine.num_tokens.total() / 600 == pytest.approx(num_rows, rel=0.1)
+    assert machine.num_tokens.total() / 600 == pytest.approx(num_rows, rel=0.2)
 
 
 @pytest.mark.parametrize("before", [64, 1])
@@ -150,7 +150,7 @@ def test_a_stream_of_weight_ten_is_hardly_slowed_by_many_of_weight_one(num_other
 
 def test_nothing_is_kept_of_callers_that_are_gone_and_nothing_learnt_of_steps_that_were_not_dealt() -> None:
     machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
-    while not machine.step() == 1:
+    while machine.step() != 1:
         pass
     machine.budget.deal(())
     for _ in range(20):

@@ -114,8 +114,12 @@ def test_what_was_drawn_decides_nothing() -> None:
     shape = "4x2x1"
     steps = []
     for num_nodes, ids in ((7, 0), (12, 500), (20, 90)):
-        trees = [slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(14)]  # more than fit a step
-        chosen = [counts for each in ([], [slot(ONE, [0.8, 0.6])]) for counts in settled(*trees, *each, num_steps=150)[2]]
+        trees = [
+            slot(MANY, [0.5] * num_nodes, must=num_nodes, tree=shape, ids=ids) for _ in range(14)
+        ]  # more than fit a step
+        chosen = [
+            counts for each in ([], [slot(ONE, [0.8, 0.6])]) for counts in settled(*trees, *each, num_steps=150)[2]
+        ]
         assert {count for counts in chosen for count in counts[:14]} <= {None, 0, num_nodes}, "as a whole or not at all"
         steps.append([[None if count is None else bool(count) for count in counts[:14]] for counts in chosen])
     assert steps[0] == steps[1] == steps[2]
