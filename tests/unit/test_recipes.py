@@ -61,7 +61,7 @@ def test_outrider_up_takes_its_commands(recipe: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(up, "Supervisor", supervisor)
     monkeypatch.setattr(up.StopFlag, "install", lambda self: None)
-    commands = COMMAND.findall(section(recipe, "Command"))
+    commands = COMMAND.findall(section(recipe, "Command").replace("\\\n", " "))
     assert commands
     for command in commands:
         words = shlex.split(command)
