@@ -314,3 +314,21 @@ tools: $(STAMP) $(TOOLS:%=.work/clients/%/.done)
 	OUTRIDER_TOOLS=.work/clients $(BIN)/python -m pytest -n 0 tests/tools $(ARGS)
 
 .PHONY: tools
+
+# The documentation as a site in .work/site, and every link of README and docs checked, anchors too. Needs no network once its
+# environment is made, nor does the site. To look at it: python -m http.server --directory .work/site
+.work/mkdocs/.done: docs/site/requirements.txt
+	$(PYTHON) -m venv .work/mkdocs
+	.work/mkdocs/bin/python -m pip install --quiet --only-binary :all: -r $<
+	@touch $@
+
+docs: .work/mkdocs/.done
+	@rm -rf .work/docs-src && mkdir -p .work/docs-src/benchmarks && \
+		ln -s $(CURDIR)/docs $(CURDIR)/*.md $(CURDIR)/LICENSE .work/docs-src/ && \
+		ln -s $(CURDIR)/benchmarks/results .work/docs-src/benchmarks/ && \
+		for file in models/*/README.md; do mkdir -p .work/docs-src/`dirname $$file` && \
+			ln -s $(CURDIR)/$$file .work/docs-src/$$file || exit 1; done
+	NO_MKDOCS_2_WARNING=1 .work/mkdocs/bin/mkdocs build --strict
+	@echo "the site is in .work/site"
+
+.PHONY: docs
