@@ -1,6 +1,6 @@
 """Members behind names: each address of `dns:///host:port` is a worker, as a headless Service of Kubernetes lists them.
 
-The gateway's other source of members is the launcher's registry; a command line without names is one that never changes.
+The gateway's other source of members is the launcher's registry. A command line without names never changes.
 """
 
 from __future__ import annotations

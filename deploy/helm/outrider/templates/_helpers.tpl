@@ -11,6 +11,8 @@ outrider/pool: {{ index . 2 }}
 {{/* What every pod has. */}}
 {{- define "outrider.pod" -}}
 automountServiceAccountToken: false
+# Else a Service called outrider-gateway would set OUTRIDER_GATEWAY_PORT, a setting of ours.
+enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -39,18 +41,18 @@ securityContext:
 {{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ . | toJson | quote }}{{ end }}
 {{- end }}
 
-{{/* Where a pool's workers run: (dict "pool" POOL). */}}
+{{/* Where a pool's workers run. */}}
 {{- define "outrider.placement" -}}
-{{- with .pool.nodeSelector }}
+{{- with .nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if or .pool.tolerations .pool.gpus }}
+{{- if or .tolerations .gpus }}
 tolerations:
-  {{- if .pool.gpus }}
+  {{- if .gpus }}
   - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
   {{- end }}
-  {{- with .pool.tolerations }}
+  {{- with .tolerations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
@@ -58,7 +60,7 @@ tolerations:
 
 {{- define "outrider.resources" -}}
 {{- $amount := dict "cpu" (toString .cpu) "memory" .memory }}
-{{- with .gpus }}{{- $_ := set $amount "nvidia.com/gpu" . }}{{- end }}
+{{- with .gpus }}{{- $_ := set $amount "nvidia.com/gpu" . }}{{- end -}}
 requests:
   {{- toYaml $amount | nindent 2 }}
 limits:
@@ -128,4 +130,31 @@ limits:
 # Ray's logs are in /tmp, and a pod whose /tmp is full is evicted: of each, two files of 8 MiB, not six of 512.
 - {name: RAY_ROTATION_MAX_BYTES, value: "8388608"}
 - {name: RAY_ROTATION_BACKUP_COUNT, value: "1"}
+{{- end }}
+
+{{/* What contradicts itself. */}}
+{{- define "outrider.check" -}}
+{{- $targets := list }}
+{{- range .Values.targets }}{{ $targets = append $targets .name }}{{ end }}
+{{- $names := $targets }}
+{{- range $draft := .Values.drafts }}
+{{- $names = append $names .name }}
+{{- range .serves }}
+{{- if not (has . $targets) }}
+{{- fail (printf "drafts: %s serves %s, which is no target pool; there are %s" $draft.name . (join ", " $targets)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if ne (len $names) (len (uniq $names)) }}{{ fail (printf "two pools have one name: %s" (join ", " $names)) }}{{ end }}
+{{- range concat .Values.targets .Values.drafts }}
+{{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
+{{- fail (printf "pool %s has replicas %v, and maxReplicas %v" .name .replicas .maxReplicas) }}
+{{- end }}
+{{- if and .answersPerReplica $.Values.kuberay }}
+{{- fail (printf "pool %s has answersPerReplica, which is for KEDA, and kuberay is on: its launcher scales; leave one out" .name) }}
+{{- end }}
+{{- if and (not $.Values.kuberay) (ne (not .maxReplicas) (not .answersPerReplica)) }}
+{{- fail (printf "pool %s has one of maxReplicas and answersPerReplica: give both, or neither" .name) }}
+{{- end }}
+{{- end }}
 {{- end }}
