@@ -61,9 +61,10 @@ def check_grpc(host: str, port: int) -> str | None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     answer = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
-    if isinstance(answer, str) or answer.status == health_pb2.HealthCheckResponse.SERVING:
-        return answer if isinstance(answer, str) else None
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    if isinstance(answer, str):
+        return answer
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
 def check_draft(host: str, port: int) -> str | None:
