@@ -226,7 +226,8 @@ env-example: $(STAMP)
 compose-test: $(STAMP)
 	$(BIN)/python -m tests.compose $(ARGS)
 
-# The Kubernetes manifests against the schemas of Kubernetes, KubeRay and the Prometheus operator.
+# The Helm chart, linted and rendered with several values, against the schemas of Kubernetes and of all operators that it
+# asks for. Your own values: make check-kubernetes ARGS=values.yaml
 check-kubernetes: $(STAMP)
 	$(BIN)/python -m tests.kubernetes $(ARGS)
 

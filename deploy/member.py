@@ -10,16 +10,12 @@ from deploy.ray_workers import Answer
 from deploy.sightings import Seen
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.settings.pools import Pool
-from outrider.wire.transport.hang_watch import MIN_SILENCE_S, allowed_s
+from outrider.wire.transport.hang_watch import trouble_of_step
 
 ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
 STARTING = registry_pb2.MEMBER_STATE_STARTING
 SERVING = registry_pb2.MEMBER_STATE_SERVING
 DRAINING = registry_pb2.MEMBER_STATE_DRAINING
-
-_MOST_STEP_S = 300.0
-"""Seconds at one step after which an engine hangs, whatever its other steps took; one that has made none yet, too.
-Twice as long, and an engine that hangs in its first step is ended so much later."""
 
 
 class Replica(Protocol):
@@ -112,7 +108,4 @@ def trouble_of(seen: Seen) -> str | None:
         return f"it refuses to say what it is: {seen.refusal}"
     if seen.info is None:
         return "it does not answer" if seen.is_silent else "it cannot be reached"
-    step_s, longest_s = seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6
-    if step_s < allowed_s(longest_s, MIN_SILENCE_S, _MOST_STEP_S):
-        return None
-    return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_s:.3g} s"
+    return trouble_of_step(seen.info.current_step_us / 1e6, seen.info.longest_step_us / 1e6)

@@ -20,6 +20,7 @@ from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
 from gateway.coordinator import Coordinator
 from gateway.workers.membership import from_config
+from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import START_TIMEOUT_S, Pools
 from gateway.workers.registry_client import RegistryClient
 from outrider.wire.errors import OutriderError, Unavailable
@@ -60,12 +61,10 @@ async def serve(config: GatewayConfig) -> None:
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
-    registry = None
+    source: RegistryClient | NamedWorkers | None = None
     try:
-        if config.registry is not None:
-            connected = pools.metrics.registry_connected.labels(registry=config.registry)
-            registry = RegistryClient(config.registry, pools.certificates, pools.report, pools.update, connected)
-        starting = asyncio.create_task(_start(pools, registry))
+        source = _source(pools)
+        starting = asyncio.create_task(_start(pools, source))
         stopping = asyncio.create_task(signals.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -76,17 +75,23 @@ async def serve(config: GatewayConfig) -> None:
             starting.cancel()
     finally:
         listener.close()
-        if registry is not None:
-            await registry.close()
+        if source is not None:
+            await source.close()
         await pools.close()
 
 
-async def _start(pools: Pools, registry: RegistryClient | None) -> None:
+def _source(pools: Pools) -> RegistryClient | NamedWorkers:
+    """Who says who the workers are. Raises ConfigError."""
+    address = pools.config.registry
+    if address is None:
+        return NamedWorkers(from_config(pools.config), pools.update, pools.is_connected)
+    connected = pools.metrics.registry_connected.labels(registry=address)
+    return RegistryClient(address, pools.certificates, pools.report, pools.update, connected)
+
+
+async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
     """Return when the workers are there."""
-    if registry is None:
-        pools.update(from_config(pools.config))
-    else:
-        await registry.wait_first(START_TIMEOUT_S)
+    await source.wait_first(START_TIMEOUT_S)
     await pools.wait_ready()
 
 

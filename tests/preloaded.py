@@ -9,6 +9,7 @@ import gateway.api.app
 import gateway.api.grpc_api
 import gateway.api.http_server
 import gateway.coordinator
+import gateway.workers.named_workers
 import gateway.workers.registry_client  # noqa: F401
 import outrider.wire.transport.serving  # noqa: F401
 import target_service.servicer

@@ -1,7 +1,8 @@
 """`python deploy/docker/health.py KIND ADDRESS...`: exit code 0 when what runs in this container serves; else says why.
 
 http: the gateway's /readyz, so that it is healthy when it can answer. grpc: the health service of a worker or of the
-launcher's registry. tcp: somebody listens. `hostname` as the host is this container's own address.
+launcher's registry. draft, target: a worker's engine does not hang, for Kubernetes, which ends it else as a launcher
+would. tcp: somebody listens. `hostname` as the host is this container's own address.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 TIMEOUT_S = 4.0
 """Seconds for an answer. Doubled, a part that hangs is called unhealthy so much later."""
 TLS_DIR = Path("/etc/outrider/secrets")
-"""Where the compose file and the Kubernetes manifests mount a part's certificate, if it has one."""
+"""Where the compose file and the Helm chart mount a part's certificate, if it has one."""
 COMMAND_LINE = Path("/proc/1/cmdline")
 """Of the gateway, which is the first process of its container."""
 
@@ -57,16 +58,46 @@ def _to_ourselves(folder: Path) -> ssl.SSLContext:
 
 def check_grpc(host: str, port: int) -> str | None:
     """Return why the health service does not say SERVING, or None."""
-    import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    answer = _call(host, port, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
+    if isinstance(answer, str):
+        return answer
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def check_draft(host: str, port: int) -> str | None:
+    """Return why a draft's engine makes no steps, or None."""
+    from outrider.v1 import draft_pb2_grpc
+
+    return _trouble_of_engine(host, port, draft_pb2_grpc.DraftServiceStub)
+
+
+def check_target(host: str, port: int) -> str | None:
+    """Return why a target's engine makes no steps, or None."""
+    from outrider.v1 import target_pb2_grpc
+
+    return _trouble_of_engine(host, port, target_pb2_grpc.TargetServiceStub)
+
+
+def _trouble_of_engine(host: str, port: int, stub: Any) -> str | None:
+    from outrider.v1 import common_pb2
+    from outrider.wire.transport.hang_watch import trouble_of_step
+
+    info = _call(host, port, stub, "GetInfo", common_pb2.GetInfoRequest())
+    return info if isinstance(info, str) else trouble_of_step(info.current_step_us / 1e6, info.longest_step_us / 1e6)
+
+
+def _call(host: str, port: int, stub: Any, method: str, request: Any) -> Any:
+    """The answer, or as text why there is none."""
+    import grpc
 
     with _channel(f"{host}:{port}", _speaks_tls(host, port)) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            return getattr(stub(channel), method)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
-    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return None if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
 def _speaks_tls(host: str, port: int) -> bool:
@@ -113,7 +144,7 @@ def check_tcp(host: str, port: int) -> str | None:
     return None
 
 
-CHECKS = {"http": check_http, "grpc": check_grpc, "tcp": check_tcp}
+CHECKS = {"http": check_http, "grpc": check_grpc, "draft": check_draft, "target": check_target, "tcp": check_tcp}
 
 
 def main(argv: list[str]) -> int:

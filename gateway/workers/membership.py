@@ -18,6 +18,8 @@ Role = Literal["target", "draft"]
 _ROLES: dict[int, Role] = {rpb.ROLE_TARGET: "target", rpb.ROLE_DRAFT: "draft"}
 TARGETS, DRAFTS = "target", "draft"
 """Names of the pools of a command line, where they are given none."""
+DNS = "dns:///"
+"""Before host:port where each address of the host is a worker."""
 _HOST_PORT = re.compile(r".+:\d+")
 
 
@@ -53,10 +55,14 @@ class Membership:
 
 
 def from_config(config: GatewayConfig) -> Membership:
-    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools, `--draft x=c;y=d` for two with names. Raises
-    ConfigError for lists that do not fit together.
+    """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools, `--draft x=c;y=d` for two with names, of which
+    the target's pool may have one, too. Raises ConfigError for lists that do not fit together.
     """
-    targets, drafts = _addresses("target", config.target), _draft_pools(config.draft)
+    given, _, of_target = (config.target or "").rpartition("=")
+    pool = given.strip() or TARGETS
+    targets, drafts = _addresses("target", of_target), _draft_pools(config.draft)
+    if pool in drafts:
+        raise ConfigError(f"target and draft both have a pool {pool!r}; give them different names", param="target")
     addresses = [member.address for members in drafts.values() for member in members]
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"draft is {config.draft!r}, which names a worker twice", param="draft")
@@ -70,11 +76,16 @@ def from_config(config: GatewayConfig) -> Membership:
             f"target_for_draft has {len(deliver)} addresses and target has {len(targets)}; give one for each, in order",
             param="target_for_draft",
         )
-    pools = [PoolSpec(TARGETS, "target", config.model_name)]
-    pools += [PoolSpec(name, "draft", serves=(TARGETS,)) for name in drafts]
+    named = next((address for address in targets if address.startswith(DNS)), None)
+    if named is not None and config.target_for_draft is not None:
+        raise ConfigError(
+            f"target_for_draft is given and target has {named!r}, whose addresses drafts are told; leave one out",
+            param="target_for_draft",
+        )
+    pools = [PoolSpec(pool, "target", config.model_name)]
+    pools += [PoolSpec(name, "draft", serves=(pool,)) for name in drafts]
     members = [
-        MemberSpec(f"target-{index}", TARGETS, "target", address, deliver[index])
-        for index, address in enumerate(targets)
+        MemberSpec(f"target-{index}", pool, "target", address, deliver[index]) for index, address in enumerate(targets)
     ]
     return Membership(tuple(pools), (*members, *(member for pool in drafts.values() for member in pool)))
 

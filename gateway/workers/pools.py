@@ -66,6 +66,11 @@ class Pools:
         metrics.registry.register(self._series)
         metrics.registry.register(VllmNames(metrics, self._work))
 
+    def is_connected(self, name: str) -> bool:
+        """Return whether the stream to the member of this name is up."""
+        member = self.members.get(name)
+        return member is not None and member.connection is not None
+
     def _work(self) -> list[ModelLoad]:
         """Return what there is to do for each model that has had a target."""
         return [model.load() for model in self.models.values() if model.referenced.is_set()]

@@ -1,1 +1,1 @@
-"""The Kubernetes manifests, built and checked without a cluster."""
+"""The Helm chart, rendered and checked without a cluster."""

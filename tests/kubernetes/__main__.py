@@ -1,29 +1,33 @@
-"""`make check-kubernetes`: a line for each manifest of the base and the overlays; exit code 1 when one is refused."""
+"""`make check-kubernetes [ARGS=VALUES.yaml]`: lints and renders the chart, holds each manifest against its schema.
+
+With the values in tests/kubernetes/values, or those named. A line for each manifest, exit code 1 when one is refused.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from tests.kubernetes.build import Manifest, built, documents
-from tests.kubernetes.check import FOLDER, problem
-
-
-def manifests_by_source() -> dict[str, list[Manifest]]:
-    folders = [FOLDER / "base", *sorted((FOLDER / "overlays").iterdir())]
-    examples = FOLDER / "secrets.example.yaml"
-    return {**{str(one.relative_to(FOLDER)): built(one) for one in folders}, examples.name: documents(examples)}
+from tests.kubernetes.chart import EXAMPLES, VERSION, HelmError, complaints, rendered, values_of
+from tests.kubernetes.check import problem
 
 
-def main() -> int:
+def main(paths: list[Path]) -> int:
     num_refused = 0
-    for source, manifests in manifests_by_source().items():
-        for manifest in manifests:
-            reason = problem(manifest)
+    print(f"Helm {VERSION}")
+    for path in paths:
+        values = values_of(path)
+        try:
+            found = [("chart", said) for said in complaints(values)]
+            found += [(f"{one['kind']} {one['metadata']['name']}", problem(one)) for one in rendered(values)]
+        except HelmError as error:
+            found = [("chart", str(error))]
+        for what, reason in found:
             num_refused += reason is not None
-            name = f"{source}: {manifest['kind']} {manifest['metadata']['name']}"
+            name = f"{path.stem}: {what}"
             print(f"ok       {name}" if reason is None else f"REFUSED  {name}: {reason}")
     return min(num_refused, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([Path(each) for each in sys.argv[1:]] or EXAMPLES))

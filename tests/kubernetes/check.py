@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 
-from tests.kubernetes.build import Manifest
+from tests.kubernetes.chart import Manifest
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+SCHEMAS = Path(__file__).parent / "schemas"
 VERSION = "1.33"
 """Of Kubernetes."""
 
@@ -21,7 +21,7 @@ VERSION = "1.33"
 @functools.cache
 def custom_schemas() -> dict[tuple[str, str], dict[str, Any]]:
     """By (apiVersion, kind)."""
-    found = [json.loads(path.read_text()) for path in sorted((FOLDER / "schemas").glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(SCHEMAS.glob("*.json"))]
     return {(one["apiVersion"], one["kind"]): one["schema"] for one in found}
 
 

@@ -116,8 +116,9 @@ def test_a_worker_that_does_not_take_the_launchers_certificate_is_seen_to_live(
         read = {part: file.read_bytes() for part, file in now.items()}
         return SimpleNamespace(current=dataclasses.replace(right.current, **read))
 
+    target = CertificateFolder(str(part_folder(tmp_path / "target", ours, Role.TARGET)), "tls_dir", Role.TARGET)
     refused = {
-        "a draft's": draft,
+        "a target's": target,
         "an expired one": outdated("expired", ours, expired=True),
         "another CA's": outdated("other", others, trusts=ours),
         "of a CA that neither knows": outdated("stranger", others),
@@ -132,7 +133,7 @@ def test_a_worker_that_does_not_take_the_launchers_certificate_is_seen_to_live(
     assert (first.info is not None, first.refusal) == (True, None)
     for what, one in seen.items():
         assert one.info is None and one.refusal is not None, what
-    assert "PERMISSION_DENIED" in str(seen["a draft's"].refusal)
+    assert "PERMISSION_DENIED" in str(seen["a target's"].refusal)
     assert seen_first(registry, address, right).refusal is None, "it is gone"
     with socket.socket() as silent:  # as of a stopped process
         silent.bind(("127.0.0.1", 0))

@@ -207,7 +207,7 @@ async def _deliver(stub: Any) -> int:
     [
         (Role.GATEWAY, {"GetInfo", "Control"}),
         (Role.DRAFT, {"Deliver", "GetInfo"}),
-        (Role.TARGET, set()),
+        (Role.TARGET, {"GetInfo"}),
         (Role.LAUNCHER, {"GetInfo"}),
     ],
 )

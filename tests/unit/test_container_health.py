@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from deploy.docker import health
 from outrider.cli.authority import write_certificates
+from outrider.v1 import common_pb2, draft_pb2_grpc
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import ServerThread
 from outrider.wire.transport.tls import CertificateFolder
@@ -58,6 +60,42 @@ def test_a_worker_is_healthy_until_it_drains(capsys: pytest.CaptureFixture[str])
         assert begun.wait(5)
         assert health.main(["tcp", address, "grpc", address]) == 1
         assert "NOT_SERVING" in capsys.readouterr().err
+    finally:
+        server.stop(0.1)
+
+
+class Steps(draft_pb2_grpc.DraftServiceServicer):
+    """A draft that says of its steps what it is told, in microseconds."""
+
+    current_us, longest_us = 0, 1_000_000
+
+    async def GetInfo(self, request: object, context: object) -> common_pb2.WorkerInfo:
+        return common_pb2.WorkerInfo(current_step_us=self.current_us, longest_step_us=self.longest_us)
+
+
+def test_a_workers_engine_lives_until_it_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over TLS, where it asks itself with its own certificate."""
+    write_certificates(tmp_path, ["llm.example.com"], datetime.now(UTC))
+    monkeypatch.setattr(health, "TLS_DIR", tmp_path / "draft")
+    steps, server = Steps(), ServerThread()
+
+    def add(grpc_server: grpc.aio.Server) -> list[str]:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(steps, grpc_server)
+        return []
+
+    address = server.start(
+        add, "127.0.0.1", 0, 1 << 20, CertificateFolder(str(tmp_path / "draft"), "tls_dir", Role.DRAFT)
+    )
+    try:
+        steps.current_us = 7_000_000
+        assert health.main(["draft", address]) == 0
+        steps.current_us = 9_000_000
+        assert health.main(["draft", address]) == 1
+        assert "its engine has been at one step for 9 s, the longest took 1 s" in capsys.readouterr().err
+        assert health.main(["target", address]) == 1
+        assert "UNIMPLEMENTED" in capsys.readouterr().err
     finally:
         server.stop(0.1)
 

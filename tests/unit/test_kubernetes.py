@@ -1,10 +1,9 @@
-"""The Kubernetes manifests fit the schemas, each other, and the pools that the launcher is told of."""
+"""The Helm chart: its manifests fit the schemas and each other, and say to each part what the part understands."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,158 +11,331 @@ import pytest
 import yaml
 
 from deploy import node_drain
+from deploy.docker import health
 from deploy.launcher import read_config
+from gateway.workers.membership import DNS, from_config
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.config import GatewayConfig, load
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, WorkerConfig, load
 from outrider.wire.settings.system import SystemConfig
-from tests.kubernetes.__main__ import manifests_by_source
-from tests.kubernetes.build import Manifest, built
-from tests.kubernetes.check import FOLDER, pods, problem, selects
+from tests.forked import REPO
+from tests.kubernetes.chart import (
+    CHART,
+    EXAMPLES,
+    NAMESPACE,
+    RELEASE,
+    HelmError,
+    Manifest,
+    complaints,
+    example,
+    rendered,
+    values_of,
+)
+from tests.kubernetes.check import pods, problem, selects
 
-BASE = built(FOLDER / "base")
-SECURED = built(FOLDER / "overlays/secured")
+NAMES = [path.stem for path in EXAMPLES]
+WORKERS: dict[str, type[WorkerConfig]] = {"target": TargetConfig, "draft": DraftConfig}
+WITH_ALL = ("plain", "kuberay")
 
 
-def of_kind(kind: str) -> list[Manifest]:
-    return [one for one in BASE if one["kind"] == kind]
+def of_kind(name: str, kind: str) -> dict[str, Manifest]:
+    return {one["metadata"]["name"]: one for one in example(name) if one["kind"] == kind}
 
 
-def containers() -> list[tuple[dict[str, str], dict[str, Any]]]:
-    return [(labels, container) for labels, spec in pods(BASE) for container in spec["containers"]]
+def containers(name: str) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    return [(labels, container) for labels, spec in pods(example(name)) for container in spec["containers"]]
 
 
-@pytest.mark.parametrize("source", manifests_by_source())
-def test_every_manifest_fits_its_schema(source: str) -> None:
-    for manifest in manifests_by_source()[source]:
+def container(name: str, deployment: str) -> dict[str, Any]:
+    found: dict[str, Any] = of_kind(name, "Deployment")[deployment]["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one.get("value", "10.0.0.1") for one in container["env"]}
+
+
+def gateway(name: str, deployment: str, monkeypatch: pytest.MonkeyPatch) -> GatewayConfig:
+    found = container(name, deployment)
+    with monkeypatch.context() as context:
+        for variable, value in variables(found).items():
+            context.setenv(variable, value)
+        return load(GatewayConfig, found["args"])
+
+
+def launcher(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str = "kuberay") -> SystemConfig:
+    (path := folder / "cluster.yaml").write_text(
+        of_kind(name, "ConfigMap")[f"{RELEASE}-cluster"]["data"]["cluster.yaml"]
+    )
+    return read_config(["--config", str(path)], StopFlag())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_manifest_fits_its_schema(name: str) -> None:
+    for manifest in example(name):
         assert problem(manifest) is None, manifest["metadata"]["name"]
 
 
-def test_every_selector_finds_pods() -> None:
-    labels = [found for found, _ in pods(BASE)]
-    selectors = [one["spec"]["selector"] for one in BASE if one["kind"] == "PodDisruptionBudget"]
-    selectors += [{"matchLabels": one["spec"]["selector"]} for one in of_kind("Service")]
-    for policy in of_kind("NetworkPolicy"):
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+def test_the_linter_has_no_complaint(path: Path) -> None:
+    assert complaints(values_of(path)) == []
+
+
+POOL = {"name": "d", "model": "m", "serves": ["demo"], "replicas": 2, "cpu": 1, "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"kubray": True}, "'kubray' not allowed"),
+        ({"drafts": [POOL | {"name": "A b"}]}, "'A b' does not match"),
+        ({"drafts": [POOL | {"settings": {"maxSlots": 4}}]}, "'maxSlots' does not match"),
+        ({"drafts": [POOL | {"serves": ["chat"]}]}, "d serves chat, which is no target pool; there are demo"),
+        ({"drafts": [POOL | {"name": "demo"}]}, "two pools have one name: demo, demo"),
+        ({"drafts": [POOL | {"maxReplicas": 4}]}, "pool d has one of maxReplicas and answersPerReplica"),
+        ({"drafts": [POOL | {"answersPerReplica": 4}]}, "pool d has one of maxReplicas and answersPerReplica"),
+        (
+            {"drafts": [POOL | {"maxReplicas": 1, "answersPerReplica": 4}]},
+            "pool d has replicas 2, and maxReplicas 1",
+        ),
+        (
+            {"kuberay": True, "drafts": [POOL | {"maxReplicas": 4, "answersPerReplica": 4}]},
+            "pool d has answersPerReplica, which is for KEDA, and kuberay is on",
+        ),
+    ],
+)
+def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(HelmError, match=words):
+        rendered(values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_selector_finds_pods(name: str) -> None:
+    labels = [found for found, _ in pods(example(name))]
+    selectors = [one["spec"]["selector"] for one in of_kind(name, "PodDisruptionBudget").values()]
+    selectors += [{"matchLabels": one["spec"]["selector"]} for one in of_kind(name, "Service").values()]
+    selectors += [one["spec"]["selector"] for one in of_kind(name, "InferencePool").values()]
+    for policy in of_kind(name, "NetworkPolicy").values():
         selectors.append(policy["spec"]["podSelector"])
-        sources = [source for rule in policy["spec"].get("ingress", ()) for source in rule.get("from", ())]
+        sources = [source for rule in policy["spec"]["ingress"] for source in rule.get("from", ())]
         selectors += [source["podSelector"] for source in sources if "podSelector" in source]
     for selector in selectors:
         assert any(selects(selector, found) for found in labels), selector
-    services = [one["metadata"]["labels"] for one in of_kind("Service")]
-    assert any(selects(of_kind("ServiceMonitor")[0]["spec"]["selector"], found) for found in services)
+        assert all(found["app.kubernetes.io/instance"] == RELEASE for found in labels if selects(selector, found))
 
 
-def test_every_port_that_is_named_exists() -> None:
-    names = {port["name"] for _, container in containers() for port in container.get("ports", ())}
-    wanted = {port["targetPort"] for one in of_kind("Service") for port in one["spec"]["ports"]}
-    for policy in of_kind("NetworkPolicy"):
-        wanted |= {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule.get("ports", ())}
+@pytest.mark.parametrize("name", NAMES)
+def test_no_pod_is_open_to_whoever_comes(name: str) -> None:
+    """A pod that no policy is about would be."""
+    policies = [one["spec"]["podSelector"] for one in of_kind(name, "NetworkPolicy").values()]
+    for labels, _ in pods(example(name)):
+        assert any(selects(policy, labels) for policy in policies), labels
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_port_that_is_named_exists(name: str) -> None:
+    """Also of a probe: what it asks is where the container listens."""
+    names = {port["name"] for _, each in containers(name) for port in each["ports"]}
+    wanted = {port["targetPort"] for one in of_kind(name, "Service").values() for port in one["spec"]["ports"]}
+    for policy in of_kind(name, "NetworkPolicy").values():
+        wanted |= {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
     assert wanted <= names
-    service = {port["name"]: port["port"] for one in of_kind("Service") for port in one["spec"]["ports"]}
-    assert {one["port"] for one in of_kind("ServiceMonitor")[0]["spec"]["endpoints"]} <= set(service)
-    (discovery,) = of_kind("ScrapeConfig")[0]["spec"]["httpSDConfigs"]
-    assert discovery["url"] == f"http://gateway.outrider.svc:{service['http']}/sd"
+    for _, each in containers(name):
+        numbers = {str(port["containerPort"]) for port in each["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            *_, kind, address = each.get(probe, {}).get("exec", {}).get("command", ("tcp", ":" + min(numbers)))
+            assert kind in health.CHECKS
+            assert address.rpartition(":")[2] in numbers
 
 
-def test_scraped_as_alerts_and_dashboards_ask() -> None:
-    """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
-    ours = yaml.safe_load((FOLDER.parent / "prometheus/prometheus.yml").read_text())["scrape_configs"]
-    (gateways,) = of_kind("ServiceMonitor")[0]["spec"]["endpoints"]
-    jobs = {one["replacement"] for one in gateways["relabelings"] if one["targetLabel"] == "job"}
-    workers = of_kind("ScrapeConfig")[0]["spec"]
-    assert jobs | {workers["jobName"]} == {one["job_name"] for one in ours}
-    assert [one["url"].rpartition("/")[2] for one in workers["httpSDConfigs"]] == ["sd"]
-
-
-def test_the_pools_find_their_nodes() -> None:
-    config = SystemConfig.read(yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"]))
-    assert config.ray is not None
-    assert config.ray.name is not None, "a launcher that is started again must take over what runs"
-    groups = of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]
-    for pool in config.pools:
-        (group,) = [one for one in groups if one["labels"] == pool.labels]
-        ports = {one["name"]: one["containerPort"] for one in group["template"]["spec"]["containers"][0]["ports"]}
-        assert (ports["grpc"], ports["metrics"]) == (pool.worker.port, pool.worker.metrics_port)
-        assert pool.max <= group["replicas"]
-        assert pool.num_cpus == float(group["resources"]["CPU"]), "a node holds one worker: their ports are the same"
-
-
-def test_a_pod_drains_its_worker_before_ray_ends_and_has_the_time() -> None:
-    config = SystemConfig.read(yaml.safe_load(of_kind("ConfigMap")[0]["data"]["cluster.yaml"]))
-    longest_s = max(pool.worker.drain_timeout_s for pool in config.pools)
-    for group in of_kind("RayCluster")[0]["spec"]["workerGroupSpecs"]:
-        pod = group["template"]["spec"]
-        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        assert command == ["python", "-m", node_drain.__name__]
-        assert pod["terminationGracePeriodSeconds"] >= longest_s + 15
-
-
-def test_pods_have_no_rights_to_spare() -> None:
-    for labels, spec in pods(BASE):
+@pytest.mark.parametrize("name", NAMES)
+def test_pods_have_no_rights_to_spare(name: str) -> None:
+    for labels, spec in pods(example(name)):
         assert spec["securityContext"]["runAsNonRoot"] is True, labels
         assert spec["automountServiceAccountToken"] is False, labels
-    for labels, container in containers():
-        context = container["securityContext"]
+        assert spec["enableServiceLinks"] is False, "OUTRIDER_GATEWAY_PORT is a setting of ours"
+    for labels, each in containers(name):
+        context = each["securityContext"]
         assert context["readOnlyRootFilesystem"] is True, labels
         assert context["allowPrivilegeEscalation"] is False, labels
         assert context["capabilities"] == {"drop": ["ALL"]}, labels
-        assert {"cpu", "memory"} <= set(container["resources"]["limits"]), labels
-        assert {"readinessProbe", "livenessProbe"} <= set(container), labels
+        assert {"cpu", "memory"} <= set(each["resources"]["limits"]), labels
+        assert {"readinessProbe", "livenessProbe"} <= set(each), labels
 
 
-def test_the_secured_overlay_says_where_the_secrets_are_mounted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway, launcher = (_container("Deployment", name) for name in ("gateway", "launcher"))
-    for name, value in _variables(gateway).items():
-        monkeypatch.setenv(name, value)
-    settings = load(GatewayConfig, ["--registry", "launcher:7000"])
-    assert {settings.tls_dir, settings.public_tls_dir} <= _mounts(gateway)
-    assert str(settings.api_keys).rpartition("/")[0] in _mounts(gateway)
-    pools = tmp_path / "cluster.yaml"
-    (text,) = [one["data"]["cluster.yaml"] for one in SECURED if one["kind"] == "ConfigMap"]
-    pools.write_text(text)
-    for name, value in _variables(launcher).items():
-        monkeypatch.setenv(name, value)
-    config = read_config(["--config", str(pools)], StopFlag())
+def test_gateways_find_the_workers_of_their_pools_by_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = of_kind("plain", "Service")
+    deployments = of_kind("plain", "Deployment")
+    for pool, drafts, served in (("chat", ["small"], "llama-3b"), ("code", ["small", "copies"], None)):
+        membership = from_config(gateway("plain", f"{RELEASE}-gateway-{pool}", monkeypatch))
+        assert [one.name for one in membership.pools] == [pool, *drafts]
+        assert membership.pools[0].model_name == served
+        for member in membership.members:
+            host, _, port = member.address.removeprefix(DNS).rpartition(":")
+            assert member.address.startswith(DNS)
+            assert host == f"{RELEASE}-{member.pool}"
+            assert services[host]["spec"]["clusterIP"] == "None", "its name has the addresses of its pods"
+            template = deployments[host]["spec"]["template"]
+            assert services[host]["spec"]["selector"] == template["metadata"]["labels"]
+            assert variables(template["spec"]["containers"][0])[f"OUTRIDER_{member.role.upper()}_PORT"] == port
+
+
+def test_a_pods_settings_are_those_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[str, WorkerConfig] = {}
+    for pool, role in (("chat", "target"), ("code", "target"), ("small", "draft"), ("copies", "draft")):
+        found = container("plain", f"{RELEASE}-{pool}")
+        assert found["args"] == ["python", "-m", f"{role}_service"]
+        with monkeypatch.context() as context:
+            for variable, value in variables(found).items():
+                context.setenv(variable, value)
+            read[pool] = load(WORKERS[role], [])
+    chat, code, small, copies = read.values()
+    assert (chat.model, chat.max_slots, chat.kv_cache_tokens, chat.prefix_caching) == (
+        "/models/llama-3b",
+        64,
+        1048576,
+        False,
+    )
+    assert (chat.host, chat.port, chat.metrics_port, chat.tls_dir) == ("10.0.0.1", 7200, 9200, "/etc/outrider/secrets")
+    assert isinstance(code, TargetConfig) and code.tensor_parallel == 4
+    assert isinstance(small, DraftConfig) and small.target_model == chat.model, "in case it is a head"
+    assert isinstance(copies, DraftConfig) and (copies.drafter, copies.model) == ("lookup", code.model)
+    settings = gateway("plain", f"{RELEASE}-gateway-chat", monkeypatch)
+    assert (settings.max_running, settings.page, settings.drain_timeout_s) == (48, False, 0)
+
+
+def test_the_pools_of_a_ray_cluster_find_their_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = launcher(monkeypatch, tmp_path)
     assert config.ray is not None
-    assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {settings.tls_dir}
-    assert {settings.tls_dir} <= _mounts(launcher)
+    assert config.ray.name is not None, "a launcher that is started again must take over what runs"
+    groups = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]
+    for pool in config.pools:
+        (group,) = [one for one in groups if pool.labels.items() <= one["labels"].items()]
+        ports = {one["name"]: one["containerPort"] for one in group["template"]["spec"]["containers"][0]["ports"]}
+        assert (ports["grpc"], ports["metrics"]) == (pool.worker.port, pool.worker.metrics_port)
+        assert pool.max == group["replicas"]
+        assert pool.num_cpus == float(group["resources"]["CPU"]), "a node holds one worker: their ports are the same"
+        assert (pool.num_gpus or 0) == float(group["resources"].get("GPU", 0))
+    assert [(pool.name, pool.count, pool.max, pool.serves) for pool in config.pools] == [
+        ("chat", 2, 8, ()),
+        ("code", 1, 1, ()),
+        ("copies", 1, 1, ("code",)),
+        ("small", 1, 4, ("chat", "code")),
+    ]
+    registry = gateway("kuberay", f"{RELEASE}-gateway", monkeypatch).registry
+    (port,) = of_kind("kuberay", "Service")[f"{RELEASE}-launcher"]["spec"]["ports"]
+    assert registry == f"{RELEASE}-launcher:{port['port']}"
+    assert (config.targets[0].model_name, config.targets[0].worker.kv_cache_tokens) == ("llama-3b", 1048576)
 
 
-def test_what_the_secured_overlay_serves_by_tls_is_named_so() -> None:
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> None:
+    graces = {
+        labels["outrider/pool"]: spec["terminationGracePeriodSeconds"]
+        for labels, spec in pods(example(name))
+        if labels["outrider/role"] in WORKERS
+    }
+    assert graces == {"chat": 151, "code": 65, "small": 65, "copies": 65}, "60 s more than it drains"
+    if name == "kuberay":
+        for group in of_kind(name, "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]:
+            command = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            assert command == ["python", "-m", node_drain.__name__]
+
+
+@pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])
+def test_secrets_are_where_the_parts_look(
+    name: str, deployment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = gateway(name, f"{RELEASE}-{deployment}", monkeypatch)
+    spec = of_kind(name, "Deployment")[f"{RELEASE}-{deployment}"]["spec"]["template"]["spec"]
+    assert _secrets(spec) == {
+        settings.tls_dir: ["outrider-tls-gateway"],
+        settings.public_tls_dir: ["public"],
+        str(settings.api_keys).rpartition("/")[0]: ["keys"],
+    }
+    for labels, pod in pods(example(name)):
+        role = labels["outrider/role"]
+        if role in WORKERS:
+            assert _secrets(pod) == {str(health.TLS_DIR): [f"outrider-tls-{role}", "hub"]}
+    if name == "kuberay":
+        config = launcher(monkeypatch, tmp_path)
+        assert config.ray is not None
+        assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {str(health.TLS_DIR)}
+        pod = of_kind(name, "Deployment")[f"{RELEASE}-launcher"]["spec"]["template"]["spec"]
+        assert _secrets(pod) == {str(health.TLS_DIR): ["outrider-tls-launcher"]}
+
+
+def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:
+    """Names of Secrets by where they are mounted."""
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    found: dict[str | None, list[str]] = {}
+    for volume in pod["volumes"]:
+        if "secret" in volume:
+            found[mounts[volume["name"]]] = [volume["secret"]["secretName"]]
+        if "projected" in volume:
+            found[mounts[volume["name"]]] = [one["secret"]["name"] for one in volume["projected"]["sources"]]
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_what_is_served_by_tls_is_named_so(name: str) -> None:
     """To ingresses and meshes, and to Prometheus; workers' metrics are plain."""
-    of_gateway = [one["spec"] for one in SECURED if one["kind"] in ("Service", "ServiceMonitor")]
-    text = json.dumps([*of_gateway, *(one["spec"] for one in SECURED if one["kind"] == "ScrapeConfig")])
-    assert "h2c" not in text
-    assert "http://" not in text
-    (service,) = [one for one in SECURED if one["kind"] == "Service" and one["metadata"]["name"] == "gateway"]
-    assert {port["appProtocol"] for port in service["spec"]["ports"]} == {"https"}
-    (monitor,) = [one for one in SECURED if one["kind"] == "ServiceMonitor"]
+    services = {key: one for key, one in of_kind(name, "Service").items() if "gateway" in key}
+    assert {port["appProtocol"] for one in services.values() for port in one["spec"]["ports"]} == {"https"}
+    (monitor,) = of_kind(name, "ServiceMonitor").values()
     assert {one["scheme"] for one in monitor["spec"]["endpoints"]} == {"https"}
+    assert "http://" not in json.dumps(of_kind(name, "ScrapeConfig"))
+    services = {key: one for key, one in of_kind("minimal", "Service").items() if "gateway" in key}
+    ports = {port["name"]: port["appProtocol"] for one in services.values() for port in one["spec"]["ports"]}
+    assert ports == {"http": "http", "grpc": "kubernetes.io/h2c"}
 
 
-def _container(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [one for one in SECURED if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    container: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
-    return container
+@pytest.mark.parametrize("name", WITH_ALL)
+def test_scraped_as_alerts_and_dashboards_ask(name: str) -> None:
+    """Jobs by name; workers by the list that a gateway gives, so that a member is called the same in all series."""
+    ours = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (monitor,) = of_kind(name, "ServiceMonitor").values()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    jobs = {one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"}
+    (workers,) = of_kind(name, "ScrapeConfig").values()
+    assert jobs | {workers["spec"]["jobName"]} == {one["job_name"] for one in ours}
+    gateways = {
+        key: one for key, one in of_kind(name, "Service").items() if selects(monitor["spec"]["selector"], _labels(one))
+    }
+    assert gateways.keys() == {key for key in of_kind(name, "Service") if "gateway" in key}
+    port = {one["name"]: one["port"] for one in gateways.popitem()[1]["spec"]["ports"]}[endpoint["port"]]
+    assert {one["url"] for one in workers["spec"]["httpSDConfigs"]} == {
+        f"https://{key}.{NAMESPACE}.svc:{port}/sd" for key in of_kind(name, "Service") if "gateway" in key
+    }
 
 
-def _variables(container: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+def _labels(manifest: Manifest) -> dict[str, str]:
+    labels: dict[str, str] = manifest["metadata"]["labels"]
+    return labels
 
 
-def _mounts(container: dict[str, Any]) -> set[str]:
-    return {one["mountPath"] for one in container["volumeMounts"]}
+def test_keda_sizes_pools_that_no_release_sizes() -> None:
+    """What its queries return is asked of a real Prometheus, by tests/e2e/test_keda_queries.py."""
+    scaled = of_kind("plain", "ScaledObject")
+    assert {name: (one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"]) for name, one in scaled.items()} == {
+        f"{RELEASE}-chat": (2, 8),
+        f"{RELEASE}-small": (1, 4),
+    }
+    for name, deployment in of_kind("plain", "Deployment").items():
+        assert ("replicas" in deployment["spec"]) is (name not in scaled), "an upgrade would undo what KEDA did"
+    assert {name: one["spec"]["scaleTargetRef"]["name"] for name, one in scaled.items()} == {
+        name: name for name in scaled
+    }
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_builds_what_we_checked() -> None:
-    for folder in ("base", "overlays/gpu", "overlays/secured"):
-        text = subprocess.run(
-            ["kubectl", "kustomize", str(FOLDER / folder)], check=True, capture_output=True, text=True, timeout=30
-        ).stdout
-        theirs = [one for one in yaml.safe_load_all(text) if one]
-        assert sorted(one["kind"] for one in theirs) == sorted(one["kind"] for one in built(FOLDER / folder))
-        (one,) = [one for one in theirs if one["kind"] == "RayCluster"]
-        (ours,) = [one for one in built(FOLDER / folder) if one["kind"] == "RayCluster"]
-        assert one["spec"]["workerGroupSpecs"][1]["resources"] == ours["spec"]["workerGroupSpecs"][1]["resources"]
+def test_an_inference_pool_is_the_gateways_of_one_model() -> None:
+    for pool in ("chat", "code"):
+        spec = of_kind("plain", "InferencePool")[f"{RELEASE}-gateway-{pool}"]["spec"]
+        (found,) = [one for one, _ in pods(example("plain")) if selects(spec["selector"], one)]
+        assert (found["outrider/role"], found["outrider/pool"]) == ("gateway", pool)
+        ports = container("plain", f"{RELEASE}-gateway-{pool}")["ports"]
+        assert spec["targetPorts"] == [{"number": one["containerPort"]} for one in ports if one["name"] == "http"]
+
+
+def test_the_chart_is_of_the_version_of_the_code() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version("outrider")

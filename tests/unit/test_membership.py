@@ -57,6 +57,8 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ({"target": "a:1,"}, "target is 'a:1,', which has an empty address"),
         ({"target": "a:1,a:1"}, "target is 'a:1,a:1', which names a worker twice"),
         ({"target": "a:1", "draft": "c:1;d:1,c:1"}, "draft is 'c:1;d:1,c:1', which names a worker twice"),
+        ({"target": "x=a:1", "draft": "x=b:1"}, "target and draft both have a pool 'x'"),
+        ({"target": "dns:///a:1", "target_for_draft": "b:1"}, "target_for_draft is given and target has 'dns:///a:1'"),
         ({"target": "a:1", "draft": "c:1;;d:1"}, "draft is 'c:1;;d:1', which has an empty pool"),
         ({"target": "a:1", "draft": "c:1;3"}, "draft has the address '3', must be host:port"),
         ({"target": "a"}, "target has the address 'a', must be host:port"),

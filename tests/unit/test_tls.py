@@ -255,8 +255,8 @@ _METHODS = [
 ]
 _MAY = {
     Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Pair", "Join"},
-    Role.DRAFT: {"Deliver", "TargetService/GetInfo", "TargetService/GetTokenizer"},
-    Role.TARGET: set(),
+    Role.DRAFT: {"Deliver", "GetInfo", "TargetService/GetTokenizer"},
+    Role.TARGET: {"TargetService/GetInfo"},
     Role.LAUNCHER: {"GetInfo", "Scale"},
 }
 

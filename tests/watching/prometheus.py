@@ -38,9 +38,11 @@ class Line:
 class Prometheus:
     """Running from construction to `close`; `folder` is its own."""
 
-    def __init__(self, folder: Path, gateway: str) -> None:
-        """`gateway`: host:port of its HTTP. Raises NotFound where there is no Prometheus to run."""
-        config = _config(folder, gateway)
+    def __init__(self, folder: Path, gateway: str, labels: dict[str, str] | None = None) -> None:
+        """`gateway`: host:port of its HTTP. `labels`: that its series get. Raises NotFound where there is no Prometheus
+        to run.
+        """
+        config = _config(folder, gateway, labels or {})
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -112,11 +114,13 @@ class Prometheus:
             time.sleep(0.1)
 
 
-def _config(folder: Path, gateway: str) -> Path:
+def _config(folder: Path, gateway: str, labels: dict[str, str]) -> Path:
     """The product's files with our gateway, read every second, and with shorter spans in the rules."""
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text().replace("gateway:8000", gateway))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     for job in config["scrape_configs"]:
+        for gateways in job.get("static_configs", ()):
+            gateways["labels"] = labels
         for source in job.get("http_sd_configs", ()):
             source["refresh_interval"] = "2s"
     (folder / "rules").mkdir()

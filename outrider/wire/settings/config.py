@@ -222,10 +222,11 @@ class GatewayConfig(_ProcessConfig):
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_GATEWAY_")
 
     target: str | None = None
-    """host:port of the target worker; several of one model with commas between."""
+    """host:port of the target worker; several of one model with commas between, all after a NAME= if their pool has
+    one. dns:///host:port: each address of that name is a worker, now and later."""
     draft: str | None = None
     """host:port of the draft worker, or several of one pool with commas between, and pools with semicolons, each after
-    a NAME= if it has one; absent = plain decoding."""
+    a NAME= if it has one; dns:/// as for target. Absent = plain decoding."""
     target_for_draft: str | None = None
     """host:port at which the drafts reach the target, one for each of target; absent = the same as target."""
     registry: str | None = None

@@ -1,4 +1,4 @@
-"""When a worker that has work and makes no step counts as hung: for gateways and for the launcher. Pure.
+"""When a worker that has work and makes no step counts as hung: for gateways, the launcher and Kubernetes. Pure.
 
 A stopped process or a cut network is noticed by keepalive; this is for an engine that hangs while its server answers.
 A long prompt keeps a worker silent while its steps go on, and a step may be long: what is too long is a multiple of the
@@ -14,10 +14,21 @@ STEPS = 8
 """Times the longest recent step after which an engine hangs. Twice as many, and one with long steps is noticed so much
 later."""
 
+MOST_STEP_S = 300.0
+"""Seconds at one step after which an engine hangs, whatever its other steps took; one that has made none yet, too.
+Twice as long, and an engine that hangs in its first step is ended so much later."""
+
 
 def allowed_s(longest_step_s: float, least_s: float, most_s: float) -> float:
     """Return how long a step may take: the most where none is known (0)."""
     return min(most_s, max(least_s, STEPS * longest_step_s)) if longest_step_s else most_s
+
+
+def trouble_of_step(step_s: float, longest_step_s: float) -> str | None:
+    """Return why a worker's engine hangs, by what the worker says of its steps; None when it does not."""
+    if step_s < allowed_s(longest_step_s, MIN_SILENCE_S, MOST_STEP_S):
+        return None
+    return f"its engine has been at one step for {step_s:.0f} s, the longest took {longest_step_s:.3g} s"
 
 
 class HangWatch:

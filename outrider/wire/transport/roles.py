@@ -40,18 +40,19 @@ class Role(Enum):
 
 _GATEWAY = frozenset({Role.GATEWAY})
 _ALLOWED = {
-    "/outrider.v1.DraftService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER}),
+    "/outrider.v1.DraftService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER, Role.DRAFT}),
     "/outrider.v1.DraftService/GetTokenizer": _GATEWAY,
     "/outrider.v1.DraftService/Control": _GATEWAY,
     "/outrider.v1.DraftService/Pair": _GATEWAY,
-    "/outrider.v1.TargetService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER, Role.DRAFT}),
+    "/outrider.v1.TargetService/GetInfo": frozenset({Role.GATEWAY, Role.LAUNCHER, Role.DRAFT, Role.TARGET}),
     "/outrider.v1.TargetService/GetTokenizer": frozenset({Role.GATEWAY, Role.DRAFT}),
     "/outrider.v1.TargetService/Control": _GATEWAY,
     "/outrider.v1.TargetService/Deliver": frozenset({Role.DRAFT}),
     "/outrider.v1.RegistryService/Join": _GATEWAY,
     "/outrider.v1.RegistryService/Scale": frozenset({Role.LAUNCHER}),
 }
-"""Roles that may call each method. Others are refused, except those of the services in _FOR_ANY_CERTIFICATE."""
+"""Roles that may call each method; a worker's probe asks it for its facts with its own certificate. Others are refused,
+except those of the services in _FOR_ANY_CERTIFICATE."""
 _FOR_ANY_CERTIFICATE = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 

@@ -1,4 +1,4 @@
-"""`python deploy/kubernetes/schemas/trim.py CRD.yaml ORIGIN [FIELD...] > KIND.json`: what a resource of a CRD may hold.
+"""`python tests/kubernetes/schemas/trim.py CRD.yaml ORIGIN [FIELD...] > KIND.json`: what a resource of a CRD may hold.
 
 Kept: the storage version's openAPIV3Schema, without descriptions, unknown fields refused (as `kubectl apply` does with
 strict validation). A pod template inside becomes "any object": it is checked as Kubernetes' own PodTemplate. With

@@ -1,0 +1,68 @@
+"""Targets behind a name are replaced under a stream, as Kubernetes replaces pods of a Deployment: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from outrider.client import AsyncClient
+from tests.e2e.streams import Seen, greedy, speculative
+from tests.samples import total
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, read_metrics, stop_all
+
+NUM_TOKENS = 200
+
+
+def target(host: str, port: str = "0") -> Process:
+    where = ("--host", host, "--port", port, "--metrics-port", "0")
+    return Process("target_service", ["--model", DEMO_TARGET, *where, "--drain-timeout-s", "60"])
+
+
+async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Path) -> None:
+    names = {role: tmp_path / role for role in ("targets", "drafts")}
+    processes = [target("127.0.0.1"), Process("draft_service", ["--model", DEMO_DRAFT])]
+    try:
+        old, draft = processes
+        port = old.address.rpartition(":")[2]
+        for path in names.values():
+            path.write_text("127.0.0.1")
+        workers = [
+            *("--target", f"chat=dns:///{names['targets']}:{port}"),
+            *("--draft", f"small=dns:///{names['drafts']}:{draft.address.rpartition(':')[2]}"),
+        ]
+        often = "@gateway.workers.named_workers.LOOK_S=0.02"
+        gateway = Process("tests.e2e.named_gateway", [often, *workers, "--port", "0", "--grpc-port", "0"])
+        processes.append(gateway)
+
+        def connected() -> dict[str, float]:
+            samples = read_metrics(f"http://{gateway.ready['http']}/metrics")
+            lines = {name: value for name, value in samples.items() if name.startswith("outrider_worker_connected{")}
+            return {name.partition('member="')[2].partition('"')[0]: value for name, value in lines.items()}
+
+        async def until(wanted: dict[str, float]) -> None:
+            until_s = time.monotonic() + 20
+            while (found := connected()) != wanted:
+                assert time.monotonic() < until_s, found
+                await asyncio.sleep(0.05)
+
+        async with AsyncClient(str(gateway.ready["grpc"])) as client:
+            first, second = Seen(), Seen()
+            stream = greedy(client, NUM_TOKENS)
+            await first.read(stream, speculative(5))
+            processes.append(target("127.0.0.2", port))
+            names["targets"].write_text("127.0.0.1 127.0.0.2")
+            await until({"chat-127.0.0.1": 1, "chat-127.0.0.2": 1, "small-127.0.0.1": 1})
+            old.end()
+            names["targets"].write_text("127.0.0.2")
+            await asyncio.sleep(0.2)
+            assert connected()["chat-127.0.0.1"] == 1, "ten look-ups later"
+            await second.read(greedy(client, NUM_TOKENS), lambda rounds: False)
+            await first.read(stream, lambda rounds: False)
+        assert first.ids == second.ids
+        assert len(first.ids) == NUM_TOKENS
+        await until({"chat-127.0.0.2": 1, "small-127.0.0.1": 1})
+        assert old.stop() == 0
+        assert total(read_metrics(f"http://{gateway.ready['http']}/metrics"), "outrider_retries_total") == 0
+    finally:
+        stop_all(reversed(processes))

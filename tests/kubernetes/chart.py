@@ -1,0 +1,48 @@
+"""What `helm template` renders and `helm lint` says: Helm itself, as the library that helm-python-sdk ships."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.forked import REPO
+
+helm_python = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this machine")
+HelmError = helm_python.HelmError
+
+CHART = REPO / "deploy/helm/outrider"
+RELEASE, NAMESPACE = "prod", "serving"
+EXAMPLES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+VERSION = helm_python.helm_sdk_version()
+Manifest = dict[str, Any]
+Values = dict[str, Any]
+
+
+def values_of(path: Path) -> Values:
+    values: Values = helm_python.values_from_yaml(path.read_text())
+    return values
+
+
+def rendered(values: Values) -> list[Manifest]:
+    """The manifests of a release with these values over the chart's. Raises HelmError."""
+    with helm_python.Chart.load(CHART) as chart:
+        texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
+    files = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
+    return [one for text in files for one in yaml.safe_load_all(text) if one]
+
+
+@functools.cache
+def example(name: str) -> list[Manifest]:
+    """Not to be changed."""
+    (path,) = [path for path in EXAMPLES if path.stem == name]
+    return rendered(values_of(path))
+
+
+def complaints(values: Values) -> list[str]:
+    """What the linter warns of, or refuses."""
+    report = helm_python.lint(CHART, values, namespace=NAMESPACE)
+    return [f"{one['path']}: {one['error']}" for one in report["messages"] if one["severity"] > 1]
