@@ -83,7 +83,7 @@ def bill(tree: Path, dist: Path, scratch: Path) -> None:
     # Found by name, not by path: a path would be recorded and differ from one folder to the next.
     output([*pip, "--no-deps", "--no-index", "--find-links", dist, "outrider"])
     listed = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
-    output([*listed, "--pyproject", tree / "pyproject.toml", "--outfile", dist / "SBOM.cdx.json", python])
+    output([*listed, "--pyproject", tree / "pyproject.toml", "--output-file", dist / "SBOM.cdx.json", python])
 
 
 def image(name: str, version: str, tree: Path, dist: Path, epoch: str) -> None:
