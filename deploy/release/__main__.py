@@ -72,7 +72,7 @@ def settle(path: Path, epoch: int) -> None:
     path.write_bytes(packed)
 
 
-def bill(tree: Path, dist: Path, scratch: Path) -> None:
+def bill(tree: Path, dist: Path, scratch: Path, epoch: str) -> None:
     """Install the wheel with all that its images hold, and list that as CycloneDX."""
     home = scratch / "installed"
     venv.create(home)
@@ -82,8 +82,9 @@ def bill(tree: Path, dist: Path, scratch: Path) -> None:
     output([*pip, "-c", tree / "constraints.txt", "-r", scratch / "requirements.txt"])
     # Found by name, not by path: a path would be recorded and differ from one folder to the next.
     output([*pip, "--no-deps", "--no-index", "--find-links", dist, "outrider"])
-    listed = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
-    output([*listed, "--pyproject", tree / "pyproject.toml", "--output-file", dist / "SBOM.cdx.json", python])
+    listing: list[str | Path] = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
+    listing += ["--pyproject", tree / "pyproject.toml", "--output-file", dist / "SBOM.cdx.json", python]
+    output(listing, SOURCE_DATE_EPOCH=epoch)
 
 
 def image(name: str, version: str, tree: Path, dist: Path, epoch: str) -> None:
@@ -119,7 +120,7 @@ def release(dist: Path, images: Sequence[str]) -> None:
         dist.mkdir()
         build(tree, dist, epoch)
         version = next(dist.glob("*.whl")).name.split("-")[1]
-        bill(tree, dist, scratch)
+        bill(tree, dist, scratch, epoch)
         for name in images:
             # The build of wheel and bill left files of its own in that tree.
             context = scratch / name
