@@ -35,7 +35,9 @@ def changes(changelog: str, version: str) -> dict[str, str]:
     pieces = re.split(r"^### (.+)\n", found[1], flags=re.MULTILINE)[1:] if found else []
     parts = {kind.strip(): text.strip() for kind, text in zip(pieces[::2], pieces[1::2], strict=True)}
     if not parts:
-        raise ReleaseError(f"CHANGELOG.md says nothing of version {version}: write `## [{version}] - DATE` with entries")
+        raise ReleaseError(
+            f"CHANGELOG.md says nothing of version {version}: write `## [{version}] - DATE` with entries"
+        )
     if unknown := parts.keys() - set(KINDS):
         raise ReleaseError(f"CHANGELOG.md has {sorted(unknown)} under {version}; the kinds are {', '.join(KINDS)}")
     return parts
