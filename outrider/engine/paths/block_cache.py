@@ -81,8 +81,6 @@ class BlockLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1  # transformers' own word for "no limit"
 
-    get_max_cache_shape = get_max_length  # its name in the oldest transformers that are supported
-
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         for storage in (self.keys, self.values):
             if storage is not None:

@@ -119,8 +119,6 @@ class CrossLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1  # transformers' own word for "no limit"
 
-    get_max_cache_shape = get_max_length  # its name in the oldest transformers that are supported
-
 
 class CrossAttention:
     """Encodes sources, and says what a forward of the whole model is given."""
