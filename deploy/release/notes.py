@@ -8,6 +8,7 @@ from pathlib import Path
 
 KINDS = ("Removed", "Changed", "Deprecated", "Security", "Fixed", "Added")
 """Keep a Changelog's, those first that ask something of whoever upgrades."""
+PYTHON = "Programming Language :: Python :: "
 TOLD = ("torch", "transformers", "ray", "grpcio", "protobuf", "fastapi", "pydantic", "tokenizers")
 
 
@@ -46,8 +47,10 @@ def changes(changelog: str, version: str) -> dict[str, str]:
 def tested(tree: Path) -> str:
     """Return the table of the oldest and the newest versions that the tests passed with."""
     oldest, newest = (pins(tree / name) for name in ("constraints-oldest.txt", "constraints.txt"))
-    rows = [f"| {name} | {oldest[name]} | {newest[name]} |" for name in TOLD]
-    return "\n".join(["| package | oldest | newest |", "|---|---|---|", *rows])
+    classifiers = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    pythons = [one.removeprefix(PYTHON) for one in classifiers if one.startswith(PYTHON)]
+    rows = [("Python", pythons[0], pythons[-1]), *((name, oldest[name], newest[name]) for name in TOLD)]
+    return "\n".join(["| | oldest | newest |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def pins(constraints: Path) -> dict[str, str]:
