@@ -298,7 +298,11 @@ release: .work/release/.done
 test-oldest: .work/oldest/.done
 	PYTHONDONTWRITEBYTECODE= .work/oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-.PHONY: release test-oldest
+# A fleet of an earlier commit, replaced part by part by this one under streams: make upgrade-test BASE=v0.1.0
+upgrade-test: $(STAMP)
+	$(BIN)/python -m tests.upgrade $(BASE)
+
+.PHONY: release test-oldest upgrade-test
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt
