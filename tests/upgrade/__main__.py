@@ -27,6 +27,7 @@ from tests.stack import DEMO_DRAFT, DEMO_TARGET, KV_CACHE_TOKENS
 NUM_CLIENTS = 3
 MAX_TOKENS = 1500
 """Of an answer, seconds of it: it is under way while a part is replaced."""
+LOG = REPO / ".work" / "upgrade-test.log"
 DRAIN_S = 1
 """Of workers: less than an answer takes, so that it goes on elsewhere. Gateways wait for all that they have."""
 
@@ -38,7 +39,10 @@ class Part:
         self.args, self._module = args, module
         environment = clean_environment() | {"PYTHONPATH": str(tree)}
         command = [sys.executable, "-m", module, *args]
-        self._process = subprocess.Popen(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
+        with LOG.open("a") as log:
+            self._process = subprocess.Popen(
+                command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert self._process.stdout is not None
         ready = json.loads(self._process.stdout.readline() or "{}")
         self.address = str(ready["grpc" if module == "gateway" else "address"])
@@ -114,6 +118,8 @@ def main() -> int:
     parser.add_argument("base", help="the commit, branch or tag that runs before")
     commit = parser.parse_args().base
     began, parts = time.monotonic(), list[Part]()
+    LOG.parent.mkdir(exist_ok=True)
+    sys.stdout.write(f"logs of all parts: {LOG}\n")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", REPO, folder], check=True)
         subprocess.run(["git", "-C", folder, "-c", "advice.detachedHead=false", "checkout", "-q", commit], check=True)
