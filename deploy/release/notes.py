@@ -23,7 +23,7 @@ def notes(tree: Path) -> str:
     text = [f"# Outrider {version}", "How a fleet is upgraded, and how this release is verified: docs/releases.md."]
     for kind in sorted(parts, key=KINDS.index):
         text += [f"## {kind}", parts[kind]]
-    return "\n\n".join([*text, "## Versions tested", tested(tree)]) + "\n"
+    return "\n\n".join([*text, "## Versions tested", versions(tree)]) + "\n"
 
 
 def changes(changelog: str, version: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ def changes(changelog: str, version: str) -> dict[str, str]:
     return parts
 
 
-def tested(tree: Path) -> str:
+def versions(tree: Path) -> str:
     """Return the table of the oldest and the newest versions that the tests passed with."""
     oldest, newest = (pins(tree / name) for name in ("constraints-oldest.txt", "constraints.txt"))
     classifiers = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from deploy.docker.requirements import requirements
 from deploy.release.__main__ import settle
-from deploy.release.notes import ReleaseError, changes, pins, tested
+from deploy.release.notes import ReleaseError, changes, pins, versions
 
 REPO = Path(__file__).resolve().parents[2]
 RUNTIME = ["engine", "ray", "trace", "certs", "tune"]
@@ -75,7 +75,7 @@ def test_the_newest_versions_tested_are_within_the_bounds() -> None:
 
 
 def test_the_versions_that_the_documentation_says_were_tested_are_those() -> None:
-    assert tested(REPO) in (REPO / "docs/releases.md").read_text()
+    assert versions(REPO) in (REPO / "docs/releases.md").read_text()
 
 
 def test_a_source_archive_forgets_who_packed_it_and_when(tmp_path: Path) -> None:
