@@ -32,6 +32,10 @@ DRAIN_S = 1
 """Of workers: less than an answer takes, so that it goes on elsewhere. Gateways wait for all that they have."""
 
 
+SLOW_S = 600.0
+"""How long an answer may take before it counts as lost: a machine that does much else takes minutes to load a worker."""
+
+
 class Part:
     """A process of a fleet, with the code of `tree`."""
 
@@ -66,10 +70,10 @@ class Part:
 async def asked(gateway: Part) -> AsyncIterator[Load]:
     """With answers under way all the time, and until each has ended."""
     load = Load(MAX_TOKENS)
-    async with AsyncClient(gateway.address, timeout_s=120) as client:
+    async with AsyncClient(gateway.address, timeout_s=SLOW_S) as client:
         asking = [asyncio.create_task(load.ask(client)) for _ in range(NUM_CLIENTS)]
         try:
-            await load.drafted_again()
+            await load.drafted_again(SLOW_S)
             yield load
         finally:
             load.is_over = True
@@ -100,7 +104,7 @@ async def upgrade(before: Path, parts: list[Part]) -> list[str]:
     for name, worker in (("target", targets[0]), ("the other target", targets[1]), ("draft", draft)):
         async with asked(new) as load:
             parts.append(await asyncio.to_thread(worker.replaced, REPO))
-            await load.drafted_again()
+            await load.drafted_again(SLOW_S)
         texts += said(name, load)
     return texts
 
