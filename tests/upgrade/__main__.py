@@ -33,7 +33,7 @@ DRAIN_S = 1
 
 
 SLOW_S = 600.0
-"""How long an answer may take before it counts as lost: a machine that does much else takes minutes to load a worker."""
+"""How long an answer may take before it counts as lost: a machine that does much else loads a worker for minutes."""
 
 
 class Part:
