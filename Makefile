@@ -280,6 +280,31 @@ real-head: real-model
 
 .PHONY: real-model real-head real-test
 
+# Wheel, source archive, images, bill of materials, notes and checksums of what is committed, into dist/: the same bytes
+# each time. Needs a Docker engine; make release ARGS=--no-images does not.
+.work/release/.done: deploy/release/requirements.txt
+	$(PYTHON) -m venv .work/release
+	.work/release/bin/python -m pip install --quiet --only-binary :all: -r $<
+	@touch $@
+
+release: .work/release/.done
+	.work/release/bin/python -m deploy.release $(ARGS)
+
+# The tests with the oldest versions that are supported; those of `make test` are the newest. Python is the oldest, too.
+.work/oldest/.done: pyproject.toml constraints-oldest.txt
+	python3.11 -m venv .work/oldest
+	.work/oldest/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[engine,ray,trace,certs,dev]'
+	@touch $@
+
+test-oldest: .work/oldest/.done
+	PYTHONDONTWRITEBYTECODE= .work/oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# A fleet of an earlier commit, replaced part by part by this one under streams: make upgrade-test BASE=v0.1.0
+upgrade-test: $(STAMP)
+	$(BIN)/python -m tests.upgrade $(BASE)
+
+.PHONY: release test-oldest upgrade-test
+
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt
 	$(PYTHON) -m venv .work/clients/$*

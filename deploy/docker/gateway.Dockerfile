@@ -3,6 +3,8 @@ ARG PYTHON_IMAGE=python:3.11-slim
 
 # The libraries alone: a change of our code leaves them as they are.
 FROM ${PYTHON_IMAGE} AS libraries
+# A release gives its commit's time, in seconds: no later one is in the image, and bytecode goes by hash instead of time.
+ARG SOURCE_DATE_EPOCH
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /app
@@ -14,6 +16,7 @@ COPY deploy/docker/outrider /opt/venv/bin/outrider
 RUN echo /app > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider.pth"
 
 FROM ${PYTHON_IMAGE}
+ARG SOURCE_DATE_EPOCH
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/outrider --create-home outrider
 COPY --from=libraries /opt/venv /opt/venv
 WORKDIR /app

@@ -3,6 +3,8 @@ ARG PYTHON_IMAGE=python:3.11-slim
 
 # The libraries alone: a change of our code leaves them as they are.
 FROM ${PYTHON_IMAGE} AS libraries
+# A release gives its commit's time, in seconds: no later one is in the image, and bytecode goes by hash instead of time.
+ARG SOURCE_DATE_EPOCH
 # Where pip looks for torch besides its own index. An index of CPU builds gives a CPU image; the plain one carries CUDA.
 ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -17,9 +19,11 @@ COPY deploy/docker/outrider /opt/venv/bin/outrider
 RUN echo /app > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider.pth"
 
 FROM ${PYTHON_IMAGE}
+ARG SOURCE_DATE_EPOCH
 # tini reaps what Ray leaves behind. g++: a worker on CPU compiles its forward for the very processor it finds, once per
 # cache volume.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ tini && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ tini \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/outrider --create-home outrider \
     && install -d -o outrider -g outrider /var/cache/outrider /run/outrider
 COPY --from=libraries /opt/venv /opt/venv

@@ -21,7 +21,6 @@ from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import PROTOCOL
 
 
 class Session:
@@ -78,8 +77,8 @@ class Session:
         """Return what a target is to say of the prompt's tokens: nothing where that is known."""
         return None if self._is_scored else self.request.num_prompt_logprobs
 
-    def open_message(self) -> pb.OpenSlot:
-        """Return the message that opens a slot, which then has `len(committed)` tokens."""
+    def open_message(self, worker: pb.WorkerInfo) -> pb.OpenSlot:
+        """Return the message that opens a slot on this worker, which then has `len(committed)` tokens."""
         return pb.OpenSlot(
             slot=self.slot_id,
             committed_ids=self.committed,
@@ -87,7 +86,7 @@ class Session:
             params=self.request.params.to_proto(),
             cache_salt=self.request.cache_salt,
             traceparent=current_record().traceparent,
-            protocol=PROTOCOL,
+            protocol=worker.protocol,
             source_ids=self.request.source_ids,
             scheduling=self.request.scheduling.to_proto(),
         )

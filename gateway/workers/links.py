@@ -19,7 +19,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerLost
-from outrider.wire.kinds import PROTOCOL
+from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
@@ -52,11 +52,11 @@ _TYPES: dict[str, tuple[Any, Any]] = {
 
 
 def check_protocol(role: str, info: pb.WorkerInfo) -> None:
-    """Raise IncompatiblePair for a worker that speaks another protocol than this gateway."""
-    if info.protocol != PROTOCOL:
+    """Raise IncompatiblePair for a worker that speaks no protocol of this gateway's."""
+    if not OLDEST_PROTOCOL <= info.protocol <= PROTOCOL:
         raise IncompatiblePair(
             f"the {role} {info.model_id} (version {info.version or 'unknown'}) speaks protocol {info.protocol}, "
-            f"this gateway {PROTOCOL}; upgrade the older one; see docs/deploy.md"
+            f"this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the older one; see docs/releases.md"
         )
 
 

@@ -46,7 +46,8 @@ async def until_serving(registry: str, pool: str, count: int, timeout_s: float =
 class Load:
     """Clients that ask for the same greedy answer again and again, one after the other each."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int = 96) -> None:
+        self._max_tokens = max_tokens
         self.texts: list[str] = []
         self.errors: list[Exception] = []
         self.num_drafted = 0
@@ -55,7 +56,7 @@ class Load:
     async def ask(self, client: AsyncClient) -> None:
         while not self.is_over:
             try:
-                answer = await client.generate(PROMPT, max_tokens=96, temperature=0.0, ignore_eos=True)
+                answer = await client.generate(PROMPT, max_tokens=self._max_tokens, temperature=0.0, ignore_eos=True)
             except Exception as error:
                 self.errors.append(error)
                 return

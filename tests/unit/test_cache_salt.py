@@ -42,7 +42,7 @@ def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
     """A slot that is opened again finds what this answer itself has left there. Never more than the prompt."""
     request = GenerationRequest("r", "m", (5, 6, 7, 8, 9), SamplingParams(max_tokens=2), cache_salt=b"s")
     session = Session(request, demo_tokenizer(), 1)
-    assert session.open_message().cache_salt == b"s"
+    assert session.open_message(pb.WorkerInfo()).cache_salt == b"s"
     for num_cached, finish in ((first, pb.FINISH_REASON_UNSPECIFIED), (4, pb.FINISH_REASON_LENGTH)):
         verdict = tpb.Verdict(
             committed_len=session.committed_len,

@@ -30,7 +30,7 @@ from outrider.engine.worker.jobs import (
 )
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import PROTOCOL, TRUNCATE_REASONS
+from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, TRUNCATE_REASONS
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
 from outrider.wire.scheduling import Scheduling
@@ -120,9 +120,10 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
     """Read and check the message. Raises InvalidRequest."""
     vocab_size = vocabulary.size
-    if message.protocol != PROTOCOL:
+    if not OLDEST_PROTOCOL <= message.protocol <= PROTOCOL:
         raise InvalidRequest(
-            f"the gateway speaks protocol {message.protocol}, this worker {PROTOCOL}; upgrade the older of them",
+            f"the gateway speaks protocol {message.protocol}, this worker {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the "
+            "older of them",
             param="protocol",
         )
     check_token_ids("prediction_ids", message.prediction_ids, vocab_size)

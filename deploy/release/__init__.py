@@ -1,0 +1,1 @@
+"""What `make release` makes of a commit."""

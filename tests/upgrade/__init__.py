@@ -1,0 +1,1 @@
+"""A fleet of an earlier commit, replaced by this one's under streams: `make upgrade-test`."""
