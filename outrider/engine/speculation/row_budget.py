@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import VirtualTokens
 
-PROBE_STEPS = 8
+PROBE_STEPS = 4
 """Bounded steps of which one is the bounding caller's alone. Doubling it halves what that costs the others, and follows
 the machine half as fast."""
 _WEIGHT = 0.25
