@@ -144,7 +144,8 @@ def verdicts(rows: Sequence[Bought]) -> Iterator[str]:
         elif row.cheapest == PLAIN:
             yield f"{row.concurrency} at once: plain wins; {best} makes {gains[best]} times its tokens for the money"
         else:
-            yield f"{row.concurrency} at once: {row.cheapest} wins with {gains[row.cheapest]} times plain's tokens for the money"
+            gain = gains[row.cheapest]
+            yield f"{row.concurrency} at once: {row.cheapest} wins with {gain} times plain's tokens for the money"
 
 
 def money_to_json(money: Money) -> dict[str, Any]:
