@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,16 +21,15 @@ from outrider.cli.benching.load import Load
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.over_http import url_of
-from outrider.cli.progress import StartProgress, Tell, telling
-from outrider.cli.supervisor import Endpoints, Supervisor
-from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, settings_of
+from outrider.cli.progress import Tell, telling
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of
 from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
 from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, study
-from outrider.cli.up import failures_as_lines, log_to
+from outrider.cli.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import short_name
@@ -140,14 +138,14 @@ def tune(
         with ExitStack() as stack:
             grpc = address
             if grpc is None:
-                endpoints = stack.enter_context(_started(workers, max_k, stop, notes, verbose))
+                endpoints = stack.enter_context(started(workers, stop, notes, max_k=max_k, verbose=verbose))
                 grpc = endpoints.grpc
             with telling(notes, "starting") as tell:
                 served, studies = asyncio.run(_studies(grpc, options, tell))
             if prices is not None:
                 ladders[SPLIT] = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
         if prices is not None:
-            with _started(deployments[COLOCATED], max_k, stop, notes, verbose) as endpoints:
+            with started(deployments[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
                 ladders[COLOCATED] = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
         money = None if prices is None else Money(ladders, prices)
         if as_json:
@@ -190,15 +188,6 @@ def _check_pair(address: str | None, workers: Workers) -> None:
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
-
-
-@contextmanager
-def _started(workers: Workers, max_k: int, stop: StopFlag, notes: Console, verbose: bool) -> Iterator[Endpoints]:
-    """Start the pair and its gateway, and end them afterwards."""
-    with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose)) as system:
-        with StartProgress(notes) as progress:
-            endpoints = system.start(progress)
-        yield endpoints
 
 
 async def _ladder(

@@ -62,7 +62,7 @@ def refused(made: Result, *words: str) -> None:
         (("--price", "target=2,draft=1", "--concurrency", "0"), ("--concurrency is 0, must be at least 1",)),
         (
             ("--price", "target=2,draft=1", "--target-cores", "0", "--draft-cores", "0"),
-            ("--price compares the pair on one device and on two, and both would be on 0",),
+            ("the pair is to be on one device and on two, and both would be on 0",),
         ),
         (("--prompts", "/nowhere.jsonl"), ("cannot read prompts from /nowhere.jsonl",)),
         (("--png", "curve.pdf"), ("curve.pdf", "must end in .png")),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 
 from outrider.cli.benching.figures import RungFigures
 from outrider.cli.benching.ladder import Plan, climb
 from outrider.cli.benching.load import Load
-from outrider.cli.progress import StageProgress
-from outrider.cli.supervisor import own_cores
+from outrider.cli.progress import StageProgress, StartProgress
+from outrider.cli.supervisor import Endpoints, Supervisor, own_cores
 from outrider.cli.tuning.money import COLOCATED, SPLIT
 from outrider.cli.tuning.settings import max_draft_tokens
+from outrider.cli.up import log_to
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.config import parse_cores
@@ -42,12 +46,23 @@ def deployments_of(workers: Workers) -> dict[str, Workers]:
             places[role] = set(map(str, parse_cores(own)))
     if shared := places["target"] & places["draft"]:
         raise ConfigError(
-            f"--price compares the pair on one device and on two, and both would be on {' and '.join(sorted(shared))}: "
+            f"the pair is to be on one device and on two, and both would be on {' and '.join(sorted(shared))}: "
             "say --target-cores and --draft-cores, or --target-device cuda:0 and --draft-device cuda:1"
         )
     target = {**workers["target"], "cpu_cores": cores["target"]}
     colocated = {**workers["draft"], "cpu_cores": cores["target"], "device": workers["target"]["device"]}
     return {SPLIT: workers, COLOCATED: {"target": target, "draft": colocated}}
+
+
+@contextmanager
+def started(
+    workers: Workers, stop: StopFlag, notes: Console, *, max_k: int = 1, verbose: bool = False
+) -> Iterator[Endpoints]:
+    """Start the pair and its gateway, and end them afterwards. Raises OutriderError, or StopRequested."""
+    with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose)) as system:
+        with StartProgress(notes) as progress:
+            endpoints = system.start(progress)
+        yield endpoints
 
 
 class _Stoppable(StageProgress):
