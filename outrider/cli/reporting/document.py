@@ -84,10 +84,16 @@ def _facts(events: Sequence[Event]) -> str:
     """Lines of names and values; lines of a log below them."""
     lines = list[str]()
     for event in events:
-        lines += [f"- {name}: {value}" for name, value in event.items() if name not in ("event", "log")]
+        lines += [f"- {name}: {_fact(value)}" for name, value in event.items() if name not in ("event", "log")]
         if event.get("log"):
             lines += ["", "```", *event["log"], "```"]
     return "\n".join(lines)
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _devices(events: Sequence[Event]) -> str:
@@ -130,8 +136,8 @@ def _same_draws(events: Sequence[Event]) -> str:
 def _bandwidth(events: Sequence[Event]) -> str:
     (found,) = events
     return (
-        f"Memory is copied at {found['bytes_per_s'] / 1e9:.0f} GB/s. The floor of a step is its weights, and the cached "
-        "tokens of its rows, at that rate."
+        f"Memory is copied at {found['bytes_per_s'] / 1e9:.0f} GB/s. The floor of a step is its weights, and the "
+        "cached tokens of its rows, at that rate."
     )
 
 

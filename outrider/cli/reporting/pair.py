@@ -107,7 +107,7 @@ class PairReport:
             places = " and ".join(f"the {role} on {_place(values)}" for role, values in workers.items())
             plan = (
                 f"Serves the pair, {places}, and measures tokens per second at {_list(self._scale.loads)} requests at "
-                "once, with drafts and without, in turns."
+                f"once, with {NUM_DRAFT_TOKENS} drafts a round and without, in turns."
             )
             found.append(Section(name, plan, lambda name=name: self._served(name)))  # type: ignore[misc]
         return found
@@ -174,7 +174,7 @@ class PairReport:
         load = Load(url, prompts, self._scale.max_tokens, temperatures=(0.0,), shared_prefixes=False)
         async with load.client() as client:
             served = await model_at(client, None)
-        return replace(load, extra={"model": served["id"]})
+        return replace(load, extra={"model": served["id"], "speculation": {"num_draft_tokens": NUM_DRAFT_TOKENS}})
 
     def _check_models(self) -> None:
         if self._models.keys() != self._workers.keys():
