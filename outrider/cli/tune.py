@@ -138,14 +138,14 @@ def tune(
         with ExitStack() as stack:
             grpc = address
             if grpc is None:
-                endpoints = stack.enter_context(started(workers, stop, notes, max_k=max_k, verbose=verbose))
+                endpoints = stack.enter_context(serving(workers, stop, notes, max_k=max_k, verbose=verbose))
                 grpc = endpoints.grpc
             with telling(notes, "starting") as tell:
                 served, studies = asyncio.run(_studies(grpc, options, tell))
             if prices is not None:
                 ladders[SPLIT] = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
         if prices is not None:
-            with started(deployments[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
+            with serving(deployments[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
                 ladders[COLOCATED] = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
         money = None if prices is None else Money(ladders, prices)
         if as_json:

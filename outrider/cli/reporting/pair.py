@@ -23,7 +23,7 @@ from outrider.cli.demo_runs import NUM_DRAFT_TOKENS, first_prompts
 from outrider.cli.doctor import findings_of
 from outrider.cli.over_http import url_of
 from outrider.cli.reporting.sections import Section
-from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, settings_of, started
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, settings_of
 from outrider.cli.tuning.money import COLOCATED
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import Event, StopFlag
@@ -162,7 +162,7 @@ class PairReport:
     def _served(self, name: str) -> Iterator[Event]:
         self._check_models()
         stop = StopFlag()
-        with stop.installed(), started(self._deployments()[name], stop, self._notes) as endpoints:
+        with stop.installed(), serving(self._deployments()[name], stop, self._notes) as endpoints:
             load = asyncio.run(self._load(url_of(endpoints.http, False)))
             for concurrency in self._scale.loads:
                 plan = Plan([concurrency], None, self._scale.seconds)

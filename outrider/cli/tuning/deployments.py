@@ -55,7 +55,7 @@ def deployments_of(workers: Workers) -> dict[str, Workers]:
 
 
 @contextmanager
-def started(
+def serving(
     workers: Workers, stop: StopFlag, notes: Console, *, max_k: int = 1, verbose: bool = False
 ) -> Iterator[Endpoints]:
     """Start the pair and its gateway, and end them afterwards. Raises OutriderError, or StopRequested."""
