@@ -22,7 +22,7 @@ from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.over_http import url_of
 from outrider.cli.progress import Tell, telling
-from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving
 from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
