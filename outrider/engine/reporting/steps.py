@@ -21,7 +21,7 @@ from outrider.wire.settings.config import TargetConfig
 
 NUM_WARM = 3
 """Steps of each kind that do not count: memory is taken, kernels are chosen, a graph is proven."""
-COPY_BYTES = {"cuda": 1 << 32, "cpu": 1 << 27}
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 """Bytes that are copied to learn the memory's speed: many times what a cache holds."""
 
 Arms = Mapping[str, Callable[[], object]]
