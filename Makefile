@@ -7,7 +7,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
-	bench-interference bench-memory bench-resident bench-peers bench-sampling bench-gpu peers chaos bench-rules bench-overload soak \
+	bench-interference bench-memory bench-resident bench-peers bench-sampling peers chaos bench-rules bench-overload soak \
 	dashboards check-alerts dashboards-check fuzz
 
 setup: $(STAMP)
@@ -195,10 +195,6 @@ bench-overload: $(STAMP)
 # A steady load for long, with what each process holds: make soak ARGS='--minutes 30'
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak $(ARGS)
-
-# Needs a GPU; says so and exits 3 without one.
-bench-gpu: $(STAMP)
-	$(BIN)/python -m benchmarks.bench_gpu $(ARGS)
 
 # Every proto handler and HTTP endpoint under what nobody should send: make fuzz ARGS='--inputs 100000 --seed 1'
 fuzz: $(STAMP)

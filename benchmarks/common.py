@@ -23,6 +23,8 @@ from typing import Any
 from scipy.stats import t
 
 from outrider.cli.benching.machine import machine as describe_machine
+from outrider.cli.benching.machine import source_commit
+from outrider.cli.reporting.document import markdown_table
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"
@@ -32,25 +34,25 @@ DEMO_EAGLE3, DEMO_MEDUSA = REPO / "models/demo/eagle3", REPO / "models/demo/medu
 DEMO_PASS = REPO / "models/demo/pass"
 TRANSLATION = REPO / "models/translation"
 
-SIZES: dict[str, tuple[str, ...]] = {
-    "94M": ("--hidden", "1024", "--intermediate", "2816", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
-    "111M": ("--hidden", "1024", "--intermediate", "3488", "--heads", "16", "--kv-heads", "4", "--extra-layers", "2"),
-    "375M": ("--hidden", "2048", "--intermediate", "5632", "--heads", "32", "--kv-heads", "8", "--extra-layers", "2"),
-    "1b": ("--hidden", "2048", "--intermediate", "8192", "--heads", "32", "--kv-heads", "8", "--extra-layers", "10"),
+SIZES = {
+    "94M": (1024, 2816, 16, 4, 2),
+    "111M": (1024, 3488, 16, 4, 2),
+    "375M": (2048, 5632, 32, 8, 2),
+    "1b": (2048, 8192, 32, 8, 10),
 }
-"""Sizes of the widened demo target, by the name on the command line; arguments of `benchmarks.widen`."""
+"""Sizes of the widened demo target, by the name on the command line; the fields of `outrider.engine.widening.Sizes`."""
 
 
 def widened(size: str, dtype: str = "float32") -> Path:
     """Return the demo target at that size, made when it is missing: its logits at the cost of a larger model."""
-    from benchmarks.widen import main as widen_main
+    import torch
+
+    from outrider.engine.widening import Sizes, widen_folder
 
     name = size if dtype == "float32" else f"{size}-{dtype}"
     folder = WORK / f"widened-{name}"
-    if not (folder / "config.json").exists() and widen_main(
-        [str(DEMO_TARGET), str(folder), *SIZES[size], "--dtype", dtype]
-    ):
-        sys.exit(f"the demo target cannot be widened to {size}")
+    if not (folder / "config.json").exists():
+        print(widen_folder(DEMO_TARGET, folder, Sizes(*SIZES[size]), getattr(torch, dtype)), flush=True)
     return folder
 
 
@@ -151,13 +153,7 @@ def machine() -> dict[str, str]:
     """Describe the machine, the software and the commit, for comparing results."""
     found = describe_machine()
     found["software"] += f", torch {version('torch')}, transformers {version('transformers')}"
-    commit, changed = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "-uno")
-    return {**found, "commit": commit + (" and changes" if changed else "")}
-
-
-def _git(*arguments: str) -> str:
-    made = subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, text=True, check=False)
-    return made.stdout.strip() if made.returncode == 0 else "unknown"
+    return {**found, "commit": source_commit() or "unknown"}
 
 
 def random_94m(context: int) -> Path:
@@ -250,13 +246,6 @@ def with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean, num = statistics.fmean(values), len(values)
     half = float(t.ppf(0.975, num - 1)) * statistics.stdev(values) / num**0.5 if num > 1 else 0.0
     return mean, mean - half, mean + half
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of GitHub's Markdown, numbers to the right of the first column."""
-    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
-    lines.insert(1, "|---" + "|---:" * (len(columns) - 1) + "|")
-    return "\n".join(lines)
 
 
 @dataclass

@@ -22,6 +22,8 @@ FAR_OFF = 0.15
 """Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
 NEAR = 0.95
 """Least speed of the recommendation, as a share of the fastest."""
+PRICE = "target=2.5,draft=0.4"
+"""An example: the draft's device at a sixth of the target's."""
 Study = Mapping[str, Any]
 """Results of one temperature in `outrider tune --json`."""
 
@@ -91,13 +93,57 @@ def add_study(report: Report, study: Study) -> None:
     report.data[where] = study
 
 
+def add_latencies(report: Report, study: Study) -> None:
+    rows = [
+        [
+            each["name"],
+            f"{1e3 * each['first_s']:.1f}",
+            f"{1e3 * each['token_s']:.2f}",
+            "never" if each["break_even_tokens"] is None else str(each["break_even_tokens"]),
+        ]
+        for each in study["alternatives"]
+    ]
+    columns = ("setting", "first token, ms", "further token, ms", "no later than plain from, tokens")
+    report.table(f"What an answer takes, T = {study['temperature']:g}", columns, rows)
+
+
+def add_money(report: Report, money: Mapping[str, Any]) -> None:
+    deployments = list(money["loads"][0]["gains"])
+    rows = [
+        [
+            str(load["concurrency"]),
+            f"{load['plain_tokens_per_s']:.1f}",
+            *(interval(load["gains"][name]) for name in deployments),
+            *(f"{1e-3 * load['tokens_per_money'][name]:.0f}" for name in ("plain", *deployments)),
+            load["cheapest"],
+            "none" if load["fair_draft_price"] is None else f"{load['fair_draft_price']:.2f}",
+        ]
+        for load in money["loads"]
+    ]
+    over = (f"{name} over plain" for name in deployments)
+    per_money = (f"{name}, k tokens for 1" for name in ("plain", *deployments))
+    columns = ("at once", "plain, tok/s", *over, *per_money, "cheapest", "draft's fair price")
+    report.table(f"Tokens for the money, an hour of devices at {money['price']}", columns, rows)
+    report.data["money"] = money
+
+
+def interval(gain: Mapping[str, Any] | None) -> str:
+    """Return a ratio with its 95 % interval."""
+    if gain is None:
+        return "failed"
+    ends = gain["interval"]
+    return f"{gain['ratio']:.2f}" + ("" if ends is None else f" ({ends[0]:.2f}-{ends[1]:.2f})")
+
+
 def shown(speedup: Mapping[str, float]) -> str:
     """Return the median, and the range over repeats."""
     return f"{speedup['median']:.2f} ({speedup['low']:.2f}-{speedup['high']:.2f})"
 
 
 def main() -> int:
-    options = parser(__doc__, size="94M", temperatures=[0.0, 1.0], prompts=6, max_tokens=128, repeats=2).parse_args()
+    options = parser(
+        __doc__, size="94M", temperatures=[0.0, 1.0], prompts=6, max_tokens=128, repeats=2, price=PRICE
+    ).parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
         f"The demo pair, its target WIDENED to {options.size}; {options.prompts} prompts, one answer of "
@@ -113,14 +159,17 @@ def main() -> int:
         str(options.results / "tune.png"),
     ]
     arguments += ["--num-prompts", str(options.prompts), "--max-tokens", str(options.max_tokens)]
-    arguments += ["--repeats", str(options.repeats)]
+    arguments += ["--repeats", str(options.repeats), "--price", options.price]
     options.results.mkdir(parents=True, exist_ok=True)
     for temperature in options.temperatures:
         arguments += ["--temperature", str(temperature)]
     wrong = []
-    for study in tuned(arguments)["studies"]:
+    made = tuned(arguments)
+    for study in made["studies"]:
         add_study(report, study)
+        add_latencies(report, study)
         wrong += violations(study)
+    add_money(report, made["money"])
     report.verdict(
         wrong,
         f"No violation: every K is within {100 * FAR_OFF:.0f} % of what was expected of it, and what is recommended "

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.widen import WideningError
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.kinds import DraftKind, kind_of
@@ -22,10 +21,11 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.lookahead_embeddings import FILE as EMBEDDINGS_FILE
 from outrider.engine.loading.lookahead_embeddings import NAME as EMBEDDINGS
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
+from outrider.engine.widening import WideningError
 
 
 def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
-    """Write the head of `target` in `head` as one of `wide`, made of that target by `benchmarks.widen`.
+    """Write the head of `target` in `head` as one of `wide`, made of that target by `outrider.engine.widening`.
 
     Raises WideningError for a folder that holds no EAGLE-3 or Medusa head, or one with norms over the hidden states of
     the target: their epsilon would have to change, and is that of the head's other norms.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import DEMO_DRAFT, WORK
-from benchmarks.widen import Sizes, widen_folder
+from outrider.engine.widening import Sizes, widen_folder
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 

@@ -27,7 +27,7 @@ def document(measured: Measured, facts: Mapping[str, str], source: str, pictures
         'The paper is "Fast inference from transformers via speculative decoding" (arXiv 2211.17192). Its alpha is the '
         "mean of the sum of min(target, draft), gamma the number of draft tokens a round (K elsewhere here), c the "
         "time of a step of the draft over one of the target, served by themselves. A widened target has another's "
-        "logits at the cost of a larger model (`benchmarks/widen.py`).",
+        "logits at the cost of a larger model (`outrider/engine/widening.py`).",
         *table_1(),
         *tables_2_and_4(measured),
         *table_3(measured.tasks),

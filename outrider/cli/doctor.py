@@ -65,7 +65,7 @@ def doctor(
                 no_models = Finding("models", "warning", error.message)
         task = {"target": target, "drafts": drafts, "device": device, "dtype": dtype}
         found, console = list[Finding](), answer_console()
-        for finding in _findings(task, tables, host, port, grpc_port, console, no_models):
+        for finding in findings_of(task, tables, host, port, grpc_port, console, no_models):
             found.append(finding)
             show(console, finding)
         counts = {state: sum(each.state == state for each in found) for state in STYLES}
@@ -74,7 +74,7 @@ def doctor(
             raise typer.Exit(EXIT_FAILED)
 
 
-def _findings(
+def findings_of(
     task: dict[str, Any],
     tables: list[str],
     host: str,
@@ -83,7 +83,10 @@ def _findings(
     console: Console,
     no_models: Finding | None,
 ) -> Iterator[Finding]:
-    """console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it.
+    """Yield all findings, of the machine and of the pair.
+
+    task: target, drafts, device and dtype as `outrider.engine.checkup` takes them. tables: drafters without a model.
+    console: where findings are printed; on a terminal the spinner is drawn there, too, so that lines go above it.
     no_models: why there is no target to look at.
     """
     has_engine = True

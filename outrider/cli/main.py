@@ -16,6 +16,7 @@ from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.pull import pull
+from outrider.cli.report import report
 from outrider.cli.scale import scale
 from outrider.cli.top import top
 from outrider.cli.train_head import train_head
@@ -36,6 +37,7 @@ app.command()(pull)
 app.command()(scale)
 app.command()(top)
 app.command()(doctor)
+app.command()(report)
 app.command()(bench)
 app.command()(alpha)
 app.command()(tune)

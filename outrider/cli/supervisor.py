@@ -297,7 +297,7 @@ class Supervisor:
 
     def _start_plain(self) -> None:
         pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
-        for name, cores in _own_cores(pools).items():
+        for name, cores in own_cores(pools).items():
             pool = pools[name]
             worker = pool.worker if cores is None else pool.worker.model_copy(update={"cpu_cores": cores})
             self._roles[name] = pool.role
@@ -430,7 +430,7 @@ def check_free(host: str, port: int, option: str) -> None:
             raise cannot_listen(host, port, error, option) from None
 
 
-def _own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
+def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
     """Return cores by worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
     on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
     without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu and pool.has_model]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,22 +14,28 @@ import typer
 from rich.console import Console
 
 from outrider.cli import options as opt
+from outrider.cli.bench import LADDER, SECONDS, Concurrency, Seconds
+from outrider.cli.benching.figures import RungFigures
+from outrider.cli.benching.ladder import Plan
+from outrider.cli.benching.load import Load
 from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
-from outrider.cli.progress import StartProgress, Tell, telling
-from outrider.cli.supervisor import Supervisor
+from outrider.cli.over_http import url_of
+from outrider.cli.progress import Tell, telling
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving
+from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
-from outrider.cli.tuning.settings import environment, gateway_settings, max_draft_tokens, needs_draft
+from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, study
-from outrider.cli.up import failures_as_lines, log_to
+from outrider.cli.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import short_name
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of, merged
+from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of
 
 Address = Annotated[
     str | None,
@@ -42,8 +47,6 @@ Prompts = Annotated[
     Path | None, typer.Option(help="JSONL file, a `prompt` in each line; absent = those of the demo pair.")
 ]
 Temperature = Annotated[list[float] | None, typer.Option(help="May be given several times; absent = 0 and 1.")]
-Workers = dict[str, dict[str, str | None]]
-"""By role, target or draft: its settings, None where one was not given."""
 _NEEDS_MODEL = "every K is measured with a draft model (--draft FOLDER), and what needs none, such as ngram, beside it"
 Png = Annotated[Path | None, typer.Option(help="Draw speed by K, and the best K by alpha, into this file.")]
 
@@ -66,6 +69,16 @@ def tune(
     repeats: Annotated[
         int, typer.Option(help="Answers to each prompt under each setting, in turn with the others.")
     ] = 3,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="target=<float>,draft=<float>",
+            help="What an hour of each one's device costs: measures tokens for the money, too, of the target alone, of "
+            "the pair on one device and on two, at each --concurrency.",
+        ),
+    ] = None,
+    concurrency: Concurrency = None,
+    seconds: Seconds = None,
     png: Png = None,
     connection: opt.CallOptions,
     verbose: opt.Verbose = False,
@@ -79,7 +92,13 @@ def tune(
     """
     notes = note_console()
     with failures_as_lines(notes):
-        for name, value, least in (("num-prompts", num_prompts, 1), ("repeats", repeats, 1), ("max-k", max_k, 1)):
+        for name, value, least in (
+            ("num-prompts", num_prompts, 1),
+            ("repeats", repeats, 1),
+            ("max-k", max_k, 1),
+            ("concurrency", min(concurrency or LADDER), 1),
+            ("seconds", seconds or 0, 0),
+        ):
             if value < least:
                 raise ConfigError(f"--{name} is {value}, must be at least {least}")
         if max_k > MAX_DRAFT_TOKENS:
@@ -104,18 +123,42 @@ def tune(
         for each in temperatures:
             SamplingParams(temperature=each, **cuts).check(ANY_VOCABULARY)  # type: ignore[arg-type]
         options = TuneOptions(texts, max_tokens, temperatures, cuts, max_k, repeats, connection, stop)
-        with _gateway(address, workers, max_k, stop, notes, verbose) as gateway, telling(notes, "starting") as tell:
-            served, studies = asyncio.run(_studies(gateway, options, tell))
+        plan = Plan(sorted(set(concurrency or LADDER)), None, SECONDS if seconds is None else seconds)
+        _check_pair(address, workers)
+        prices = None if price is None else Price.read(price)
+        if prices is not None and address is not None:
+            raise ConfigError(
+                "--price and --address contradict each other: the pair is started on one device and on two"
+            )
+        if prices is None and (concurrency or seconds is not None):
+            raise ConfigError("--concurrency and --seconds are of --price, which is not given; leave them out")
         started = None if address is not None else workers
+        deployments = {SPLIT: workers} if prices is None else deployments_of(workers)
+        ladders = dict[str, list[RungFigures]]()
+        with ExitStack() as stack:
+            grpc = address
+            if grpc is None:
+                endpoints = stack.enter_context(serving(workers, stop, notes, max_k=max_k, verbose=verbose))
+                grpc = endpoints.grpc
+            with telling(notes, "starting") as tell:
+                served, studies = asyncio.run(_studies(grpc, options, tell))
+            if prices is not None:
+                ladders[SPLIT] = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
+        if prices is not None:
+            with serving(deployments[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
+                ladders[COLOCATED] = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
+        money = None if prices is None else Money(ladders, prices)
         if as_json:
-            typer.echo(json.dumps(_json(served, options, studies, started)))
+            typer.echo(json.dumps(_json(served, options, studies, started, money)))
         else:
             console = answer_console()
             console.print(f"{served.id}, drafted for by {served.draft_id}: {len(texts)} prompts, one at a time")
             for one in studies:
                 show_all(one, started, console)
+            if money is not None:
+                show_money(money, console)
         if png is not None:
-            draw(studies, f"{short_name(served.id)}, drafted for by {short_name(served.draft_id or '')}", png)
+            draw(studies, money, f"{short_name(served.id)}, drafted for by {short_name(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
 
 
@@ -131,17 +174,11 @@ class TuneOptions:
     stop: StopFlag
 
 
-@contextmanager
-def _gateway(
-    address: str | None, workers: Workers, max_k: int, stop: StopFlag, notes: Console, verbose: bool
-) -> Iterator[str]:
-    """Yield the address of the gateway that runs, or of one that is started with its pair and ended afterwards."""
-    if address is not None:
-        given = [flag_of(role, name) for role in workers for name, value in workers[role].items() if value is not None]
-        if given:
-            raise ConfigError(f"{given[0]} and --address contradict each other: the pair there runs as it was started")
-        yield address
-        return
+def _check_pair(address: str | None, workers: Workers) -> None:
+    """Raises ConfigError for workers that are not to be started, or cannot be tuned."""
+    given = [flag_of(role, name) for role in workers for name, value in workers[role].items() if value is not None]
+    if address is not None and given:
+        raise ConfigError(f"{given[0]} and --address contradict each other: the pair there runs as it was started")
     if str(draft := workers["draft"]["model"]).partition(":")[0] in TABLE_DRAFTERS:
         raise ConfigError(f"--draft {draft} is no model: {_NEEDS_MODEL}")
     given = [f"--{role}" for role, values in workers.items() if values["model"] is not None]
@@ -151,13 +188,23 @@ def _gateway(
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
-    gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
-    flags = {**workers, "gateway": gateway, "ray": {"address": None}}
-    settings = merged({}, flags, no_draft=False, no_ray=True)
-    with Supervisor(settings, stop, log_to(notes, verbose)) as system:
-        with StartProgress(notes) as progress:
-            endpoints = system.start(progress)
-        yield endpoints.grpc
+
+
+async def _ladder(
+    deployment: str, url: str, model: str, options: TuneOptions, plan: Plan, notes: Console
+) -> list[RungFigures]:
+    load = Load(
+        url_of(url, False),
+        tuple(options.prompts),
+        options.max_tokens,
+        tuple(options.temperatures),
+        ignore_eos=False,
+        shared_prefixes=False,
+        extra={"model": model, **options.cuts},
+        timeout_s=options.connection.timeout,
+    )
+    notes.print(f"{deployment}:", markup=False)
+    return await ladder_of(load, plan, notes, options.stop)
 
 
 async def _studies(address: str, options: TuneOptions, tell: Tell) -> tuple[Model, list[Study]]:
@@ -216,7 +263,9 @@ def start_with(one: Study, workers: Workers | None) -> str:
     return f"{settings} {command}" if options.enabled else command
 
 
-def _json(served: Model, options: TuneOptions, studies: list[Study], started: Workers | None) -> dict[str, Any]:
+def _json(
+    served: Model, options: TuneOptions, studies: list[Study], started: Workers | None, money: Money | None
+) -> dict[str, Any]:
     return {
         "model": served.id,
         "draft": served.draft_id,
@@ -225,4 +274,5 @@ def _json(served: Model, options: TuneOptions, studies: list[Study], started: Wo
         "repeats": options.repeats,
         "sampling": options.cuts,
         "studies": [{**to_json(one), "start_with": start_with(one, started)} for one in studies],
+        "money": None if money is None else money_to_json(money),
     }

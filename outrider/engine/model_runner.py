@@ -78,6 +78,8 @@ class ModelRunner:
         """Why hidden states may not be tapped; None when they may, as tree_refusal."""
         self.self_test_error = math.inf
         """Largest logit difference in the self-test, as a share of the largest logit; `paths.choice` sets it."""
+        self.num_weight_bytes = 0
+        """As the path holds the weights; `loader.load_runner` sets it."""
         self.spare = Spare()
         """Memory for heads; none until `loader.size_cache` has counted it."""
         self.set_pool(pool)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import io
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -18,6 +19,7 @@ from outrider.cli.tuning import study as study_module
 from outrider.cli.tuning.choice import choose, fastest_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed
+from outrider.cli.tuning.latency import Latency, break_even
 from outrider.cli.tuning.report import reason, show, to_json, unsteady
 from outrider.cli.tuning.runs import Pass, TimedAnswer, Workload
 from outrider.cli.tuning.settings import (
@@ -137,6 +139,7 @@ def studied(*, faster_alone: bool = False, fastest: str = "K = 4, coupled") -> S
         {"K = 4, full": "no such thing"},
         alternatives(4, 12, 1.0, [Drafter.MODEL, Drafter.NGRAM]),
         dict.fromkeys(speeds, 2.5),
+        {name: Latency.of([one_pass(0 if name == "plain" else 4, texts)]) for name in speeds},
         choose(speeds),
     )
 
@@ -154,10 +157,33 @@ def test_a_study_is_shown_in_80_columns() -> None:
         f"{value:.2f}x" for value in (point.paper_speedup, point.expected_speedup, point.speedup.median)
     ]
     assert row[-1] == f"{point.met:.2f}"
-    coupled = [cell.strip() for cell in rows["K = 4, coupled"]]
+    coupled, latency = (
+        [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in text.splitlines()
+        if line.startswith("│ K = 4, coupled ")
+    )
     assert coupled[:2] == ["2.50", f"{study.speeds['K = 4, coupled'][0]:.1f}"]
+    own = study.latencies["K = 4, coupled"]
+    assert latency == [f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", "1 token"]
     assert "K = 4, full is not offered: no such thing" in text
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
+
+
+@pytest.mark.parametrize(
+    ("drafted", "tokens"),
+    [
+        (Latency(0.5, 1.0, 0.125), 1),  # as soon, and faster
+        (Latency(0.875, 1.0, 0.125), 4),  # 3/8 s later, and 1/8 s faster for each of 3 further ones
+        (Latency(1.0, 3.0, 0.125), 3),  # with the first two of them
+        (Latency(0.25, 1.0, 0.25), None),
+        (Latency(0.5, 1.0, math.nan), None),
+    ],
+)
+def test_drafts_pay_from_the_length_that_makes_good_their_first_token(drafted: Latency, tokens: int | None) -> None:
+    plain = Latency(0.5, 1.0, 0.25)
+    assert break_even(plain, drafted) == tokens
+    if tokens is not None:
+        assert drafted.answer_s(tokens) <= plain.answer_s(tokens)
 
 
 def test_where_drafts_do_not_pay_it_says_so_and_why() -> None:

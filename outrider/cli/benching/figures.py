@@ -125,6 +125,14 @@ class Gain:
                 ratios.append(_tokens_per_s([speculative[index] for index in drawn]) / below)
         return cls(ratio, (quantile(ratios, 0.025), quantile(ratios, 0.975)))
 
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}" + (f" ({self.interval[0]:.2f}-{self.interval[1]:.2f})" if self.interval else "")
+
+    def times(self, factor: float) -> Gain:
+        """Return what is gained where all that speculation makes counts so many times."""
+        low_high = self.interval
+        return Gain(factor * self.ratio, None if low_high is None else (factor * low_high[0], factor * low_high[1]))
+
     @property
     def pays(self) -> bool | None:
         """Whether there are more tokens per second with speculation; None where the interval says neither."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
@@ -22,6 +23,23 @@ def machine() -> dict[str, str]:
         "load at start": f"{os.getloadavg()[0]:.2f}",
         "software": f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
     }
+
+
+def source_commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, None where it runs from none."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():  # a repository further up is somebody else's
+        return None
+    commit, changed = _git(root, "rev-parse", "--short", "HEAD"), _git(root, "status", "--porcelain", "-uno")
+    return commit and commit + (" and changes" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        made = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return made.stdout.strip() if made.returncode == 0 else None
 
 
 def _lines(path: str) -> list[str]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from outrider.cli.benching.figures import RungFigures
+from outrider.cli.benching.figures import ArmFigures, RungFigures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 56, 12
 """Characters of the plots: beside labels and figures they fit a terminal of 80."""
 _MARKS = {"with": "●", "without": "○", "as it is": "●"}
 _DPI = 120
 
+Arms = Mapping[str, Sequence[ArmFigures]]
+"""By name: an arm's figures at each concurrency."""
 Point = tuple[str, float, float]
 """Arm, tokens per second and user, tokens per second in all."""
+
+
+def arms_of(rungs: Sequence[RungFigures]) -> Arms:
+    return {name: [rung.arms[name] for rung in rungs] for name in rungs[0].arms}
 
 
 def bars(rungs: Sequence[RungFigures]) -> Iterator[str]:
@@ -28,7 +38,7 @@ def bars(rungs: Sequence[RungFigures]) -> Iterator[str]:
 
 def trade(rungs: Sequence[RungFigures]) -> Iterator[str]:
     """Yield lines: tokens per second in all (upwards) by those of each user (to the right), a mark for each rung."""
-    points = _points(rungs)
+    points = _points(arms_of(rungs))
     if not points:
         return
     most_user, most = max(user for _, user, _ in points), max(total for _, _, total in points)
@@ -45,11 +55,11 @@ def trade(rungs: Sequence[RungFigures]) -> Iterator[str]:
     yield f"{'':>10}0{'':>{_WIDTH + 1 - len(ends)}}{ends}"
 
 
-def _points(rungs: Sequence[RungFigures]) -> list[Point]:
+def _points(arms: Arms) -> list[Point]:
     return [
         (name, arm.tokens_per_s_per_user, arm.tokens_per_s)
-        for rung in rungs
-        for name, arm in rung.arms.items()
+        for name, own in arms.items()
+        for arm in own
         if arm.tokens_per_s_per_user is not None
     ]
 
@@ -60,18 +70,39 @@ def draw(rungs: Sequence[RungFigures], title: str, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.6), dpi=_DPI, layout="constrained")
     figure.suptitle(title)
-    by_concurrency, by_user = figure.subplots(1, 2)
-    for name in rungs[0].arms:
-        arms = [rung.arms[name] for rung in rungs]
-        by_concurrency.plot([rung.concurrency for rung in rungs], [arm.tokens_per_s for arm in arms], "o-", label=name)
-        points = [(user, total) for arm, user, total in _points(rungs) if arm == name]
-        by_user.plot([user for user, _ in points], [total for _, total in points], "o-", label=name)
+    draw_loads(figure.subplots(1, 2), [rung.concurrency for rung in rungs], arms_of(rungs))
+    figure.savefig(path)
+
+
+def draw_loads(panels: Sequence[Axes], concurrencies: Sequence[int], arms: Arms) -> None:
+    """Draw into two panels: tokens per second by concurrency, and in all by those of each user."""
+    by_concurrency, by_user = panels
+    for name, own in arms.items():
+        by_concurrency.plot(concurrencies, [arm.tokens_per_s for arm in own], "o-", label=name)
     by_concurrency.set(xlabel="requests at once", ylabel="tokens/s")
     by_concurrency.set_xscale("log", base=2)
-    by_concurrency.set_xticks([rung.concurrency for rung in rungs], [str(rung.concurrency) for rung in rungs])
-    by_user.set(xlabel="tokens/s of each user", ylabel="tokens/s in all")
-    for panel in (by_concurrency, by_user):
-        panel.set_ylim(bottom=0)
+    by_concurrency.set_xticks(concurrencies, list(map(str, concurrencies)))
+    by_concurrency.set_ylim(bottom=0)
+    _draw_trade(by_user, arms)
+    for panel in panels:
         panel.legend(title="speculation")
-    by_user.set_xlim(left=0)
-    figure.savefig(path)
+
+
+def _draw_trade(panel: Axes, arms: Arms) -> None:
+    """Draw tokens per second in all by those of each user: a line for each arm, a point for each concurrency, filled
+    where nothing else gives both a user and all as much.
+    """
+    points = _points(arms)
+    for name in arms:
+        own = [(user, total) for arm, user, total in points if arm == name]
+        (line,) = panel.plot([user for user, _ in own], [total for _, total in own], "o-", label=name, mfc="white")
+        best = [each for each in own if not any(_is_behind(each, other) for _, *other in points)]
+        panel.plot([user for user, _ in best], [total for _, total in best], "o", color=line.get_color())
+    panel.set(xlabel="tokens/s of each user", ylabel="tokens/s in all")
+    panel.set_xlim(left=0)
+    panel.set_ylim(bottom=0)
+
+
+def _is_behind(point: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether the other is better in one, and no worse in both."""
+    return point != tuple(other) and all(own <= their for own, their in zip(point, other, strict=True))

@@ -44,7 +44,8 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
     for rung in rungs:
         if rung.gain is None:
             continue
-        times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{_interval(rung)}"
+        interval = str(rung.gain).removeprefix(f"{rung.gain.ratio:.2f}")
+        times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{interval}"
         few = ""
         if rung.gain.interval is None:
             turns = "1 turn is" if rung.num_turns == 1 else f"{rung.num_turns} turns are"
@@ -73,7 +74,7 @@ def _throughput(rungs: Sequence[RungFigures]) -> Table:
     table = _table("Tokens/s", "at once", "requests", "failed", *names, "accepted", "tok/pass")
     for rung in rungs:
         arms, own = rung.arms.values(), rung.speculative
-        ratio = [] if not both else ["" if rung.gain is None else f"{rung.gain.ratio:.2f}{_interval(rung)}"]
+        ratio = [] if not both else ["" if rung.gain is None else str(rung.gain)]
         table.add_row(
             str(rung.concurrency),
             "+".join(str(arm.num_requests) for arm in arms),
@@ -104,11 +105,6 @@ def _latency(rungs: Sequence[RungFigures]) -> Table:
 def _shown(found: Percentiles, factor: float, digits: int) -> str:
     values = (found.p50, found.p95, found.p99)
     return "/".join("-" if value is None else f"{factor * value:.{digits}f}" for value in values)
-
-
-def _interval(rung: RungFigures) -> str:
-    interval = None if rung.gain is None else rung.gain.interval
-    return "" if interval is None else f" ({interval[0]:.2f}-{interval[1]:.2f})"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.cli.benching.plot import draw_loads
+from outrider.cli.tuning.money import Money
 from outrider.cli.tuning.study import Study
 from outrider.cli.tuning.theory import best_k
 from outrider.wire.errors import ConfigError
@@ -30,16 +32,19 @@ def check_can_draw(path: Path) -> None:
         raise ConfigError(f"--png {path}: there is no folder {path.absolute().parent}")
 
 
-def draw(studies: Sequence[Study], title: str, path: Path) -> None:
-    """A row of two panels for each temperature."""
+def draw(studies: Sequence[Study], money: Money | None, title: str, path: Path) -> None:
+    """A row of two panels for each temperature, and one of what the deployments make over loads."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2 * len(studies) + 0.4), dpi=_DPI, layout="constrained")
+    num_rows = len(studies) + (money is not None)
+    figure = Figure(figsize=(11, 4.2 * num_rows + 0.4), dpi=_DPI, layout="constrained")
     figure.suptitle(title)
-    panels = figure.subplots(len(studies), 2, squeeze=False)
-    for (speed, length), study in zip(panels, studies, strict=True):
+    panels = figure.subplots(num_rows, 2, squeeze=False)
+    for (speed, length), study in zip(panels, studies, strict=False):
         _draw_speed(speed, study)
         _draw_best_k(length, study)
+    if money is not None:
+        draw_loads(panels[-1], money.concurrencies, money.arms)
     figure.savefig(path)
 
 

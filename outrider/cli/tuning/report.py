@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.tuning.choice import Ratio, fastest_of
+from outrider.cli.tuning.latency import break_even
 from outrider.cli.tuning.settings import PLAIN, gateway_settings
 from outrider.cli.tuning.study import Study
 
@@ -26,6 +27,7 @@ def show(study: Study, console: Console) -> None:
     _show_costs(study, console)
     _show_speeds(study, console)
     _show_alternatives(study, console)
+    _show_latencies(study, console)
     console.print(f"[bold]temperature {study.temperature:g}:[/] {reason(study)}", markup=True)
     doubt = unsteady(study)
     if doubt is not None:
@@ -124,6 +126,20 @@ def _show_alternatives(study: Study, console: Console) -> None:
         console.print(f"{name} is not offered: {message}", style="dim", markup=False)
 
 
+def _show_latencies(study: Study, console: Console) -> None:
+    plain = study.latencies[PLAIN]
+    table = _table("What an answer takes, ms", "setting", "first token", "further token", "pays from")
+    for name, own in study.latencies.items():
+        pays_from = "" if name == PLAIN else _tokens(break_even(plain, own))
+        table.add_row(name, f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", pays_from)
+    console.print(table)
+    console.print("pays from: the shortest answer that is there no later than without drafts.", style="dim")
+
+
+def _tokens(count: int | None) -> str:
+    return "never" if count is None else "1 token" if count == 1 else f"{count} tokens"
+
+
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
@@ -154,6 +170,9 @@ def to_json(study: Study) -> dict[str, Any]:
                 "tokens_per_s": list(speeds),
                 "tokens_per_pass": study.tokens_per_pass[name],
                 "speedup": asdict(Ratio.of(speeds, study.speeds[PLAIN])),
+                "first_s": study.latencies[name].first_s,
+                "token_s": study.latencies[name].token_s,
+                "break_even_tokens": break_even(study.latencies[PLAIN], study.latencies[name]),
             }
             for name, speeds in study.speeds.items()
         ],

@@ -11,6 +11,7 @@ from outrider.cli.tuning import settings
 from outrider.cli.tuning.choice import Ratio, Recommendation, choose, fastest_of, speeds_of
 from outrider.cli.tuning.costs import Costs, costs_of
 from outrider.cli.tuning.expected import Acceptance, expected_speed
+from outrider.cli.tuning.latency import Latency
 from outrider.cli.tuning.runs import Pass, Workload, lead_in, run_interleaved
 from outrider.cli.tuning.theory import improvement
 from outrider.client import AsyncClient, Drafter, Speculation
@@ -60,6 +61,8 @@ class Study:
     tried: Mapping[str, Speculation]
     tokens_per_pass: Mapping[str, float]
     """Of each of them: tokens over the target's forwards, rounds and plain steps."""
+    latencies: Mapping[str, Latency]
+    """Of each of them."""
     choice: Recommendation
 
 
@@ -93,7 +96,8 @@ async def study(
     tried, refused = await _offered(client, load, settings.alternatives(k, max_k, temperature, offered))
     passes = await _run(client, load, tried, measured, tell, "alternatives")
     speeds, per_pass = speeds_of(passes), {name: _tokens_per_pass(own) for name, own in passes.items()}
-    return Study(temperature, acceptance, costs, points, speeds, refused, tried, per_pass, choose(speeds))
+    latencies = {name: Latency.of(own) for name, own in passes.items()}
+    return Study(temperature, acceptance, costs, points, speeds, refused, tried, per_pass, latencies, choose(speeds))
 
 
 async def _run(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs
+from outrider.engine.cuda.step_graphs import WIDTHS, CudaGraphMaker, GraphMaker, StepGraphs, StepShape
 from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not
@@ -48,6 +48,11 @@ class GraphedPath:
         self._graphs: StepGraphs | None = None
         """None until `prepare`."""
         self.features = torch.empty(0)
+
+    @property
+    def captured(self) -> set[StepShape]:
+        """Return the steps that run as graphs."""
+        return set() if self._graphs is None else self._graphs.shapes
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -91,6 +91,7 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     del network  # before free memory is counted: a path with weights of its own form does not keep it
     if isinstance(runner.path, Repacks):
         num_weight_bytes = runner.path.weights_bytes
+    runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
         "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",

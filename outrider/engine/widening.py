@@ -1,7 +1,5 @@
 """Function-preserving widening of a Llama checkpoint: the same logits at the cost of a larger model.
 
-    python -m benchmarks.widen models/demo/target WIDE --hidden 1024 --intermediate 2816 --heads 16 --kv-heads 4
-
 A small pair that was really trained has a real acceptance rate but an unreal cost: its target is hardly dearer than
 its draft. Widening keeps the one and repairs the other, so that speed can be measured anywhere. How:
 
@@ -16,10 +14,7 @@ Every table made with a widened target must say that it is widened.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,27 +174,3 @@ def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dty
     AutoTokenizer.from_pretrained(source).save_pretrained(destination)
     millions = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (model, wide)]
     return f"{millions[0]:.1f}M -> {millions[1]:.1f}M parameters, largest logit difference {difference:.1e}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="folder of a Llama checkpoint")
-    parser.add_argument("destination", type=Path, help="folder to write")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--intermediate", type=int, default=2816)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--kv-heads", type=int, default=4)
-    parser.add_argument("--extra-layers", type=int, default=0)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
-    args = parser.parse_args(argv)
-    sizes = Sizes(args.hidden, args.intermediate, args.heads, args.kv_heads, args.extra_layers)
-    try:
-        print(widen_folder(args.source, args.destination, sizes, getattr(torch, args.dtype)))
-    except WideningError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

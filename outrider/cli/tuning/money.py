@@ -1,0 +1,178 @@
+"""What an hour's money buys: the target alone, its draft on the same device, and its draft on one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.benching.figures import Gain, RungFigures
+from outrider.cli.benching.plot import Arms
+from outrider.cli.tuning.settings import PLAIN
+from outrider.wire.errors import ConfigError
+
+SPLIT, COLOCATED = "split", "colocated"
+HOUR_S = 3600.0
+_FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, in any currency"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of an hour of each role's device, in any currency; greater than 0."""
+
+    target: float
+    draft: float
+
+    @classmethod
+    def read(cls, text: str) -> Price:
+        """Raises ConfigError."""
+        found = dict[str, float]()
+        for part in text.split(","):
+            role, _, value = part.partition("=")
+            try:
+                found[role.strip()] = float(value)
+            except ValueError:
+                raise ConfigError(f"--price has {part!r}; {_FORM}") from None
+        if found.keys() != {"target", "draft"} or not all(0 < each < float("inf") for each in found.values()):
+            raise ConfigError(f"--price is {text!r}; {_FORM}")
+        return cls(**found)
+
+    def of(self, deployment: str) -> float:
+        return self.target + self.draft if deployment == SPLIT else self.target
+
+
+@dataclass(frozen=True)
+class Bought:
+    """What each deployment makes at one concurrency."""
+
+    concurrency: int
+    plain_tokens_per_s: float
+    gains: Mapping[str, Gain | None]
+    """By deployment: its tokens per second over those of the target alone, in turns of the same run."""
+    price: Price
+
+    def for_money(self, deployment: str) -> Gain | None:
+        """Return its tokens for the same money over those of the target alone; None where something failed."""
+        gain = self.gains[deployment]
+        return None if gain is None else gain.times(self.price.target / self.price.of(deployment))
+
+    def tokens_per_money(self, deployment: str) -> float | None:
+        """Return the tokens for 1 of money; None where something failed."""
+        gain = Gain(1.0, None) if deployment == PLAIN else self.for_money(deployment)
+        return None if gain is None else gain.ratio * HOUR_S * self.plain_tokens_per_s / self.price.target
+
+    @property
+    def cheapest(self) -> str:
+        """Return what makes the most tokens for the money; the target alone where that is no more beyond noise."""
+        found = {name: each for name in self.gains if (each := self.for_money(name)) is not None and each.pays}
+        return max(found, key=lambda name: found[name].ratio) if found else PLAIN
+
+    @property
+    def fair_draft_price(self) -> float | None:
+        """Return up to which price of the draft's device the split makes as many tokens for the money as the target
+        alone; None where it does at none, or something failed.
+        """
+        gain = self.gains[SPLIT]
+        return None if gain is None or gain.ratio <= 1 else self.price.target * (gain.ratio - 1)
+
+
+@dataclass(frozen=True)
+class Money:
+    """All that was measured for it."""
+
+    ladders: Mapping[str, Sequence[RungFigures]]
+    """By deployment, of the same concurrencies."""
+    price: Price
+
+    @property
+    def rows(self) -> list[Bought]:
+        """Return one of each concurrency."""
+        return [
+            Bought(
+                own[0].concurrency,
+                own[0].arms["without"].tokens_per_s,
+                {name: rung.gain for name, rung in zip(self.ladders, own, strict=True)},
+                self.price,
+            )
+            for own in zip(*self.ladders.values(), strict=True)
+        ]
+
+    @property
+    def concurrencies(self) -> list[int]:
+        return [row.concurrency for row in self.rows]
+
+    @property
+    def arms(self) -> Arms:
+        """Return the figures of the target alone, beside the first deployment, and of each deployment."""
+        first, *_ = self.ladders.values()
+        alone = {PLAIN: [rung.arms["without"] for rung in first]}
+        return alone | {name: [rung.arms["with"] for rung in rungs] for name, rungs in self.ladders.items()}
+
+
+def show_money(money: Money, console: Console) -> None:
+    """Print tables, and what is the cheapest at each concurrency."""
+    rows = money.rows
+    speeds = _table("Tokens/s over plain (95 %)", "at once", "plain, tok/s", *rows[0].gains)
+    prices = _table("Thousands of tokens for 1 of money", "at once", PLAIN, *rows[0].gains, "draft's fair price")
+    for row in rows:
+        count, fair = str(row.concurrency), row.fair_draft_price
+        speeds.add_row(count, f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values()))
+        tokens = (row.tokens_per_money(name) for name in (PLAIN, *row.gains))
+        per_money = ("failed" if each is None else f"{1e-3 * each:.0f}" for each in tokens)
+        prices.add_row(count, *per_money, "none" if fair is None else f"{fair:.2f}")
+    console.print(speeds)
+    console.print(prices)
+    console.print(
+        "plain: the target alone; split: its draft on a device of its own; colocated: on the target's, too. Fair "
+        "price: of an hour of the draft's device, at which the split is as cheap as plain.",
+        style="dim",
+    )
+    for sentence in verdicts(rows):
+        console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
+
+
+def verdicts(rows: Sequence[Bought]) -> Iterator[str]:
+    """Yield what is the cheapest at each concurrency, in sentences."""
+    for row in rows:
+        gains = {name: found for name in row.gains if (found := row.for_money(name)) is not None}
+        best = max(gains, key=lambda name: gains[name].ratio, default=None)
+        if best is None:
+            yield f"{row.concurrency} at once: no answer was whole, with speculation or without"
+        elif row.cheapest == PLAIN:
+            yield f"{row.concurrency} at once: plain wins; {best} makes {gains[best]} times its tokens for the money"
+        else:
+            gain = gains[row.cheapest]
+            yield f"{row.concurrency} at once: {row.cheapest} wins with {gain} times plain's tokens for the money"
+
+
+def money_to_json(money: Money) -> dict[str, Any]:
+    """Return all of it, times in seconds."""
+    return {
+        "price": asdict(money.price),
+        "loads": [
+            {
+                "concurrency": row.concurrency,
+                "plain_tokens_per_s": row.plain_tokens_per_s,
+                "gains": {name: None if gain is None else asdict(gain) for name, gain in row.gains.items()},
+                "tokens_per_money": {name: row.tokens_per_money(name) for name in (PLAIN, *row.gains)},
+                "cheapest": row.cheapest,
+                "fair_draft_price": row.fair_draft_price,
+            }
+            for row in money.rows
+        ],
+        "arms": {name: [asdict(arm) for arm in arms] for name, arms in money.arms.items()},
+    }
+
+
+def _shown(gain: Gain | None) -> str:
+    return "failed" if gain is None else str(gain)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,77 @@
+"""What `outrider tune --price` says of three ways to place a pair, of figures whose answer is known."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from outrider.cli.benching.figures import RungFigures
+from outrider.cli.tuning.deployments import deployments_of
+from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money, verdicts
+from tests.unit.test_bench import DRAFTED, turns
+
+PRICE = Price(target=2.0, draft=0.5)
+
+
+def rung(concurrency: int, plain_s: list[float], drafted_s: list[float]) -> RungFigures:
+    return RungFigures.of(concurrency, turns(drafted_s, **DRAFTED), turns(plain_s))
+
+
+MONEY = Money(
+    {
+        SPLIT: [
+            rung(1, [2.0] * 6, [1.0] * 6),
+            rung(4, [1.2] * 6, [1.0] * 6),
+            rung(8, [1.0] * 6, [2.0] * 6),
+        ],
+        COLOCATED: [
+            rung(1, [1.5] * 6, [1.0] * 6),
+            rung(4, [1.1] * 6, [1.0] * 6),
+            rung(8, [1.0] * 6, [1.0] * 6),
+        ],
+    },
+    PRICE,
+)
+
+
+def test_the_draft_costs_its_own_device_and_none_beside_the_target() -> None:
+    one, four, eight = MONEY.rows
+    gains = [one.for_money(name) for name in (SPLIT, COLOCATED)]
+    assert [gain and gain.ratio for gain in gains] == pytest.approx([2.0 * 2.0 / 2.5, 1.5])
+    assert [row.cheapest for row in (one, four, eight)] == [SPLIT, COLOCATED, "plain"]
+    assert one.tokens_per_money("plain") == pytest.approx(one.plain_tokens_per_s * 3600 / 2.0)
+    assert one.tokens_per_money(SPLIT) == pytest.approx(2.0 * one.plain_tokens_per_s * 3600 / 2.5)
+    assert one.fair_draft_price == pytest.approx(2.0) and four.fair_draft_price == pytest.approx(0.4)
+    assert eight.fair_draft_price is None
+
+
+def test_tables_fit_80_columns_and_say_plainly_when_plain_wins() -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show_money(MONEY, console)
+    text = console.export_text()
+    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines() if "│" in line)
+    assert list(verdicts(MONEY.rows)) == [
+        "1 at once: split wins with 1.60 (1.60-1.60) times plain's tokens for the money",
+        "4 at once: colocated wins with 1.10 (1.10-1.10) times plain's tokens for the money",
+        "8 at once: plain wins; colocated makes 1.00 (1.00-1.00) times its tokens for the money",
+    ]
+
+
+def test_the_json_has_the_figures_of_each_arm() -> None:
+    found = json.loads(json.dumps(money_to_json(MONEY)))
+    assert [each["cheapest"] for each in found["loads"]] == [SPLIT, COLOCATED, "plain"]
+    assert {name: len(arms) for name, arms in found["arms"].items()} == {"plain": 3, SPLIT: 3, COLOCATED: 3}
+
+
+def test_the_draft_is_put_on_the_targets_cores() -> None:
+    asked = {
+        "target": {"model": "a", "device": "cpu", "dtype": None, "cpu_cores": "0"},
+        "draft": {"model": "b", "device": None, "dtype": None, "cpu_cores": "1"},
+    }
+    found = deployments_of(asked)
+    assert found[SPLIT] == asked
+    assert {role: own["cpu_cores"] for role, own in found[COLOCATED].items()} == {"target": "0", "draft": "0"}
+    assert found[COLOCATED]["draft"]["device"] == "cpu"
