@@ -1,6 +1,7 @@
 """Whom a request is scheduled for, and who comes next where not everybody can at once. Imports no torch.
 
-The gateway's queue, the prompts that a worker feeds, and steps of targets and drafts go by such counters, each by its own.
+The gateway's queue, the prompts that a worker feeds, and steps of targets and drafts go by such counters, each by its
+own.
 """
 
 from __future__ import annotations
