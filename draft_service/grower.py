@@ -22,7 +22,7 @@ from outrider.engine.speculation.drafter import NodeDrafter, Said
 from outrider.engine.speculation.drawing import grow, grow_beams
 from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.row_budget import Alone, Part, RowBudget, Unit, away
+from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.speculation.tree import MAX_FED, GrowingTree, Node, Plan
 from outrider.engine.worker.engine_thread import EngineThread
@@ -373,6 +373,7 @@ class Grower:
                 growing.cascade.begin()
             if own := [_offers(growing, index, chance, node) for chance, node in tree.offers(most)]:
                 offers.setdefault(scheduling.caller, []).extend(own)
+                weights[scheduling.caller] = scheduling.weight
         best = self._fair(offers, weights)
         chosen: dict[int, tuple[Growing, list[Node]]] = {}
         for _, index, node, growing, is_guess in best:
@@ -393,7 +394,7 @@ class Grower:
             self._budget.deal(())
             return self._best(chain.from_iterable(offers.values()))
         listed = {caller: [list(each) for each in own] for caller, own in offers.items()}
-        best, parts = self._best(chain.from_iterable(listed.values())), list[Part[_Offer]]()
+        best, parts = self._best(chain.from_iterable(listed.values())), list[CallerPart[_Offer]]()
         gains, num_rows = dict.fromkeys(listed, 0.0), dict.fromkeys(listed, 0)
         for chance, *_, growing, _ in best:
             gains[growing.slot.scheduling.caller] -= chance
@@ -405,7 +406,7 @@ class Grower:
                 continue
             most_gain = -sum(chance for each in own for chance, *_ in each)
             step = partial(self._alone, own)
-            parts.append(Part(caller, weight, gains[caller], num_rows[caller], most_gain, 1, step))
+            parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], most_gain, 1, step))
         return self._budget.deal(parts) or best
 
     def _alone(self, offers: Iterable[Iterable[_Offer]]) -> Alone[_Offer]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.generation import GenerationRequest, RoundOutput, ServedFacts
@@ -21,6 +20,7 @@ from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
 from outrider.wire.errors import OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.scheduling import Scheduling
 
 log = get_logger(__name__)
 
@@ -124,8 +124,6 @@ class Answers:
         self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.num_output_tokens = 0
-        self._num_output: Counter[int] = Counter()
-        """Tokens by request."""
         self._started_s = self._deadline_s = 0.0
 
     async def __aenter__(self) -> Answers:
@@ -175,7 +173,7 @@ class Answers:
     async def _run(self, index: int, request: GenerationRequest) -> None:
         outcome, failure = "cancelled", LEFT
         try:
-            async with self._place(index, request):
+            async with self._place(request.scheduling):
                 await self._decode(index, request, time.monotonic())
             outcome = "ok"
             self._outputs.put_nowait((index, None))
@@ -192,19 +190,18 @@ class Answers:
                 self._model.ended.note_failure(request.model, failure)
 
     @contextlib.asynccontextmanager
-    async def _place(self, index: int, request: GenerationRequest) -> AsyncIterator[None]:
+    async def _place(self, scheduling: Scheduling) -> AsyncIterator[None]:
         """Hold one of max_running places. Raises DeadlineExceeded when the request's life ends in the queue."""
         try:
             async with asyncio.timeout(self._deadline_s - time.monotonic()):
-                await self._model.places.acquire(request.scheduling)
+                await self._model.places.acquire(scheduling)
         except TimeoutError:
             raise timed_out(self._model.config.request_timeout_s) from None
         try:
             with self._model.places.estimate.served():
                 yield
         finally:
-            num_tokens = len(request.asked_ids) + self._num_output[index]
-            self._model.places.release(request.scheduling, num_tokens)
+            self._model.places.release(scheduling)
 
     async def _decode(self, index: int, request: GenerationRequest, placed_s: float) -> None:
         metrics, ended = self._model.metrics.answers(request.model), self._model.ended
@@ -230,5 +227,4 @@ class Answers:
                     ended.note(request.model, output.finish_reason, output.usage, times)
                     current_record().note_answer(times.first_token_s, times.per_token_s)
                 self.num_output_tokens += len(output.tokens)
-                self._num_output[index] += len(output.tokens)
                 self._outputs.put_nowait((index + output.beam, output))

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
 
-from outrider.engine.speculation.row_budget import Alone, Part, RowBudget, Unit, away
+from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.wire.scheduling import Scheduling
 from target_service.lease import Candidates
 from target_service.rows import RATE_WEIGHT, Lacking, RowRule
@@ -95,11 +95,11 @@ class StepBudget:
         tails: Sequence[int],
         counts: Sequence[int],
         most: int,
-    ) -> Part[_Item]:
+    ) -> CallerPart[_Item]:
         own = [found[index] for index in slots]
         fed = [_fed(each, counts[index]) for each, index in zip(own, slots, strict=True)]
         num_tail = sum(tails[index] for index in slots)
-        return Part(
+        return CallerPart(
             caller,
             weight,
             len(own) + sum(map(sum, fed)),

@@ -1,8 +1,7 @@
 """Lets answers wait for a place, and refuses those that would wait in vain. One queue for each served model. No I/O.
 
 A free place is for the caller that holds the fewest over its weight, of those alike for the one that was given the
-fewest tokens since it had nothing here, then for who came first, and of its answers for that of the lowest priority
-number. Callers that send one answer after the other take turns, whatever these take.
+fewest, then for who came first, and of its answers for that of the lowest priority number.
 """
 
 from __future__ import annotations
@@ -85,7 +84,8 @@ class AdmissionQueue:
         """Who waits, in the order in which they came."""
         self._num_held: Counter[bytes] = Counter()
         """Places, by caller; those that hold none are not in it."""
-        self._served = VirtualTokens()
+        self._given = VirtualTokens()
+        """Places."""
         self._idle_s = self._full_s = -math.inf
         self._overloaded = False
 
@@ -147,22 +147,20 @@ class AdmissionQueue:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append((scheduling, turn))
-        self._note_waiting()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release(scheduling, 0)
+                self.release(scheduling)
             else:
                 self._line = [each for each in self._line if each[1] is not turn]
             raise
 
-    def release(self, scheduling: Scheduling, num_tokens: int) -> None:
-        """Free the place of an answer that took so many tokens, its prompt's among them."""
+    def release(self, scheduling: Scheduling) -> None:
+        """Free the place of an answer."""
         self.num_running -= 1
         self._num_held[scheduling.caller] -= 1
         self._num_held += Counter()  # forgets those that hold none
-        self._served.give(scheduling.caller, num_tokens, scheduling.weight)
         self._let_in()
 
     def _hold(self, caller: bytes) -> None:
@@ -171,18 +169,18 @@ class AdmissionQueue:
 
     def _let_in(self) -> None:
         self._line = [each for each in self._line if not each[1].done()]
+        if not self._line or self.num_running >= self._capacity:
+            return
+        waiting = {scheduling.caller: scheduling.weight for scheduling, _ in self._line}
+        self._given.wait(waiting, self._num_held)
         while self._line and self.num_running < self._capacity:
             caller = min((scheduling for scheduling, _ in self._line), key=self._rank).caller
             own = (each for each in self._line if each[0].caller == caller)
             first = min(own, key=lambda each: each[0].priority)
             self._line.remove(first)
+            self._given.give(caller, 1.0)
             self._hold(caller)
             first[1].set_result(None)
-        self._note_waiting()
-
-    def _note_waiting(self) -> None:
-        waiting = [scheduling.caller for scheduling, _ in self._line]
-        self._served.wait(waiting, (*waiting, *self._num_held))
 
     def _rank(self, scheduling: Scheduling) -> tuple[float, float]:
-        return self._num_held[scheduling.caller] / scheduling.weight, self._served.given(scheduling.caller)
+        return self._num_held[scheduling.caller] / scheduling.weight, self._given.given(scheduling.caller)

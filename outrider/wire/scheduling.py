@@ -1,11 +1,12 @@
 """Whom a request is scheduled for, and who comes next where not everybody can at once. Imports no torch.
 
-The gateway's queue, the prompts that a worker feeds and the steps of a target go by the same counters, each by its own.
+The gateway's queue, the prompts that a worker feeds, and steps of targets and drafts go by such counters, each by its
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from outrider.v1 import common_pb2 as pb
@@ -48,31 +49,32 @@ class Scheduling:
 
 class VirtualTokens:
     """Counts what each caller that is here was given, over its weight: of those that wait, who has least is next (Sheng
-    et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
+    et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2, with the virtual time of weighted fair
+    queueing: Demers, Keshav and Shenker, 1989).
 
-    Nobody saves up: who begins to wait has at least what the one of those that go on waiting has who has least. Nobody
-    owes: where none goes on waiting all begin level, and so does who was not here.
+    Nobody saves up: who begins to wait has at least what those that wait have on average, by their weights. That grows
+    with all that is given, so that nobody waits for ever beside others that come and go.
     """
 
     def __init__(self) -> None:
         self._given: dict[bytes, float] = {}
-        self._waiting: set[bytes] = set()
+        self._waiting: dict[bytes, float] = {}
+        self._total_weight = 0.0
+        self._average = 0.0
 
-    def wait(self, waiting: Iterable[bytes], here: Iterable[bytes]) -> None:
-        """Say who waits, and who is here, waiting or not."""
-        waiting = set(waiting)
-        going_on = [self._given[caller] for caller in self._waiting & waiting]
-        before = self._given if going_on else {}
-        self._given = {caller: before.get(caller, 0.0) for caller in (*here, *waiting)}
-        for caller in waiting - self._waiting if going_on else ():
-            self._given[caller] = max(self._given[caller], min(going_on))
-        self._waiting = waiting
+    def wait(self, waiting: Mapping[bytes, float], here: Iterable[bytes]) -> None:
+        """Say who waits, with their weights, and who is here, waiting or not."""
+        given = self._given
+        self._given = {caller: given.get(caller, self._average) for caller in (*here, *waiting)}
+        for caller in waiting.keys() - self._waiting.keys():
+            self._given[caller] = max(self._given[caller], self._average)
+        self._waiting, self._total_weight = dict(waiting), sum(waiting.values())
 
-    def give(self, caller: bytes, amount: float, weight: float) -> None:
-        """Count what a caller is given, or gives back, while it is here."""
-        if caller in self._given:
-            self._given[caller] += amount / weight
+    def give(self, caller: bytes, amount: float) -> None:
+        """Count what a caller is given that waits."""
+        self._given[caller] += amount / self._waiting[caller]
+        self._average += amount / self._total_weight
 
     def given(self, caller: bytes) -> float:
-        """Return what it was given, by which callers that wait are compared."""
+        """Return what it was given over its weight, by which callers that wait are compared."""
         return self._given[caller]

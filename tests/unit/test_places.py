@@ -28,7 +28,7 @@ async def test_first_come_first_served_within_the_capacity() -> None:
     tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
     await settle()
     assert order == [0, 1]
-    places.release(Scheduling(), 1)
+    places.release(Scheduling())
     await settle()
     assert order == [0, 1, 2]
     places.capacity = 4
@@ -39,7 +39,7 @@ async def test_first_come_first_served_within_the_capacity() -> None:
 
 
 async def served(places: AdmissionQueue, order: str, weights: dict[str, float] | None = None) -> str:
-    """Return in which order those of `order` get the only place, each for ten tokens; capitals are of priority -1."""
+    """Return in which order those of `order` get the only place, one after the other; capitals are of priority -1."""
     got = list[str]()
 
     def scheduling(name: str) -> Scheduling:
@@ -53,10 +53,10 @@ async def served(places: AdmissionQueue, order: str, weights: dict[str, float] |
     await places.acquire(Scheduling())
     tasks = [asyncio.create_task(wait(name)) for name in order]
     await settle()
-    places.release(Scheduling(), 1)
+    places.release(Scheduling())
     for number in range(len(order)):
         await settle()
-        places.release(scheduling(got[number]), 10)
+        places.release(scheduling(got[number]))
     await asyncio.gather(*tasks)
     return "".join(got)
 
@@ -81,22 +81,20 @@ async def test_places_are_held_by_weight() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_what_a_caller_was_given_counts_while_it_holds_a_place() -> None:
-    places, order = queue_of(3), list[int]()
-    a, b, c = (Scheduling(caller) for caller in (b"a", b"b", b"c"))
-    for holder in (a, a, b):
-        await places.acquire(holder)
-    tasks = [asyncio.create_task(waiting(places, order, index, c)) for index in range(2)]
-    await settle()
-    places.release(a, 1000)
-    tasks += [asyncio.create_task(waiting(places, order, *each)) for each in ((2, a), (3, b))]
-    for _ in range(2):
-        await settle()
-        places.release(c, 0)
-    await settle()
-    assert order == [0, 1, 3], "a and b hold one each"
-    places.release(b, 0)
-    await asyncio.gather(*tasks)
+async def test_a_caller_with_two_streams_has_its_part_beside_many_with_one() -> None:
+    """All ask again after each answer; the places are fewer than the callers."""
+    places, got = queue_of(4), list[bytes]()
+    callers = [b"two", b"two", *(b"%d" % index for index in range(8))]
+
+    async def ask(caller: bytes) -> None:
+        for _ in range(20):
+            await places.acquire(Scheduling(caller))
+            got.append(caller)
+            await settle()
+            places.release(Scheduling(caller))
+
+    await asyncio.gather(*map(ask, callers))
+    assert got[:100].count(b"two") >= 10
 
 
 async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
@@ -106,10 +104,10 @@ async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
     await settle()
     tasks[0].cancel()
     await settle()
-    places.release(Scheduling(), 1)
+    places.release(Scheduling())
     tasks[1].cancel()  # in the moment in which it is given its place
     await settle()
     assert order == [2]
-    places.release(Scheduling(), 1)
+    places.release(Scheduling())
     assert places.num_running == 0
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,42 +19,49 @@ def dealt(tokens: VirtualTokens, weights: dict[bytes, float], count: int, amount
     order = ""
     for _ in range(count):
         caller = min(weights, key=tokens.given)
-        tokens.give(caller, amount, weights[caller])
+        tokens.give(caller, amount)
         order += caller.decode()
     return order
 
 
-def waiting(*callers: bytes) -> VirtualTokens:
-    tokens = VirtualTokens()
-    tokens.wait(callers, callers)
-    return tokens
+def waiting(**weights: float) -> tuple[VirtualTokens, dict[bytes, float]]:
+    tokens, by_caller = VirtualTokens(), {name.encode(): weight for name, weight in weights.items()}
+    tokens.wait(by_caller, by_caller)
+    return tokens, by_caller
 
 
 def test_each_is_given_by_its_weight() -> None:
-    order = dealt(waiting(A, B, C), {A: 1.0, B: 2.0, C: 5.0}, 80)
+    order = dealt(*waiting(a=1.0, b=2.0, c=5.0), 80)
     assert (order.count("a"), order.count("b"), order.count("c")) == (10, 20, 50)
 
 
 def test_nobody_saves_up_and_nobody_owes() -> None:
-    tokens = waiting(A, B)
-    tokens.give(A, 100.0, 1.0)
-    tokens.give(B, 70.0, 1.0)
-    tokens.wait([A, B, C], [A, B, C])
-    assert tokens.given(C) == tokens.given(B) == 70.0, "it was not here before"
-    tokens.wait([B, C], [A, B, C])
-    tokens.wait([A, B, C], [A, B, C])
+    tokens, weights = waiting(a=1.0, b=3.0)
+    tokens.give(A, 100.0)
+    tokens.give(B, 60.0)
+    tokens.wait(weights | {C: 1.0}, [A, B, C])
+    assert tokens.given(C) == pytest.approx(40.0), "the average of all that waited"
+    tokens.wait({B: 3.0, C: 1.0}, [A, B, C])
+    tokens.wait(weights | {C: 1.0}, [A, B, C])
     assert tokens.given(A) == 100.0, "it was here"
-    tokens.wait([B, C], [B, C])
-    tokens.wait([A, B, C], [A, B, C])
-    assert tokens.given(A) == 70.0, "it was not"
-    tokens.wait([A, B], [A, B, C])
-    tokens.give(B, 20.0, 1.0)
-    tokens.give(A, 40.0, 1.0)
-    tokens.wait([A, B, C], [A, B, C])
-    assert tokens.given(C) == 90.0, "it wanted none meanwhile"
-    tokens.wait([], [A, B, C])
-    tokens.wait([A, B], [A, B, C])
-    assert tokens.given(A) == tokens.given(B) == 0.0
+    tokens.wait({B: 3.0, C: 1.0}, [B, C])
+    tokens.wait(weights | {C: 1.0}, [A, B, C])
+    assert tokens.given(A) == pytest.approx(40.0), "it was not"
+    tokens.wait(weights, [A, B, C])
+    tokens.give(B, 80.0)
+    tokens.wait(weights | {C: 1.0}, [A, B, C])
+    assert tokens.given(C) == pytest.approx(60.0), "it wanted none meanwhile"
+
+
+def test_who_goes_on_waiting_has_its_turn_beside_others_that_come_and_go() -> None:
+    tokens, num_given = VirtualTokens(), Counter[bytes]()
+    for number in range(400):
+        others = {b"%d" % each: 1.0 for each in range(number, number + 4)}  # one is gone, and one is new
+        tokens.wait({A: 1.0} | others, [A, *others])
+        first = min((A, *others), key=tokens.given)
+        tokens.give(first, 1.0)
+        num_given[first] += 1
+    assert num_given[A] >= 400 / 6
 
 
 def test_who_is_served_whole_does_not_go_before_others_again() -> None:
@@ -62,12 +69,12 @@ def test_who_is_served_whole_does_not_go_before_others_again() -> None:
     names = [bytes([index]) for index in range(8)]
     tokens, got = VirtualTokens(), Counter[bytes]()
     for _ in range(80):
-        tokens.wait(names, names)
+        tokens.wait(dict.fromkeys(names, 1.0), names)
         served = sorted(names, key=tokens.given)[:5]
         got.update(served)
         for caller in served:
-            tokens.give(caller, 1.0, 1.0)
-        tokens.wait([caller for caller in names if caller not in served], names)
+            tokens.give(caller, 1.0)
+        tokens.wait({caller: 1.0 for caller in names if caller not in served}, names)
     assert set(got.values()) == {50}
 
 

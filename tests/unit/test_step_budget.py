@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.row_budget import PROBE_STEPS
+from outrider.engine.speculation.row_budget import ALONE_EVERY
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
@@ -89,7 +89,7 @@ def test_drafts_are_left_out_before_slots_and_slots_take_turns() -> None:
         runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)][1:]
         assert min(runs) > 0.6 * max(runs)
         if all_run:
-            assert min(runs) >= 99 - 100 / PROBE_STEPS and sum(rows[1:]) > 600, "what is left of their part are drafts"
+            assert min(runs) >= 99 - 100 / ALONE_EVERY and sum(rows[1:]) > 600, "what is left of their part are drafts"
         else:
             assert sum(rows[1:]) == sum(runs), "not one draft where slots wait"
         assert all(seconds_of(sum(1 + c for c in counts if c is not None)) < 2.5 * seconds_of(3) for counts in chosen)
@@ -104,7 +104,7 @@ def test_alone_a_caller_gets_what_it_names_and_all_that_share_nothing_are_one() 
 def test_a_callers_own_slots_go_by_priority_and_then_by_who_waited_longest() -> None:
     urgent = slot(MANY, [], priority=-1)
     _, _, chosen = settled(slot(ONE, []), urgent, *many(60))
-    probes = 100 / PROBE_STEPS
+    probes = 100 / ALONE_EVERY
     runs = [sum(each is not None for each in own) for own in zip(*chosen, strict=True)]
     assert runs[1] >= 99 - probes and max(runs[2:]) < 60
 

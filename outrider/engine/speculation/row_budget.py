@@ -8,7 +8,7 @@ left over waits for the next step. A step of more rows takes no longer than step
 together, so there is room for the part of all.
 
 How many rows that are follows from the bounded steps before, by what they took. Of the caller by whom steps are
-bounded, one in PROBE_STEPS is taken alone, which says how long that takes now.
+bounded, one in ALONE_EVERY is taken alone, which says how long that takes now.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import VirtualTokens
 
-PROBE_STEPS = 4
+ALONE_EVERY = 4
 """Bounded steps of which one is the bounding caller's alone. Doubling it halves what that costs the others, and follows
 the machine half as fast."""
 _WEIGHT = 0.25
@@ -52,7 +52,7 @@ class Alone(NamedTuple, Generic[Item]):
         return sum(unit.num_rows for unit in self.units)
 
 
-class Part(NamedTuple, Generic[Item]):
+class CallerPart(NamedTuple, Generic[Item]):
     """A caller's part of a step in which nobody is bounded."""
 
     caller: bytes
@@ -67,9 +67,9 @@ class Part(NamedTuple, Generic[Item]):
     alone: Callable[[], Alone[Item]]
 
 
-def away(caller: bytes, weight: float) -> Part[Item]:
+def away(caller: bytes, weight: float) -> CallerPart[Item]:
     """Return the part of a caller that has nothing to feed now, and soon will have: as if a row alone were all."""
-    return Part(caller, weight, 1.0, 0, 1.0, 1, lambda: Alone(1.0, ()))
+    return CallerPart(caller, weight, 1.0, 0, 1.0, 1, lambda: Alone(1.0, ()))
 
 
 class RowBudget(Generic[Item]):
@@ -84,17 +84,17 @@ class RowBudget(Generic[Item]):
         """By whom the step is bounded that was dealt last; None where nobody is."""
         self._num_rows = 1.0
         """Of a bounded step."""
-        self._num_bounded = 0
+        self._num_since_alone = ALONE_EVERY
         self._alone: bytes | None = None
         """Whose alone the step is that was dealt last, all that it would feed."""
         self._longest_s: float | None = None
         """What that step was to take at most; None where it was not bounded, or had fewer rows than it might."""
 
-    def deal(self, parts: Sequence[Part[Item]]) -> list[Item] | None:
+    def deal(self, parts: Sequence[CallerPart[Item]]) -> list[Item] | None:
         """Return what is in the next step; None where nobody is bounded."""
         self._alone = self._longest_s = None
         if len(parts) < 2 or self._is_fair(parts):
-            self._given.wait((), ())
+            self._given.wait({}, ())
             self._alone_s.clear()
             self.bounding = None
             return None
@@ -105,13 +105,15 @@ class RowBudget(Generic[Item]):
         units = {caller: deque(each.units) for caller, each in alone.items() if each.units}
         self._num_rows = max(1.0, min(self._num_rows, sum(part.num_rows for part in parts)))
         num_rows = round(self._num_rows)
-        self._num_bounded += 1
+        self._num_since_alone += 1
         stepping = units
-        if bounding in units and self._num_bounded % PROBE_STEPS == 1:
+        if bounding in units and self._num_since_alone >= ALONE_EVERY:
+            self._num_since_alone = 0
             stepping, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
-        self._given.wait(units, alone)
-        dealt = self._dealt(stepping, num_rows, {part.caller: part.weight for part in parts})
-        self._given.wait([caller for caller, own in units.items() if own], alone)
+        weights = {part.caller: part.weight for part in parts}
+        self._given.wait({caller: weights[caller] for caller in units}, alone)
+        dealt = self._dealt(stepping, num_rows, weights)
+        self._given.wait({caller: weights[caller] for caller, own in units.items() if own}, alone)
         self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in alone}
         if any(stepping.values()):
             self._longest_s = by_s[bounding]
@@ -132,7 +134,7 @@ class RowBudget(Generic[Item]):
             ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
 
-    def _is_fair(self, parts: Sequence[Part[Item]]) -> bool:
+    def _is_fair(self, parts: Sequence[CallerPart[Item]]) -> bool:
         """Return whether each gains its part of what it would gain alone."""
         seconds = self._cost.seconds(max(1, sum(part.num_rows for part in parts)))
         if seconds is None:
@@ -150,11 +152,11 @@ class RowBudget(Generic[Item]):
     def _dealt(self, units: dict[bytes, deque[Unit[Item]]], left: int, weights: dict[bytes, float]) -> list[Item]:
         dealt, waiting = list[Item](), dict(units)
         while left > 0 and waiting:
-            caller = min(waiting, key=self._given.given)
+            caller = min(waiting, key=lambda each: self._given.given(each) + waiting[each][0].num_rows / weights[each])
             unit = waiting[caller].popleft()
             dealt.append(unit.item)
             left -= unit.num_rows
-            self._given.give(caller, unit.num_rows, weights[caller])
+            self._given.give(caller, unit.num_rows)
             if not waiting[caller]:
                 del waiting[caller]
         return dealt

@@ -255,7 +255,8 @@ class Scheduler:
         first = dict[bytes, int]()
         for index in waiting:
             first.setdefault(demands[index].scheduling.caller, index)
-        self._fed.wait(first, (demand.scheduling.caller for demand in demands))
+        weights = {caller: demands[index].scheduling.weight for caller, index in first.items()}
+        self._fed.wait(weights, (demand.scheduling.caller for demand in demands))
 
         def turn(index: int) -> tuple[float, int, int]:
             caller, priority = demands[index].scheduling.caller, demands[index].scheduling.priority
@@ -264,11 +265,10 @@ class Scheduler:
         return sorted(waiting, key=turn)
 
     def _note_fed(self, demands: Sequence[SlotDemand], decisions: Sequence[Decision]) -> None:
-        scheduling = {demand.key: demand.scheduling for demand in demands}
+        callers = {demand.key: demand.scheduling.caller for demand in demands}
         for decision in decisions:
             if isinstance(decision, Feed):
-                own = scheduling[decision.key]
-                self._fed.give(own.caller, decision.num_tokens, own.weight)
+                self._fed.give(callers[decision.key], decision.num_tokens)
 
 
 class _Plan:
