@@ -1,23 +1,23 @@
-"""The launcher and Ray Serve side by side: who restarts, drains, adds and moves workers sooner, and what streams notice.
+"""The launcher and Ray Serve side by side: how soon workers restart, drain, are added and move, and what streams see.
 
-A Ray cluster of three machines, played on this one as in `make cluster-test` (it needs root), two targets and two drafts
-of the demo pair on two of them, a gateway, and clients that stream the same greedy answer all the time. The same events
-strike a system of `deploy.launcher` and one of `benchmarks.serve_workers`, in the same order. Every time but the first
-is from the event. Lines are counted as `make lines` counts them.
+A Ray cluster of three machines, played on this one as in `make cluster-test` (it needs root), two targets and two
+drafts of the demo pair on two of them, a gateway, and clients that stream the same greedy answer all the time. The same
+events strike a system of `deploy.launcher` and one of `benchmarks.serve_workers`, in the same order. Every time but the
+first is from the event. Lines are counted as `make lines` counts them.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ import yaml
 from benchmarks.common import Report, parser
 from deploy.node_drain import FOLDER
 from outrider.client import AsyncClient
-from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc, target_pb2_grpc
+from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, target_pb2_grpc
 from outrider.wire.processes import become_subreaper, end_descendants
 from tests.cluster.nodes import FIRST, HEAD, SECOND, THIRD, Nodes, enter_network
 from tests.cluster.run import LABELS, settings
@@ -221,7 +221,7 @@ class Trial:
             self.events.append(event)
 
     async def _next_answers(self) -> None:
-        """Until every client that was reading has had its answer, and two seconds at least for the next event to be one."""
+        """Until every client that was reading has had its answer, and another one."""
         began_s, before = time.monotonic(), len(self._streams.texts)
 
         async def holds() -> bool:
@@ -250,7 +250,7 @@ class Trial:
             return await until(lambda: worked(self._registry, pool, count, known), began_s)
 
         async def ended() -> bool:
-            return sum(Path(f"/proc/{pid}").exists() for pid in before) == count
+            return sum(is_there(pid) for pid in before) == count
 
         return await until(ended, began_s)
 
@@ -288,6 +288,10 @@ class Trial:
         return await self._elsewhere(SECOND, began_s)
 
 
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 def tell_ray(nodes: Nodes, address: str) -> None:
     """`ray drain-node`, with a minute's notice."""
     code = (
@@ -320,8 +324,11 @@ async def streaming(registry: str) -> AsyncIterator[Streams]:
         async with AsyncClient(str(gateway.ready["grpc"]), timeout_s=120) as client:
             asking = [asyncio.create_task(streams.ask(client)) for _ in range(NUM_CLIENTS)]
             try:
-                while len(streams.texts) < 2 * NUM_CLIENTS and len(streams.lost) < NUM_CLIENTS:
-                    await asyncio.sleep(0.1)
+
+                async def has_begun() -> bool:
+                    return len(streams.texts) >= 2 * NUM_CLIENTS
+
+                await until(has_begun, time.monotonic())
                 yield streams
             finally:
                 streams.is_over = True
@@ -371,21 +378,115 @@ async def strike(
     return trial.events, streams
 
 
+GOES: dict[str, tuple[str, ...]] = {
+    "actors": ("Refused", "WorkerActor", "_was_restarted"),
+    "cluster": (),
+    "fleet": ("Workers", "Eyes", "Fleet", "_pool_message"),
+    "launcher": ("Launcher._serve", "Launcher._start", "Launcher._tick", "Launcher._end", "Launcher._scale"),
+    "member": ("Replica", "PoolMember"),
+    "node_drain": ("listen", "_accept", "_answer", "drain_workers", "_ask", "main"),
+    "placement": (),
+    "ray_workers": ("Lost", "RayWorker", "_lost", "RayWorkers", "_spec_of"),
+    "registry": (),
+    "sightings": ("Sightings", "_refusal"),
+    "sizes": (),
+}
+"""By file of deploy: the definitions that Serve would do for us. All else stays, be it for one definition."""
+
+
+def lines_of(module: str) -> tuple[int, int]:
+    """Lines of the file in all, and of the definitions that go."""
+    text = Path("deploy", f"{module}.py").read_text(encoding="utf-8")
+    spans: dict[str, int] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            spans[node.name] = _span(node)
+        if isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            spans |= {f"{node.name}.{each.name}": _span(each) for each in methods}
+    return text.count("\n"), sum(spans[name] for name in GOES[module])
+
+
+def _span(node: ast.ClassDef | ast.FunctionDef) -> int:
+    first = min((each.lineno for each in node.decorator_list), default=node.lineno)
+    return int(node.end_lineno or first) - first + 1
+
+
+def tell_lines(report: Report) -> None:
+    found = {module: lines_of(module) for module in GOES}
+    new = Path("benchmarks", "serve_workers.py").read_text(encoding="utf-8").count("\n")
+    rows = [[f"deploy/{name}.py", str(total), str(goes), str(total - goes)] for name, (total, goes) in found.items()]
+    total, goes = (sum(each[index] for each in found.values()) for index in (0, 1))
+    rows += [
+        ["benchmarks/serve_workers.py", "0", "0", str(new)],
+        ["all", str(total), str(goes), str(total - goes + new)],
+    ]
+    report.table("Lines of ours", ["file", "launcher", "goes with Serve", "left with Serve"], rows)
+    report.data["lines"] = found | {"new": new}
+
+
+def tell_events(report: Report, found: dict[str, list[list[Event]]]) -> None:
+    names = list(dict.fromkeys(event.name for runs in found.values() for run in runs for event in run))
+    rows = []
+    for name in names:
+        row = [name]
+        for runs in found.values():
+            events = [event for run in runs for event in run if event.name == name]
+            times = ", ".join("never" if math.isnan(each.seconds) else f"{each.seconds:.1f}" for each in events)
+            row += [times, str(sum(each.lost for each in events)), _pause(events)]
+        rows.append(row)
+    columns = ["event"]
+    for kind in found:
+        columns += [f"{kind}: s, by run", "streams lost", "longest pause, s"]
+    report.table("Events", columns, rows)
+    report.data["events"] = {kind: [[vars(event) for event in run] for run in runs] for kind, runs in found.items()}
+
+
+def _pause(events: list[Event]) -> str:
+    return f"{max(each.longest_pause_s for each in events):.1f}" if any(each.answers for each in events) else ""
+
+
 def main() -> int:
-    made = parser(__doc__, systems=["launcher", "serve"])
+    made = parser(__doc__, systems=["launcher", "serve"], repetitions=2)
     made.add_argument("--only", nargs="*", default=[], help="events whose name holds one of these")
     arguments = made.parse_args()
     enter_network()
     become_subreaper()
     folder = Path(tempfile.mkdtemp(prefix="os-"))
     report = Report("serve-launcher", "The launcher and Ray Serve")
-    found: dict[str, tuple[list[Event], Streams]] = {}
+    found: dict[str, list[list[Event]]] = {kind: [] for kind in arguments.systems}
+    different: dict[str, int] = {}
+    loads = [os.getloadavg()[0]]
     try:
-        for kind in arguments.systems:
-            found[kind] = measure(kind, folder / kind[0], arguments.only)
+        for index in range(arguments.repetitions):
+            for kind in arguments.systems:
+                events, streams = measure(kind, folder / f"{kind[0]}{index}", arguments.only)
+                found[kind].append(events)
+                different[kind] = different.get(kind, 0) + len(set(streams.texts)) - 1
+                loads.append(os.getloadavg()[0])
     finally:
         end_descendants(2.0)
         shutil.rmtree(folder, ignore_errors=True)
+    report.text(
+        f"Two targets and two drafts of the demo pair on a Ray cluster of three played machines, {NUM_CLIENTS} clients "
+        f"that stream the same {MAX_TOKENS} greedy tokens again and again; runs in turn. Seconds are from the event. "
+        f"The machine did much else: its load average was {min(loads):.0f} to {max(loads):.0f} between the runs."
+    )
+    tell_events(report, found)
+    tell_lines(report)
+    lost = {kind: sum(event.lost for run in runs for event in run) for kind, runs in found.items()}
+    report.verdict(
+        [f"{kind}: {number} streams lost" for kind, number in lost.items() if number]
+        + [f"{kind}: {number} answers with other tokens" for kind, number in different.items() if number]
+        + [
+            f"{kind}: {e.name}: never"
+            for kind, runs in found.items()
+            for run in runs
+            for e in run
+            if math.isnan(e.seconds)
+        ]
+    )
+    report.write(arguments.results)
     return 0
 
 

@@ -1,12 +1,12 @@
 """Workers under Ray Serve instead of the launcher: as little code as carries pools, drains, sizes and a registry.
 
 `python -m benchmarks.serve_workers --config FILE --address HEAD:6379 --registry HOST:PORT` is to Serve what
-`python -m deploy.launcher` is to bare actors, with the same file. Its lines are those that Serve would need of us, beside
-what it imports from `deploy`; `benchmarks.serve_launcher` measures both.
+`python -m deploy.launcher` is to bare actors, with the same file. Its lines are those that Serve would need of us,
+beside what it imports from `deploy`; `benchmarks.serve_launcher` measures both.
 
-Serve places replicas, starts them again and ends them. Its proxies and handles carry nothing of an answer: gateways call
-the workers' own gRPC servers, so that somebody must tell them where these are, and a replica must count its answers
-itself before it ends.
+Serve places replicas, starts them again and ends them. Its proxies and handles carry nothing of an answer: gateways
+call the workers' own gRPC servers, so that somebody must tell them where these are, and a replica must count its
+answers itself before it ends.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Directory:
             time.sleep(0.1)
 
     def _publish(self, now_s: float) -> None:
-        """Not before all have been heard, or might have: gateways may know more than a directory that has just begun."""
+        """Not before all have been heard, or might have been: gateways may know more than one that has just begun."""
         if not self._published.version and now_s - self._began_s < LEASE_S:
             found = [member.pool for _, member in list(self._members.values())]
             if any(found.count(name) < pool.count for name, pool in self._pools.items()):
