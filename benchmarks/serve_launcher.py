@@ -197,8 +197,8 @@ class Trial:
             "a third draft asked for, until it has worked": lambda: self._scaled("small", 3),
             "three drafts to two, until one has drained and ended": lambda: self._scaled("small", 2),
             "kill -9 of launcher or controller and of a draft, until another has worked": self._unmanaged,
-            "a machine falls silent, until all four work elsewhere": self._lose_machine,
-            "a machine is told that it will end, until all four work elsewhere": self._drain_machine,
+            "a machine is told that it will end and ends, until all four serve elsewhere": self._drain_machine,
+            "the next falls silent, until all four serve elsewhere": self._lose_machine,
         }
         for name, strike in everything.items():
             if names and not any(each in name for each in names):
@@ -265,27 +265,29 @@ class Trial:
     async def _elsewhere(self, node: str, began_s: float) -> float:
         async def holds() -> bool:
             found = [one for pool in ("chat", "small") for one in await serving(self._registry, pool)]
-            return len(found) == 4 and all(one.node != node and info.num_steps for one, info in found)
+            targets = [info for one, info in found if one.role == registry_pb2.ROLE_TARGET]
+            return len(found) == 4 and all(one.node != node for one, _ in found) and all(i.num_steps for i in targets)
 
         return await until(holds, began_s)
 
     async def _lose_machine(self) -> float:
         began_s = time.monotonic()
-        self._nodes.lose(FIRST)
-        return await self._elsewhere(FIRST, began_s)
+        self._nodes.lose(SECOND)
+        return await self._elsewhere(SECOND, began_s)
 
     async def _drain_machine(self) -> float:
-        """As a pod's end begins. Ray is told where Serve is to hear of it, the workers themselves with the launcher."""
+        """As a pod's end begins, with room elsewhere. Serve hears of it from Ray, with the launcher the workers do."""
         start_machine(self._nodes, self._folder, THIRD)
         began_s = time.monotonic()
         if self._system.kind == "serve":
-            await asyncio.to_thread(tell_ray, self._nodes, SECOND)
-        else:
-            env = {**self._nodes.env, FOLDER: str(self._folder / f"drain-{SECOND}")}
-            command = [sys.executable, "-m", "deploy.node_drain"]
-            await asyncio.to_thread(subprocess.run, command, env=env, check=True)
-            self._nodes.lose(SECOND)
-        return await self._elsewhere(SECOND, began_s)
+            await asyncio.to_thread(tell_ray, self._nodes, FIRST)
+            seconds = await self._elsewhere(FIRST, began_s)
+            self._nodes.lose(FIRST)
+            return seconds
+        env = {**self._nodes.env, FOLDER: str(self._folder / f"drain-{FIRST}")}
+        await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "deploy.node_drain"], env=env, check=True)
+        self._nodes.lose(FIRST)
+        return await self._elsewhere(FIRST, began_s)
 
 
 def is_there(pid: int) -> bool:
@@ -300,14 +302,12 @@ def tell_ray(nodes: Nodes, address: str) -> None:
         f"print([one['NodeID'] for one in ray.nodes() if one['NodeManagerAddress'] == {address!r} and one['Alive']][0])"
     )
     found = subprocess.run([sys.executable, "-c", code], env=nodes.env, capture_output=True, text=True, check=True)
-    command = [str(Path(sys.executable).parent / "ray"), "drain-node", f"--address={nodes.address}"]
-    notice = ["--reason=DEADLINE_EXCEEDED", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=it ends"]
-    subprocess.run(
-        [*command, f"--node-id={found.stdout.split()[-1]}", *notice[1:], "--deadline-remaining-seconds=60"],
-        env=nodes.env,
-        check=True,
-        capture_output=True,
-    )
+    command = [
+        *(str(Path(sys.executable).parent / "ray"), "drain-node", f"--address={nodes.address}"),
+        *(f"--node-id={found.stdout.split()[-1]}", "--deadline-remaining-seconds=60"),
+        *("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=it ends"),
+    ]
+    subprocess.run(command, env=nodes.env, check=True, capture_output=True)
 
 
 def start_machine(nodes: Nodes, folder: Path, address: str) -> None:
