@@ -184,16 +184,18 @@ class Event:
 class Trial:
     """Strikes one system."""
 
-    def __init__(self, system: System, nodes: Nodes, folder: Path, streams: Streams, tree: Tree) -> None:
+    def __init__(self, system: System, nodes: Nodes, folder: Path, tree: Tree, events: list[Event]) -> None:
         self._system = system
         self._nodes = nodes
         self._folder = folder
-        self._streams = streams
         self._tree = tree
-        self._registry = system.registry
-        self.events: list[Event] = []
+        self._streams = Streams()
+        self.registry = system.registry
+        self.events = events
 
-    async def run(self, names: list[str]) -> None:
+    async def run(self, names: list[str], streams: Streams) -> None:
+        """names: of the events, or parts of names; none for all."""
+        self._streams = streams
         everything: dict[str, Callable[[], Awaitable[float]]] = {
             "kill -9 of a target, until another has worked": lambda: self._struck("chat", signal.SIGKILL),
             "kill -9 of a draft, until another has worked": lambda: self._struck("small", signal.SIGKILL),
@@ -237,23 +239,23 @@ class Trial:
             await until(holds, began_s)
 
     async def _epochs(self, pool: str) -> set[int]:
-        return {info.epoch for _, info in await serving(self._registry, pool)}
+        return {info.epoch for _, info in await serving(self.registry, pool)}
 
     async def _struck(self, pool: str, number: signal.Signals) -> float:
-        found = await serving(self._registry, pool)
+        found = await serving(self.registry, pool)
         known = {info.epoch for _, info in found}
         victim = max(found, key=lambda one: one[1].num_slots_in_use)[1].pid
         began_s = time.monotonic()
         os.kill(victim, number)
-        return await until(lambda: worked(self._registry, pool, len(known), known), began_s)
+        return await until(lambda: worked(self.registry, pool, len(known), known), began_s)
 
     async def _scaled(self, pool: str, count: int) -> float:
-        found = await serving(self._registry, pool)
+        found = await serving(self.registry, pool)
         known, before = {info.epoch for _, info in found}, {info.pid for _, info in found}
         began_s = time.monotonic()
-        await asyncio.to_thread(sizes, self._registry, pool, count)
+        await asyncio.to_thread(sizes, self.registry, pool, count)
         if count > len(found):
-            return await until(lambda: worked(self._registry, pool, count, known), began_s)
+            return await until(lambda: worked(self.registry, pool, count, known), began_s)
 
         async def ended() -> bool:
             return sum(is_there(pid) for pid in before) == count
@@ -262,15 +264,15 @@ class Trial:
 
     async def _unmanaged(self) -> float:
         known = await self._epochs("small")
-        victim = (await serving(self._registry, "small"))[0][1].pid
+        victim = (await serving(self.registry, "small"))[0][1].pid
         began_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         await asyncio.to_thread(self._system.kill_manager, self._tree)
-        return await until(lambda: worked(self._registry, "small", 2, known), began_s)
+        return await until(lambda: worked(self.registry, "small", 2, known), began_s)
 
     async def _elsewhere(self, node: str, began_s: float) -> float:
         async def holds() -> bool:
-            found = [one for pool in ("chat", "small") for one in await serving(self._registry, pool)]
+            found = [one for pool in ("chat", "small") for one in await serving(self.registry, pool)]
             targets = [info for one, info in found if one.role == registry_pb2.ROLE_TARGET]
             return len(found) == 4 and all(one.node != node for one, _ in found) and all(i.num_steps for i in targets)
 
@@ -343,7 +345,8 @@ async def streaming(registry: str) -> AsyncIterator[Streams]:
         await asyncio.to_thread(gateway.stop)
 
 
-def measure(kind: str, folder: Path, only: list[str]) -> tuple[list[Event], Streams]:
+def measure(kind: str, folder: Path, only: list[str], events: list[Event]) -> Streams:
+    """Add what happened to `events` as it comes."""
     folder.mkdir()
     with Nodes(folder) as nodes:
         nodes.env["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"  # else one that hangs is asked to drain first
@@ -361,11 +364,12 @@ def measure(kind: str, folder: Path, only: list[str]) -> tuple[list[Event], Stre
             system.ready()
             start_s = time.monotonic() - began_s
             print(f"{kind}: all serve after {start_s:.1f} s", flush=True)
-            events, streams = asyncio.run(strike(system, nodes, folder, tree, only))
+            events.append(Event("start, on a cluster that runs, until all four serve", start_s, 0, 0, 0.0))
+            streams = asyncio.run(strike(Trial(system, nodes, folder, tree, events), only))
             began_s = time.monotonic()
             system.end()
             events.append(Event("the system is told to end, until it has", time.monotonic() - began_s, 0, 0, 0.0))
-            return [Event("start, on a cluster that runs, until all four serve", start_s, 0, 0, 0.0), *events], streams
+            return streams
         except BaseException:
             print(system.log(), flush=True)
             for log in sorted(folder.glob("1/session_latest/logs/serve/*.log")):
@@ -375,13 +379,10 @@ def measure(kind: str, folder: Path, only: list[str]) -> tuple[list[Event], Stre
             system.close()
 
 
-async def strike(
-    system: System, nodes: Nodes, folder: Path, tree: Tree, only: list[str]
-) -> tuple[list[Event], Streams]:
-    async with streaming(system.registry) as streams:
-        trial = Trial(system, nodes, folder, streams, tree)
-        await trial.run(only)
-    return trial.events, streams
+async def strike(trial: Trial, only: list[str]) -> Streams:
+    async with streaming(trial.registry) as streams:
+        await trial.run(only, streams)
+    return streams
 
 
 GOES: dict[str, tuple[str, ...]] = {
@@ -461,15 +462,18 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="os-"))
     report = Report("serve-launcher", "The launcher and Ray Serve")
     found: dict[str, list[list[Event]]] = {kind: [] for kind in arguments.systems}
-    short: dict[str, int] = {}
+    short = dict.fromkeys(arguments.systems, 0)
     loads = [os.getloadavg()[0]]
     try:
         for index in range(arguments.repetitions):
             for kind in arguments.systems:
-                events, streams = measure(kind, folder / f"{kind[0]}{index}", arguments.only)
+                events: list[Event] = []
                 found[kind].append(events)
-                short[kind] = short.get(kind, 0) + sum(number != MAX_TOKENS for number in streams.num_tokens)
+                streams = measure(kind, folder / f"{kind[0]}{index}", arguments.only, events)
+                short[kind] += sum(number != MAX_TOKENS for number in streams.num_tokens)
                 loads.append(os.getloadavg()[0])
+    except KeyboardInterrupt:
+        report.text("Interrupted: what is missing did not run.")
     finally:
         end_descendants(2.0)
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -82,7 +83,9 @@ class Worker:
         """Serve calls it before it ends the replica, and waits: until no answer runs here."""
         self._state = DRAINING
         await asyncio.to_thread(self._handle.drain, DRAIN_LIMIT_S)
-        await serve.get_deployment_handle(DIRECTORY, APP).forget.remote(self._name)
+        with contextlib.suppress(Exception):  # it may have ended first
+            async with asyncio.timeout(1.0):
+                await serve.get_deployment_handle(DIRECTORY, APP).forget.remote(self._name)
         await asyncio.to_thread(self._handle.stop)
 
     def _tell(self) -> None:
