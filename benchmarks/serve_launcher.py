@@ -439,7 +439,9 @@ def tell_events(report: Report, found: dict[str, list[list[Event]]]) -> None:
         row = [name]
         for runs in found.values():
             events = [event for run in runs for event in run if event.name == name]
-            times = ", ".join("never" if math.isnan(each.seconds) else f"{each.seconds:.1f}" for each in events)
+            times = ", ".join(
+                f"over {MAX_S:g}" if math.isnan(each.seconds) else f"{each.seconds:.1f}" for each in events
+            )
             row += [times, str(sum(each.lost for each in events)), _pause(events)]
         rows.append(row)
     columns = ["event"]
@@ -489,7 +491,7 @@ def main() -> int:
         [f"{kind}: {number} streams lost" for kind, number in lost.items() if number]
         + [f"{kind}: {number} answers that ended early" for kind, number in short.items() if number]
         + [
-            f"{kind}: {e.name}: never"
+            f"{kind}: {e.name}: not within {MAX_S:g} s"
             for kind, runs in found.items()
             for run in runs
             for e in run
