@@ -69,10 +69,15 @@ class Worker:
             raise RuntimeError(f"{pool.setting}: {error.message}") from None
         self._facts = actors._facts(self._handle, node)
         self._state = SERVING
+        self._is_told = threading.Event()
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
-    def check_health(self) -> None:
-        """Fail when the engine has ended or hangs; Serve ends the replica at the third time."""
+    async def check_health(self) -> None:
+        """Fail when the engine has ended or hangs; Serve ends the replica at the third time.
+
+        The first call returns once gateways may know of it: whoever it replaces is drained then.
+        """
+        await asyncio.to_thread(self._is_told.wait, LEASE_S)
         if not self._handle.running:
             raise RuntimeError("its engine ended")
         trouble = trouble_of(Seen(self._name, self._facts.address, time.monotonic(), self._handle.info()))
@@ -104,6 +109,7 @@ class Worker:
             try:
                 info = self._handle.info().SerializeToString()
                 directory.hear.remote(member.SerializeToString(), info).result(timeout_s=LEASE_S)
+                self._is_told.set()
             except Exception as error:  # it restarts, or the controller does
                 log.warning("%s cannot say where it is: %s", self._name, error)
             time.sleep(PERIOD_S)
