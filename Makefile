@@ -189,6 +189,12 @@ bench-long: $(STAMP)
 
 .PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
+# The launcher beside Ray Serve in its place: restarts, drains, a machine lost, and lines. As root, a quarter of an hour.
+bench-serve: $(STAMP)
+	$(BIN)/python -m benchmarks.serve_launcher $(ARGS)
+
+.PHONY: bench-serve
+
 bench-overload: $(STAMP)
 	$(BIN)/python -m benchmarks.overload $(ARGS)
 
