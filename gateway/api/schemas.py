@@ -799,6 +799,8 @@ class ChatBody(_Body):
         if continues and (self.add_generation_prompt is not False or messages[-1]["role"] != "assistant"):
             text = "continue_final_message needs add_generation_prompt to be false and a last message of the assistant"
             raise InvalidRequest(text, param="continue_final_message")
+        if continues:
+            tools = replace(tools, continued=messages[-1]["content"] or "")
         chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues)
         max_tokens = old if new is None else new
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
