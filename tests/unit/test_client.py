@@ -329,11 +329,11 @@ def test_an_llms_input_is_one_or_a_list_of_such() -> None:
     assert _chats([message]) == [[message]] and _chats([[message], [message]]) == [[message], [message]]
     assert _chats("hello") == ["hello"] and _chats(message) == [message] and _chats([]) == _prompts([]) == []
     for wrong in (5, b"hello", {"a": 1}):
-        with pytest.raises(errors.InvalidRequest, match="prompts is .*, must be a text"):
+        with pytest.raises(errors.InvalidRequest, match=r"prompts is .*, must be a text"):
             _prompts(wrong)  # type: ignore[arg-type]
     assert _asked("one") == ("one", {}) and _asked([1, 2]) == (None, {"prompt_ids": [1, 2]})
     for wrong in (1.5, None, b"hello"):
-        with pytest.raises(errors.InvalidRequest, match="prompts holds .*, must hold texts or lists"):
+        with pytest.raises(errors.InvalidRequest, match=r"prompts holds .*, must hold texts or lists"):
             _asked(wrong)
 
 
@@ -341,7 +341,7 @@ def test_an_llms_sampling_is_one_or_one_of_each_prompt() -> None:
     two = [{"n": 2}, {}]
     assert _options(None, 2) == [{}, {}] and _options(two[0], 2) == [two[0]] * 2 and _options(two, 2) == two
     for wrong in (5, "ab", b"ab", [None, None], [{}, 5]):
-        with pytest.raises(errors.InvalidRequest, match="sampling is .*, must be a dict"):
+        with pytest.raises(errors.InvalidRequest, match=r"sampling is .*, must be a dict"):
             _options(wrong, 2)
     with pytest.raises(errors.InvalidRequest, match="sampling has 2 entries for 3 prompts"):
         _options(two, 3)
