@@ -748,17 +748,20 @@ def test_an_unclosed_sync_client_leaves_quietly_at_exit(gateway: ScriptedGateway
     assert eventually(gateway.cancelled)
 
 
-def test_a_client_made_before_a_fork_is_refused_behind_it() -> None:
+def test_a_client_made_before_a_fork_is_refused_behind_it_and_its_streams_are_left_alone() -> None:
     script = (
         "import os\n"
         "from outrider.client import Client, OutriderError\n"
         "client = Client('127.0.0.1:1')\n"
+        "stream = client.stream('hello')\n"
         "if (child := os.fork()):\n"
         "    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "try:\n"
         "    client.generate('hello')\n"
         "except OutriderError as error:\n"
         "    print(error.message)\n"
+        "with stream:\n"
+        "    pass\n"
         "client.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
