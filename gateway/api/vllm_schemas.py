@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, Demand
-from gateway.api.schemas import ChatBody, MessageBody, ToolBody, described, other_parameters, without_others
-from gateway.api.schemas import _Strict as Strict
+from gateway.api.schemas import ChatBody, MessageBody, Strict, ToolBody, described, other_parameters, without_others
 from gateway.tools.offer import MAX_TOOLS
 from outrider.wire.errors import InvalidRequest
 
