@@ -15,10 +15,10 @@ from gateway.api.schemas import (
     ChatBody,
     MessageBody,
     SpeculationBody,
+    Strict,
     described,
     parse_body,
 )
-from gateway.api.schemas import _Strict as Strict
 from gateway.grammars import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest

@@ -14,12 +14,12 @@ from gateway.api.schemas import (
     JsonSchemaBody,
     MessageBody,
     ResponseFormatBody,
+    Strict,
     arguments_of,
     described,
     other_parameters,
     without_others,
 )
-from gateway.api.schemas import _Strict as Strict
 from gateway.grammars import OutputFormat
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest

@@ -216,21 +216,24 @@ class Routes:
         else:
             read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
 
-        def named() -> tuple[Sequence[int], list[str | None] | None]:
+        def tokenized() -> Response:
             ids = read()
-            return ids, [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+            return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
-        ids, names = await self.admission.tokenised(request.scope["incoming"], named)
-        sizes = {"count": len(ids), "max_model_len": facts.context_limit}
-        return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+        return await self.admission.tokenised(request.scope["incoming"], tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        check_token_ids("tokens", body.tokens, facts.vocab_size)
-        decode = partial(self._tokenizer_of(facts).decode, body.tokens, skip_special_tokens=False)
-        text = await self.admission.tokenised(request.scope["incoming"], decode)
-        return JsonResponse({"prompt": text})
+        tokenizer = self._tokenizer_of(facts)
+
+        def detokenized() -> Response:
+            check_token_ids("tokens", body.tokens, facts.vocab_size)
+            return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        return await self.admission.tokenised(request.scope["incoming"], detokenized)
 
     async def tokenizer_info(self) -> Response:
         """Describe the tokenizer, as vLLM; of several models none."""

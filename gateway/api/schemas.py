@@ -163,7 +163,7 @@ class TextPart(TypedDict):
     text: str
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     """Unknown names are refused, and nothing is converted: "0.5" is no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -189,7 +189,7 @@ def _early_stopping(value: Any) -> Any:
     return value
 
 
-class SpeculationBody(_Strict):
+class SpeculationBody(Strict):
     enabled: bool | None = None
     num_draft_tokens: Annotated[
         Any, BeforeValidator(_draft_tokens, json_schema_input_type=int | Literal["auto"] | None)
@@ -258,7 +258,7 @@ class SpeculationBody(_Strict):
 AnySchema = Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean"]})]
 
 
-class JsonSchemaBody(_Strict):
+class JsonSchemaBody(Strict):
     """OpenAI's `json_schema`. Its name and description are for models that are told of them; no template is, here."""
 
     name: str | None = described("changes nothing")
@@ -267,7 +267,7 @@ class JsonSchemaBody(_Strict):
     strict: bool | None = described("hold the schema to OpenAI's rules for strict ones. Default: false")
 
 
-class ResponseFormatBody(_Strict):
+class ResponseFormatBody(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = described("with type json_schema, and only with it")
 
@@ -282,7 +282,7 @@ class ResponseFormatBody(_Strict):
         return None if self.type == "text" else OutputFormat("json_object", None, "response_format")
 
 
-class StructuredOutputsBody(_Strict):
+class StructuredOutputsBody(Strict):
     """vLLM's, of which exactly one is given."""
 
     json_: Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean", "string", "null"]})] = Field(
@@ -300,18 +300,18 @@ class StructuredOutputsBody(_Strict):
         return one_output(values)
 
 
-class PredictionBody(_Strict):
+class PredictionBody(Strict):
     type: Literal["content"]
     content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = described("with include_usage: the tokens so far in each chunk, too")
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
 
 
-class FunctionBody(_Strict):
+class FunctionBody(Strict):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
@@ -320,7 +320,7 @@ class FunctionBody(_Strict):
     )
 
 
-class ToolBody(_Strict):
+class ToolBody(Strict):
     type: Literal["function"]
     function: FunctionBody
 
@@ -360,20 +360,20 @@ def arguments_of(value: Any) -> Any:
     return found
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     name: str
     arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of, json_schema_input_type=str)]
     parsed_arguments: Any = Field(default=None, exclude=True, description="ignored: what OpenAI's client adds")
 
 
-class CallBody(_Strict):
+class CallBody(Strict):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = Field(default=None, exclude=True, description="ignored: a delta's place in a stream")
 
 
-class MessageBody(_Strict):
+class MessageBody(Strict):
     model_config = ConfigDict(validate_default=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -441,7 +441,7 @@ def without_others(value: Any, neutral: dict[str, tuple[Any, ...]], ignored: dic
     return {name: each for name, each in value.items() if name not in neutral and name not in ignored}
 
 
-class _Body(_Strict):
+class _Body(Strict):
     """What both endpoints take. null stands for the default everywhere."""
 
     model_config = ConfigDict(json_schema_extra=other_parameters(NEUTRAL, IGNORED))
@@ -799,6 +799,8 @@ class ChatBody(_Body):
         if continues and (self.add_generation_prompt is not False or messages[-1]["role"] != "assistant"):
             text = "continue_final_message needs add_generation_prompt to be false and a last message of the assistant"
             raise InvalidRequest(text, param="continue_final_message")
+        if continues:
+            tools = replace(tools, continued=messages[-1]["content"] or "")
         chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues)
         max_tokens = old if new is None else new
         return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)

@@ -44,6 +44,8 @@ class ToolOffer:
     """The tool that has to be called, once; then `choice` is required."""
     parallel: bool = True
     """Whether an answer may hold several calls."""
+    continued: str = ""
+    """The text of the message that an answer goes on with; empty = the answer begins one."""
 
     @property
     def names(self) -> frozenset[str]:

@@ -46,11 +46,15 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str, answer: str)
     source = template.tool_source if offer.tools else template.source
     family = family_of(source) if offer.tools else None
     marks = reasoning_marks(source)
-    if marks is not None and prompt.rstrip().endswith(marks[1]):
-        marks = None  # the prompt has ended it
+    in_reasoning = False
+    if marks is not None:
+        begin, end = marks
+        begun = offer.continued.rfind(begin) > offer.continued.rfind(end)
+        in_reasoning = begun or prompt.rstrip().endswith(begin)
+        if not in_reasoning and (offer.continued or prompt.rstrip().endswith(end)):
+            marks = None  # the prompt is past it
     if family is None and marks is None:
         return None, answer
-    in_reasoning = marks is not None and prompt.rstrip().endswith(marks[0])
     texts = {*(marks or ())}
     if family is not None:
         texts.update(MARKER.findall(" ".join((family.marker or "", *family.texts))))

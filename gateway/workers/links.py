@@ -23,7 +23,7 @@ from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.rpc import max_control_bytes
+from outrider.wire.transport.rpc import max_control_bytes, proxy_note
 from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -296,7 +296,7 @@ class WorkerLink:
     def _note_failure(self, why: str) -> None:
         """Log each reason once while a worker is away: it is asked again for ever, and they take turns."""
         if why not in self._failures:
-            log.warning("no answer from the %s at %s: %s", self.name, self.address, why)
+            log.warning("no answer from the %s at %s: %s", self.name, self.address, why + proxy_note(self.address))
         self._failures.add(why)
 
     async def _connect_once(self) -> None:

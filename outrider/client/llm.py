@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -101,18 +102,8 @@ class LLM:
         return self._ask([(None, GenerateOptions(messages=chat)) for chat in _chats(messages)], sampling)
 
     def _ask(self, asked: Sequence[Asked], sampling: Sampling | None) -> list[Completion]:
-        options: Sequence[GenerateOptions]
-        if sampling is None or isinstance(sampling, Mapping):
-            options = [sampling or GenerateOptions()] * len(asked)
-        else:
-            options = sampling
-        if len(options) != len(asked):
-            raise InvalidRequest(
-                f"sampling has {len(options)} entries for {len(asked)} prompts; give one for each, or one for all",
-                param="sampling",
-            )
+        own = zip(asked, _options(sampling, len(asked)), strict=True)
         try:
-            own = zip(asked, options, strict=True)
             return self._thread.run(self._answers([(text, {**each, **more}) for (text, more), each in own]))
         except Unavailable:
             if self._process.poll() is not None:
@@ -120,8 +111,7 @@ class LLM:
             raise
 
     async def _answers(self, requests: Sequence[Asked]) -> list[Completion]:
-        most = max((options.get("n", 1) for _, options in requests), default=1)
-        room = asyncio.Semaphore(max(1, self._max_running // most))
+        room = asyncio.Semaphore(max(1, self._max_running // _most_choices(requests)))
 
         async def answer(text: str | None, options: GenerateOptions) -> Completion:
             async with room:
@@ -172,7 +162,7 @@ def _end(process: subprocess.Popen[str], owner: int) -> None:
 
 
 def _prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> Sequence[Any]:
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, str) and not _is_list(prompts):
         raise InvalidRequest(
             f"prompts is {repr(prompts)[:100]}, must be a text, a list of token ids, or a list of such", param="prompts"
         )
@@ -186,10 +176,37 @@ def _chats(messages: Any) -> Sequence[Any]:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _asked(prompt: Any) -> Asked:
     if isinstance(prompt, str):
         return prompt, GenerateOptions()
+    if not _is_list(prompt):
+        raise InvalidRequest(
+            f"prompts holds {repr(prompt)[:100]}, must hold texts or lists of token ids", param="prompts"
+        )
     return None, GenerateOptions(prompt_ids=prompt)
+
+
+def _options(sampling: Any, num_prompts: int) -> Sequence[Any]:
+    """Return those of each prompt. Raises InvalidRequest."""
+    if sampling is None or isinstance(sampling, Mapping):
+        return [{} if sampling is None else sampling] * num_prompts
+    if not _is_list(sampling) or not all(isinstance(each, Mapping) for each in sampling):
+        raise InvalidRequest(
+            f'sampling is {repr(sampling)[:100]}, must be a dict such as {{"max_tokens": 16}}, or a list of such',
+            param="sampling",
+        )
+    if len(sampling) != num_prompts:
+        raise InvalidRequest(
+            f"sampling has {len(sampling)} entries for {num_prompts} prompts; give one for each, or one for all",
+            param="sampling",
+        )
+    return list(sampling)
+
+
+def _most_choices(requests: Sequence[Asked]) -> int:
+    """Return the most answers to one prompt. What is no such number is refused where it is sent."""
+    counts: list[Any] = [options.get("n") for _, options in requests]
+    return max((1, *(int(n) for n in counts if isinstance(n, Integral))))

@@ -51,9 +51,14 @@ class LoopThread:
         await self._wake.wait()
         await self._core.aclose()
 
+    @property
+    def is_of_another_process(self) -> bool:
+        """Whether this process was forked from the thread's."""
+        return os.getpid() != self._owner
+
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Wait for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
-        if os.getpid() != self._owner:  # threads are not forked: nobody would ever answer
+        if self.is_of_another_process:  # threads are not forked: nobody would ever answer
             coroutine.close()
             raise OutriderError(f"this {self._of} was made before this process was forked; make a new one here")
         with self._lock:
@@ -149,6 +154,8 @@ class SyncRoundStream(Iterator[Round]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Cancel the call, unless it has ended. Idempotent."""
+        """Cancel the call, unless it has ended. Idempotent; in a process forked since, the call is not its own."""
+        if self._thread.is_of_another_process:
+            return
         with suppress(ClosedError):
             self._thread.run(self._stream.aclose())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import outrider
 from gateway.admission import requests as admission_requests
+from gateway.api import routes
 from gateway.api.routes import best_of
 from gateway.generation import OutputLogprobs, OutputToken, TokenKind
 from gateway.tokenizer import Tokenizer
@@ -28,6 +30,24 @@ async def test_a_text_and_back() -> None:
     ids = TOKENIZER.encode("hello there")
     assert told == {"count": 2, "max_model_len": CONTEXT_LIMIT, "tokens": ids, "token_strs": ["hello", "Ġthere"]}
     assert back == {"prompt": "hello there"} and empty["count"] == 0 and empty["token_strs"] is None
+
+
+async def test_large_texts_and_tokens_keep_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran_in: list[int] = []
+
+    def noted(work: Any) -> Any:
+        def run(*args: Any) -> Any:
+            ran_in.append(threading.get_ident())
+            return work(*args)
+
+        return run
+
+    monkeypatch.setattr(routes.JsonResponse, "render", noted(routes.JsonResponse.render))
+    monkeypatch.setattr(routes, "check_token_ids", noted(routes.check_token_ids))
+    async with in_process(ScriptedGenerator(TOKENIZER)) as http:
+        for path, body in (("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [1]})):
+            assert (await http.post(path, json=body)).status_code == 200
+    assert len(ran_in) == 3 and threading.get_ident() not in ran_in
 
 
 async def test_a_chat_is_tokenised_as_it_is_answered_and_special_tokens_come_back() -> None:

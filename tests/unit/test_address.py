@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.transport.address import is_host_port, join_host_port
-from outrider.wire.transport.rpc import client_options
+from outrider.wire.transport.rpc import client_options, proxy_note
 from outrider.wire.transport.serving import start_server
 
 
@@ -38,22 +38,45 @@ def has_ipv6() -> bool:
     return True
 
 
+WITH_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
 @pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"))],
+    "host, scheme",
+    [
+        ("127.0.0.1", ""),
+        ("127.0.0.1", "ipv4:"),
+        ("127.0.0.1", "dns:///"),
+        pytest.param("::1", "", marks=WITH_IPV6),
+        pytest.param("::1", "ipv6:", marks=WITH_IPV6),
+    ],
 )
-async def test_a_server_answers_at_the_address_it_gives(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_answers_at_the_address_it_gives(
+    host: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the environment names a proxy, too, which knows nothing of this machine."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     server, address, _ = await start_server(lambda _: [], host, 0, 1 << 20)
+    address = scheme + address
     try:
         async with grpc.aio.insecure_channel(address, options=client_options(address, 1 << 20)) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
     finally:
         await server.stop(None)
+
+
+def test_a_proxy_is_named_where_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert proxy_note("gpu-1:80") == ""
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    assert proxy_note("gpu-1:80").startswith("; http_proxy names a proxy")
+    assert proxy_note("localhost:80") == proxy_note("ipv4:127.0.0.1:80") == ""
+    monkeypatch.setenv("grpc_proxy", "")
+    assert proxy_note("gpu-1:80") == "", "gRPC takes an empty one for none"
 
 
 async def test_why_a_server_cannot_listen_is_said() -> None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ from outrider.client import (
     TokenLogprobs,
     Usage,
 )
-from outrider.client.llm import _chats, _prompts
+from outrider.client.llm import _asked, _chats, _most_choices, _options, _prompts
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
@@ -327,8 +328,26 @@ def test_an_llms_input_is_one_or_a_list_of_such() -> None:
     assert _prompts("one") == ["one"] and _prompts([1, 2]) == [[1, 2]] and _prompts(["a", [1]]) == ["a", [1]]
     assert _chats([message]) == [[message]] and _chats([[message], [message]]) == [[message], [message]]
     assert _chats("hello") == ["hello"] and _chats(message) == [message] and _chats([]) == _prompts([]) == []
-    with pytest.raises(errors.InvalidRequest, match="prompts is 5, must be a text"):
-        _prompts(5)  # type: ignore[arg-type]
+    for wrong in (5, b"hello", {"a": 1}):
+        with pytest.raises(errors.InvalidRequest, match=r"prompts is .*, must be a text"):
+            _prompts(wrong)  # type: ignore[arg-type]
+    assert _asked("one") == ("one", {}) and _asked([1, 2]) == (None, {"prompt_ids": [1, 2]})
+    for wrong in (1.5, None, b"hello"):
+        with pytest.raises(errors.InvalidRequest, match=r"prompts holds .*, must hold texts or lists"):
+            _asked(wrong)
+
+
+def test_an_llms_sampling_is_one_or_one_of_each_prompt() -> None:
+    two = [{"n": 2}, {}]
+    assert _options(None, 2) == [{}, {}] and _options(two[0], 2) == [two[0]] * 2 and _options(two, 2) == two
+    for wrong in (5, "ab", b"ab", [None, None], [{}, 5]):
+        with pytest.raises(errors.InvalidRequest, match=r"sampling is .*, must be a dict"):
+            _options(wrong, 2)
+    with pytest.raises(errors.InvalidRequest, match="sampling has 2 entries for 3 prompts"):
+        _options(two, 3)
+    assert _most_choices([("a", {"n": 2}), ("b", {})]) == 2
+    odd: list[Any] = [("a", {"n": n}) for n in (None, "x", 0, -1, 1.5)]
+    assert _most_choices(odd) == _most_choices([]) == 1, "they are refused where they are sent"
 
 
 def test_unknown_parameter_is_a_type_error() -> None:
@@ -729,17 +748,20 @@ def test_an_unclosed_sync_client_leaves_quietly_at_exit(gateway: ScriptedGateway
     assert eventually(gateway.cancelled)
 
 
-def test_a_client_made_before_a_fork_is_refused_behind_it() -> None:
+def test_a_client_made_before_a_fork_is_refused_behind_it_and_its_streams_are_left_alone() -> None:
     script = (
         "import os\n"
         "from outrider.client import Client, OutriderError\n"
         "client = Client('127.0.0.1:1')\n"
+        "stream = client.stream('hello')\n"
         "if (child := os.fork()):\n"
         "    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "try:\n"
         "    client.generate('hello')\n"
         "except OutriderError as error:\n"
         "    print(error.message)\n"
+        "with stream:\n"
+        "    pass\n"
         "client.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

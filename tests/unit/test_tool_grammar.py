@@ -190,6 +190,23 @@ def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
     assert takes(grammar, calls, control) and not takes(grammar, free + calls, control)
 
 
+@pytest.mark.parametrize(
+    "text, begun",
+    [("Hello", None), ("<think>\nx\n</think>\n\nHello", None), ("<think>\nfoo", True), ("", False)],
+    ids=["content", "behind reasoning", "in reasoning", "nothing"],
+)
+def test_the_message_that_is_continued_says_whether_reasoning_goes_on(text: str, begun: bool | None) -> None:
+    """begun: None = there is none any more."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    offer = parse_body(ChatBody, body).demand("id").prompts[0].tools
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    reading, grammar = planned(offer, "</think>", prompt=f"assistant\n{text}", answer=answer)
+    assert (None if reading is None else reading.in_reasoning) is begun
+    assert takes(grammar, "12") is (not begun) and takes(grammar, "hm</think>\n\n12") is (begun is True)
+    assert takes(grammar, "<think>hm</think>12") is (begun is not None)
+
+
 def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place_and_else_any_object() -> None:
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
     strict = Tool("f", parameters={**odd, "additionalProperties": False}, strict=True)

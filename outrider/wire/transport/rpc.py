@@ -13,6 +13,8 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import os
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -172,16 +174,30 @@ def client_options(address: str, max_message_bytes: int) -> Options:
     grows to 120 s.
 
     What gRPC calls the least back-off is the time that it gives to connect, handshakes included: with less, a far or
-    busy server is never reached. A proxy that the environment names (http_proxy) is not asked for this machine.
+    busy server is never reached. A proxy that the environment names (http_proxy) is not asked for loopback addresses.
     """
-    host = address.rpartition(":")[0].rpartition("/")[2].strip("[]")
     return [
         *_common(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", int(not is_loopback(host))),
+        ("grpc.enable_http_proxy", int(not _is_loopback(address))),
     ]
+
+
+def proxy_note(address: str) -> str:
+    """Return what to add where `address` does not answer: that a proxy may be between, by the variable that names it.
+    Empty = none is. The variables, the first that is set, are gRPC's.
+    """
+    name = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in os.environ), "")
+    if not os.environ.get(name) or _is_loopback(address):
+        return ""
+    return f"; {name} names a proxy, which is asked unless no_proxy lists the host"
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether it is this machine's alone. address: host:port, behind a scheme or not, as in ipv4:127.0.0.1:80."""
+    return is_loopback(re.sub(r"^(.*/|dns:|ipv[46]:)", "", address.rpartition(":")[0]).strip("[]"))
 
 
 def tune_malloc() -> None:
