@@ -52,15 +52,17 @@ def complete(stack: Stack, folders: Path) -> dict[str, object]:
         return found
 
 
-def target_info(stack: Stack, folder: Path | None, role: Role = Role.GATEWAY) -> pb.WorkerInfo:
-    if folder is None:
-        channel = grpc.insecure_channel(stack.target.address)
-    else:
-        credentials = channel_credentials(CertificateFolder(str(folder), "tls_dir", role).current)
-        name = [("grpc.ssl_target_name_override", Role.TARGET.host_name)]
-        channel = grpc.secure_channel(stack.target.address, credentials, options=name)
-    with channel:
+def target_info(stack: Stack, folder: Path | None) -> pb.WorkerInfo:
+    with channel_to_target(stack, folder, Role.GATEWAY) as channel:
         return target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest(), timeout=10)
+
+
+def channel_to_target(stack: Stack, folder: Path | None, role: Role) -> grpc.Channel:
+    if folder is None:
+        return grpc.insecure_channel(stack.target.address)
+    credentials = channel_credentials(CertificateFolder(str(folder), "tls_dir", role).current)
+    name = [("grpc.ssl_target_name_override", Role.TARGET.host_name)]
+    return grpc.secure_channel(stack.target.address, credentials, options=name)
 
 
 def test_answers_are_those_of_a_system_without(secure: Stack, folders: Path, stack: Stack) -> None:
@@ -82,8 +84,11 @@ def test_nobody_comes_in_without(secure: Stack, folders: Path) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         target_info(secure, None)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    with pytest.raises(grpc.RpcError) as refused:
-        target_info(secure, folders / "target", Role.TARGET)
+    with (
+        channel_to_target(secure, folders / "target", Role.TARGET) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        target_pb2_grpc.TargetServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest(), timeout=10)
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     with Client(secure.grpc, retries=0) as client, pytest.raises(Unavailable, match="does it speak TLS"):
         client.models()
