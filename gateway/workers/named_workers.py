@@ -35,7 +35,7 @@ class NamedWorkers:
     """Passes on the members of a command line, again whenever the addresses of a name change.
 
     One that its name has lost stays for as long as its stream is up: a worker that drains is no longer listed, and
-    finishes what runs there.
+    finishes what runs there. A name without any is a member that is being started, so that its pool is missed.
     """
 
     def __init__(
@@ -86,12 +86,13 @@ class NamedWorkers:
         before = self._found.get(spec.name, {})
         host, _, port = spec.address.removeprefix(DNS).rpartition(":")
         addresses = await self._addresses(host.strip("[]"))
+        awaited = replace(spec, name=f"{spec.pool}-{host}", address="", deliver_address="", starting=True)
         if addresses is None:
-            return list(before.values())
+            return list(before.values()) or [awaited]
         found = {member.name: member for ip in addresses for member in [_member(spec, ip, int(port))]}
         found |= {name: left for name, left in before.items() if name not in found and self._is_connected(name)}
         self._found[spec.name] = found
-        return list(found.values())
+        return list(found.values()) or [awaited]
 
     async def _addresses(self, host: str) -> list[str] | None:
         """None where that cannot be told; each reason is logged once."""

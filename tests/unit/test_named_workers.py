@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership, from_config
 from gateway.workers.named_workers import NamedWorkers
 from outrider.wire.settings.config import GatewayConfig
@@ -40,7 +42,7 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
         ("chat-10.0.0.1", "10.0.0.1:7200", "10.0.0.1:7200"),
         ("chat-fd00::2", "[fd00::2]:7200", "[fd00::2]:7200"),
     ]
-    assert dns.members() == [*targets, fixed]
+    assert dns.members() == [*targets, ("small-drafts", "", ""), fixed]
     assert [(pool.name, pool.role, pool.serves) for pool in dns.told[-1].pools] == [
         ("chat", "target", ()),
         ("small", "draft", ("chat",)),
@@ -65,6 +67,19 @@ async def test_a_member_that_its_name_has_lost_goes_once_its_stream_ends(gone: l
     dns.connected.clear()
     await dns.workers.look()
     assert "target-10.0.0.1" not in {name for name, *_ in dns.members()}
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NODATA, socket.EAI_AGAIN])
+async def test_a_pool_whose_name_has_no_worker_is_missed(code: int) -> None:
+    """By OutriderNoTarget and OutriderDraftsGone, which pass over a pool that is meant to have no members."""
+    dns = Dns("chat=dns:///targets:7200")
+    dns.addresses["targets"] = socket.gaierror(code, "no")
+    await dns.workers.look()
+    registry = CollectorRegistry()
+    registry.register(MemberSeries(list, lambda: dns.told[-1]))
+    for state, count in (("starting", 1), ("serving", 0)):
+        labels = {"pool": "chat", "role": "target", "state": state}
+        assert registry.get_sample_value("outrider_members", labels) == count
 
 
 async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
