@@ -7,6 +7,8 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from outrider.client import AsyncClient
 from tests.e2e.streams import Seen, greedy, speculative
 from tests.samples import total
@@ -20,6 +22,7 @@ def target(host: str, port: int) -> Process:
     return Process("target_service", ["--model", DEMO_TARGET, *where, "--drain-timeout-s", "60"], wait=False)
 
 
+@pytest.mark.timeout(300)  # three workers and a gateway start, on a machine that may be busy with others
 async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
