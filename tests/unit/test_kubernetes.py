@@ -255,6 +255,19 @@ def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> N
             assert command == ["python", "-m", node_drain.__name__]
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+def test_gateways_can_be_upgraded_before_any_other_pod(path: Path) -> None:
+    values = values_of(path)
+    images = values.get("images", {}) | {"gateway": "new"}
+    moved = [
+        after
+        for before, after in zip(example(path.stem), rendered(values | {"images": images}), strict=True)
+        if before != after
+    ]
+    assert moved
+    assert {(one["kind"], one["metadata"]["labels"]["outrider/role"]) for one in moved} == {("Deployment", "gateway")}
+
+
 @pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])
 def test_secrets_are_where_the_parts_look(
     name: str, deployment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
