@@ -11,6 +11,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.transport.address import is_host_port
 
 log = get_logger(__name__)
 
@@ -20,7 +21,7 @@ TARGETS, DRAFTS = "target", "draft"
 """Names of the pools of a command line, where they are given none."""
 DNS = "dns:///"
 """Before host:port where each address of the host is a worker."""
-_HOST_PORT = re.compile(r".+:\d+")
+_POOL_NAME = re.compile(r"[^=,;:\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def from_config(config: GatewayConfig) -> Membership:
     """Read `--target a,b --draft c,d`, or `--draft c;d` for two pools, `--draft x=c;y=d` for two with names, of which
     the target's pool may have one, too. Raises ConfigError for lists that do not fit together.
     """
-    given, _, of_target = (config.target or "").rpartition("=")
-    pool = given.strip() or TARGETS
+    pool, of_target = _pool_name("target", config.target or "")
+    pool = pool or TARGETS
     targets, drafts = _addresses("target", of_target), _draft_pools(config.draft)
     if pool in drafts:
         raise ConfigError(f"target and draft both have a pool {pool!r}; give them different names", param="target")
@@ -124,8 +125,8 @@ def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
     for number, part in enumerate([] if text is None else text.split(";"), start=1):
         if not part.strip():
             raise ConfigError(f"draft is {text!r}, which has an empty pool; write host:port;host:port", param="draft")
-        given, _, addresses = part.rpartition("=")
-        name = given.strip() or (DRAFTS if number == 1 else f"{DRAFTS}-{number}")
+        given, addresses = _pool_name("draft", part)
+        name = given or (DRAFTS if number == 1 else f"{DRAFTS}-{number}")
         if name in pools:
             raise ConfigError(f"draft is {text!r}, with two pools called {name}; give each its name", param="draft")
         found = list(enumerate(_addresses("draft", addresses), start=0 if given else num_members))
@@ -135,6 +136,15 @@ def _draft_pools(text: str | None) -> dict[str, list[MemberSpec]]:
     return pools
 
 
+def _pool_name(name: str, text: str) -> tuple[str, str]:
+    """Return the pool's name, empty where none is given, and its addresses."""
+    given, equals, addresses = text.rpartition("=")
+    if equals and not _POOL_NAME.fullmatch(given.strip()):
+        form = "POOL=host:port,host:port" + (";POOL=host:port" if name == "draft" else ", one pool")
+        raise ConfigError(f"{name} has the pool {given.strip()!r}; write {form}", param=name)
+    return given.strip(), addresses
+
+
 def _addresses(name: str, text: str | None) -> list[str]:
     if text is None:
         return []
@@ -142,7 +152,7 @@ def _addresses(name: str, text: str | None) -> list[str]:
     if not all(found):
         raise ConfigError(f"{name} is {text!r}, which has an empty address; write host:port,host:port", param=name)
     for address in found:
-        if not _HOST_PORT.fullmatch(address):
+        if not is_host_port(address.removeprefix(DNS)):
             raise ConfigError(f"{name} has the address {address!r}, must be host:port", param=name)
     if len(set(found)) < len(found):
         raise ConfigError(f"{name} is {text!r}, which names a worker twice", param=name)

@@ -26,16 +26,19 @@ Resolve = Callable[[str], Awaitable[list[str]]]
 
 
 async def resolve(host: str) -> list[str]:
-    """Ask the system for the addresses of a name. Raises OSError."""
+    """Ask the system for the addresses of a name, of the family that it puts first: a worker may have one of each.
+    Raises OSError.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for *_, address in found})
+    first = found[0][0]
+    return sorted({str(address[0]) for family, *_, address in found if family == first})
 
 
 class NamedWorkers:
     """Passes on the members of a command line, again whenever the addresses of a name change.
 
     One that its name has lost stays for as long as its stream is up: a worker that drains is no longer listed, and
-    finishes what runs there.
+    finishes what runs there. A name without any is a member that is being started, so that its pool is missed.
     """
 
     def __init__(
@@ -50,48 +53,63 @@ class NamedWorkers:
         self._heard = heard
         self._is_connected = is_connected
         self._resolve = resolve
-        self._found: dict[str, dict[str, MemberSpec]] = {}
-        """Members by their names, by that of the entry whose addresses they are."""
+        self._found: dict[str, list[MemberSpec]] = {}
+        """By the name of the entry whose addresses they are."""
         self._told: Membership | None = None
         self._failures: dict[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_first(self, _timeout_s: float) -> None:
-        """Pass the members on, and go on looking where there are names."""
+        """Pass the members on, and go on looking where there are names: for each apart, as one that times out is to
+        hold up no other.
+        """
         await self.look()
-        if any(spec.address.startswith(DNS) for spec in self._listed.members):
-            self._task = asyncio.create_task(self._keep_looking())
+        self._tasks = [
+            asyncio.create_task(self._keep_looking(spec))
+            for spec in self._listed.members
+            if spec.address.startswith(DNS)
+        ]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look(self) -> None:
         """Look every name up once, and pass on what has changed."""
-        members = [await self._members_of(spec) for spec in self._listed.members]
-        membership = Membership(self._listed.pools, tuple(member for found in members for member in found))
-        if membership != self._told:
-            self._told = membership
-            self._heard(membership)
+        await asyncio.gather(*map(self._look_up, self._listed.members))
+        self._tell()
 
-    async def _keep_looking(self) -> None:
+    def _tell(self) -> None:
+        members = [member for spec in self._listed.members for member in self._found[spec.name]]
+        membership = Membership(self._listed.pools, tuple(members))
+        if membership != self._told:
+            self._heard(membership)
+            self._told = membership
+
+    async def _keep_looking(self, spec: MemberSpec) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            try:
+                await self._look_up(spec)
+                self._tell()
+            except Exception:  # whatever it was, the workers come and go on
+                log.exception("the workers of %s cannot be followed", spec.address)
 
-    async def _members_of(self, spec: MemberSpec) -> list[MemberSpec]:
+    async def _look_up(self, spec: MemberSpec) -> None:
         if not spec.address.startswith(DNS):
-            return [spec]
-        before = self._found.get(spec.name, {})
+            self._found[spec.name] = [spec]
+            return
+        before = self._found.get(spec.name, [])
         host, _, port = spec.address.removeprefix(DNS).rpartition(":")
         addresses = await self._addresses(host.strip("[]"))
+        awaited = replace(spec, name=f"{spec.pool}-{host}", address="", deliver_address="", starting=True)
         if addresses is None:
-            return list(before.values())
-        found = {member.name: member for ip in addresses for member in [_member(spec, ip, int(port))]}
-        found |= {name: left for name, left in before.items() if name not in found and self._is_connected(name)}
-        self._found[spec.name] = found
-        return list(found.values())
+            self._found[spec.name] = before or [awaited]
+            return
+        found = [_member(spec, ip, int(port)) for ip in addresses]
+        found += [left for left in before if left not in found and self._is_connected(left.name)]
+        self._found[spec.name] = found or [awaited]
 
     async def _addresses(self, host: str) -> list[str] | None:
         """None where that cannot be told; each reason is logged once."""

@@ -17,7 +17,7 @@ from gateway.telemetry.vllm_names import ModelLoad, VllmNames
 from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
-from gateway.workers.membership import Membership, MemberSpec
+from gateway.workers.membership import DNS, Membership, MemberSpec
 from gateway.workers.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
@@ -33,7 +33,8 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""How long to wait for the workers at start. Twice as much: a wrong address is reported twice as late."""
+"""How long to wait at start for workers at given addresses, and for the registry. Twice as much: a wrong address is
+reported twice as late."""
 ROUND_TIMEOUT_S = 30.0
 """Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
 requests held up."""
@@ -118,11 +119,15 @@ class Pools:
     async def wait_ready(self) -> None:
         """Wait, at start, until a target of every pool and every draft fit and are connected. Drafts are waited for no
         longer than DRAFTS_WAIT_S, and heads that read their target wrongly not at all: they are never needed. With a
-        registry, where members come and go, one pool that can be served is enough when the time is up.
+        registry or names, where members come and go, one pool that can be served is enough when the time is up; where
+        none can, whoever starts the workers knows how long they take to load, and it is waited on.
 
-        Raises Unavailable when no target comes in time, IncompatiblePair naming the first difference.
+        Raises Unavailable when no target comes in time to an address that was given, IncompatiblePair naming the first
+        difference.
         """
         began_s, timeout_s = time.monotonic(), START_TIMEOUT_S
+        come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
+        told = False
         while True:
             self._check_refused()
             target, draft = self._missing_target(), self._missing_draft()
@@ -131,13 +136,16 @@ class Pools:
             if missing is None:
                 return
             left_s = began_s + limit_s - time.monotonic()
-            if left_s <= 0 and self.can_serve and (target is None or self.config.registry is not None):
+            if left_s <= 0 and self.can_serve and (target is None or come_and_go):
                 log.warning("no %s within %g s: is it running there? Starting without", missing, limit_s)
                 return
-            if left_s <= 0:
+            if left_s <= 0 and not come_and_go:
                 raise Unavailable(f"no {missing} within {limit_s:g} s: is it running there?", retry_after_s=1.0)
+            if left_s <= 0 and not told:
+                log.warning("no %s within %g s: is it running there? Waiting on", missing, limit_s)
+                told = True
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(left_s if left_s > 0 else None):
                     await self._changed.wait()
 
     @property

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
+
+import pytest
 
 from outrider.client import AsyncClient
 from tests.e2e.streams import Seen, greedy, speculative
@@ -14,25 +17,27 @@ from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, read_metrics, stop_all
 NUM_TOKENS = 200
 
 
-def target(host: str, port: str = "0") -> Process:
-    where = ("--host", host, "--port", port, "--metrics-port", "0")
-    return Process("target_service", ["--model", DEMO_TARGET, *where, "--drain-timeout-s", "60"])
+def target(host: str, port: int) -> Process:
+    where = ("--host", host, "--port", str(port), "--metrics-port", "0")
+    return Process("target_service", ["--model", DEMO_TARGET, *where, "--drain-timeout-s", "60"], wait=False)
 
 
+@pytest.mark.timeout(300)  # three workers and a gateway start, on a machine that may be busy with others
 async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Path) -> None:
-    names = {role: tmp_path / role for role in ("targets", "drafts")}
-    processes = [target("127.0.0.1"), Process("draft_service", ["--model", DEMO_DRAFT])]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    draft = Process("draft_service", ["--model", DEMO_DRAFT], wait=False)
+    old, new = target("127.0.0.1", port), target("127.0.0.2", port)
+    processes = [draft, old, new]
     try:
-        old, draft = processes
-        port = old.address.rpartition(":")[2]
-        for path in names.values():
-            path.write_text("127.0.0.1")
-        workers = [
-            *("--target", f"chat=dns:///{names['targets']}:{port}"),
-            *("--draft", f"small=dns:///{names['drafts']}:{draft.address.rpartition(':')[2]}"),
-        ]
+        for process in processes:
+            _ = process.ready
+        for name in ("targets", "drafts"):
+            (tmp_path / name).write_text("127.0.0.1")
+        drafts_port = draft.address.rpartition(":")[2]
+        workers = ["--target", f"chat=dns:///targets:{port}", "--draft", f"small=dns:///drafts:{drafts_port}"]
         often = "@gateway.workers.named_workers.LOOK_S=0.02"
-        gateway = Process("tests.e2e.named_gateway", [often, *workers, "--port", "0", "--grpc-port", "0"])
+        gateway = Process("tests.e2e.named_gateway", [often, str(tmp_path), *workers, "--port", "0", "--grpc-port", "0"])
         processes.append(gateway)
 
         def connected() -> dict[str, float]:
@@ -50,11 +55,10 @@ async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Pat
             first, second = Seen(), Seen()
             stream = greedy(client, NUM_TOKENS)
             await first.read(stream, speculative(5))
-            processes.append(target("127.0.0.2", port))
-            names["targets"].write_text("127.0.0.1 127.0.0.2")
+            (tmp_path / "targets").write_text("127.0.0.1 127.0.0.2")
             await until({"chat-127.0.0.1": 1, "chat-127.0.0.2": 1, "small-127.0.0.1": 1})
             old.end()
-            names["targets"].write_text("127.0.0.2")
+            (tmp_path / "targets").write_text("127.0.0.2")
             await asyncio.sleep(0.2)
             assert connected()["chat-127.0.0.1"] == 1, "ten look-ups later"
             await second.read(greedy(client, NUM_TOKENS), lambda rounds: False)

@@ -27,10 +27,10 @@ def values_of(path: Path) -> Values:
     return values
 
 
-def rendered(values: Values) -> list[Manifest]:
+def rendered(values: Values, release: str = RELEASE) -> list[Manifest]:
     """The manifests of a release with these values over the chart's. Raises HelmError."""
     with helm_python.Chart.load(CHART) as chart:
-        texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
+        texts = chart.render(values, name=release, namespace=NAMESPACE)
     files = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     return [one for text in files for one in yaml.safe_load_all(text) if one]
 

@@ -101,11 +101,25 @@ POOL = {"name": "d", "model": "m", "serves": ["demo"], "replicas": 2, "cpu": 1, 
             {"kuberay": True, "drafts": [POOL | {"maxReplicas": 4, "answersPerReplica": 4}]},
             "pool d has answersPerReplica, which is for KEDA, and kuberay is on",
         ),
+        (
+            {"drafts": [POOL | {"maxReplicas": 4, "answersPerReplica": 4}]},
+            "pool d has maxReplicas, and prometheus.monitors is false",
+        ),
+        ({"drafts": [POOL | {"name": "gateway-demo"}]}, "pool gateway-demo has a name that gateways"),
+        ({"kuberay": True, "drafts": [POOL | {"name": "head"}]}, "pool head has a name that"),
+        ({"drafts": [POOL | {"settings": {"host": "::"}}]}, "pool d has the setting host, which the chart sets"),
+        ({"gateway": {"settings": {"grpc_port": 1}}}, "gateway has the setting grpc_port, which the chart sets"),
     ],
 )
 def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(HelmError, match=words):
         rendered(values)
+
+
+def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None:
+    rendered({}, "r" * 50)
+    with pytest.raises(HelmError, match="r-gateway-demo is longer than the 63 characters"):
+        rendered({}, "r" * 51)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,6 +253,19 @@ def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> N
         for group in of_kind(name, "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]:
             command = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
             assert command == ["python", "-m", node_drain.__name__]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+def test_gateways_can_be_upgraded_before_any_other_pod(path: Path) -> None:
+    values = values_of(path)
+    images = values.get("images", {}) | {"gateway": "new"}
+    moved = [
+        after
+        for before, after in zip(example(path.stem), rendered(values | {"images": images}), strict=True)
+        if before != after
+    ]
+    assert moved
+    assert {(one["kind"], one["metadata"]["labels"]["outrider/role"]) for one in moved} == {("Deployment", "gateway")}
 
 
 @pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])

@@ -62,6 +62,11 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ({"target": "a:1", "draft": "c:1;;d:1"}, "draft is 'c:1;;d:1', which has an empty pool"),
         ({"target": "a:1", "draft": "c:1;3"}, "draft has the address '3', must be host:port"),
         ({"target": "a"}, "target has the address 'a', must be host:port"),
+        ({"target": "dns:///h:99999"}, "target has the address 'dns:///h:99999', must be host:port"),
+        ({"target": "dns:///:7200"}, "target has the address 'dns:///:7200', must be host:port"),
+        ({"target": "chat=h:1,code=h:2"}, "target has the pool 'chat=h:1,code'; write POOL=host:port,host:port, one pool"),
+        ({"target": "=h:1"}, "target has the pool ''"),
+        ({"target": "a:1", "draft": "x=c:1,y=d:1"}, "draft has the pool 'x=c:1,y'; write .*;POOL=host:port"),
         ({"target": "a:1", "draft": "c:1;draft=d:1"}, "with two pools called draft"),
         ({"target": "a:1,b:1", "target_for_draft": "x:1"}, "target_for_draft has 1 addresses and target has 2"),
     ],
@@ -272,18 +277,32 @@ async def test_a_start_ends_where_a_worker_never_fits(pools: Pools) -> None:
         await pools.wait_ready()
 
 
-async def test_a_start_goes_on_without_a_pool_when_its_time_is_up_and_another_can_be_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_start_with_given_addresses_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.1)
-    config = GatewayConfig(registry="127.0.0.1:9")
-    pools = Pools(config, GatewayMetrics())
+    pools = Pools(GatewayConfig(target="127.0.0.1:9"), GatewayMetrics())
     try:
-        pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
+        pools.update(Membership((CHAT,), members("chat/a")))
         with pytest.raises(Unavailable, match=r"no target at .* within 0.1 s"):
             await pools.wait_ready()
+    finally:
+        await pools.close()
+
+
+@pytest.mark.parametrize("source", [{"registry": "127.0.0.1:9"}, {"target": "dns:///workers:9"}])
+async def test_a_start_where_workers_come_and_go_waits_on_until_one_pool_can_be_served(
+    monkeypatch: pytest.MonkeyPatch, source: dict[str, str]
+) -> None:
+    """A model may take longer to load than a wrong address may take to be reported."""
+    monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.05)
+    pools = Pools(GatewayConfig(**source), GatewayMetrics())  # type: ignore[arg-type]
+    try:
+        pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
+        starting = asyncio.create_task(pools.wait_ready())
+        done, _ = await asyncio.wait({starting}, timeout=0.2)
+        assert not done
         pools.members["a"].link._connection = cast(Any, connection_of())
-        await pools.wait_ready()
+        pools._note_change()
+        await asyncio.wait_for(starting, 10)
     finally:
         await pools.close()
 

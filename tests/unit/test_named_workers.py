@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gateway.workers import named_workers
+from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import Membership, from_config
-from gateway.workers.named_workers import NamedWorkers
+from gateway.workers.named_workers import NamedWorkers, resolve
 from outrider.wire.settings.config import GatewayConfig
 
 
@@ -40,7 +44,7 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
         ("chat-10.0.0.1", "10.0.0.1:7200", "10.0.0.1:7200"),
         ("chat-fd00::2", "[fd00::2]:7200", "[fd00::2]:7200"),
     ]
-    assert dns.members() == [*targets, fixed]
+    assert dns.members() == [*targets, ("small-drafts", "", ""), fixed]
     assert [(pool.name, pool.role, pool.serves) for pool in dns.told[-1].pools] == [
         ("chat", "target", ()),
         ("small", "draft", ("chat",)),
@@ -67,6 +71,19 @@ async def test_a_member_that_its_name_has_lost_goes_once_its_stream_ends(gone: l
     assert "target-10.0.0.1" not in {name for name, *_ in dns.members()}
 
 
+@pytest.mark.parametrize("code", [socket.EAI_NODATA, socket.EAI_AGAIN])
+async def test_a_pool_whose_name_has_no_worker_is_missed(code: int) -> None:
+    """By OutriderNoTarget and OutriderDraftsGone, which pass over a pool that is meant to have no members."""
+    dns = Dns("chat=dns:///targets:7200")
+    dns.addresses["targets"] = socket.gaierror(code, "no")
+    await dns.workers.look()
+    registry = CollectorRegistry()
+    registry.register(MemberSeries(list, lambda: dns.told[-1]))
+    for state, count in (("starting", 1), ("serving", 0)):
+        labels = {"pool": "chat", "role": "target", "state": state}
+        assert registry.get_sample_value("outrider_members", labels) == count
+
+
 async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -81,6 +98,44 @@ async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
         "targets cannot be looked up: [Errno -3] Temporary failure in name resolution; "
         "the workers that it had stay in force"
     ]
+
+
+async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(named_workers, "LOOK_S", 0.005)
+    dns = Dns("chat=dns:///targets:7200", "small=dns:///drafts:7100")
+    dns.addresses = {"targets": ["10.0.0.1"], "drafts": ["10.0.1.1"]}
+    failures = [RuntimeError("a bug")]
+
+    async def slow(host: str) -> list[str]:
+        if host == "drafts":
+            await asyncio.Event().wait()
+        return await dns._resolve(host)
+
+    def heard(membership: Membership) -> None:
+        if failures:
+            raise failures.pop()
+        dns.told.append(membership)
+
+    await dns.workers.wait_first(1)
+    dns.workers._resolve, dns.workers._heard = slow, heard
+    dns.addresses["targets"] = ["10.0.0.2"]
+    async with asyncio.timeout(10):
+        while len(dns.told) < 2:
+            await asyncio.sleep(0.005)
+    await dns.workers.close()
+    assert [name for name, *_ in dns.members()] == ["chat-10.0.0.2", "small-10.0.1.1"]
+    assert "the workers of dns:///targets:7200 cannot be followed" in caplog.text
+
+
+async def test_a_worker_with_an_address_of_each_family_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(*_: object, **__: object) -> list[tuple[object, ...]]:
+        found = ((socket.AF_INET6, "fd00::1"), (socket.AF_INET, "10.0.0.1"), (socket.AF_INET6, "fd00::2"))
+        return [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    assert await resolve("targets") == ["fd00::1", "fd00::2"]
 
 
 async def test_names_are_looked_up_by_the_system_and_lists_without_them_once() -> None:

@@ -147,6 +147,11 @@ limits:
 {{- end }}
 {{- if ne (len $names) (len (uniq $names)) }}{{ fail (printf "two pools have one name: %s" (join ", " $names)) }}{{ end }}
 {{- range concat .Values.targets .Values.drafts }}
+{{- if regexMatch "^(gateway(-.*)?|head|launcher)$" .name }}
+{{- fail (printf "pool %s has a name that gateways, or Ray's head and launcher, have; give it another" .name) }}
+{{- end }}
+{{- include "outrider.fits" (printf "%s-%s" $.Release.Name .name) }}
+{{- include "outrider.ours" (list (printf "pool %s" .name) .settings (list "host" "port" "metrics_port" "tls_dir")) }}
 {{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
 {{- fail (printf "pool %s has replicas %v, and maxReplicas %v" .name .replicas .maxReplicas) }}
 {{- end }}
@@ -155,6 +160,25 @@ limits:
 {{- end }}
 {{- if and (not $.Values.kuberay) (ne (not .maxReplicas) (not .answersPerReplica)) }}
 {{- fail (printf "pool %s has one of maxReplicas and answersPerReplica: give both, or neither" .name) }}
+{{- end }}
+{{- if and .maxReplicas (not $.Values.kuberay) (not $.Values.prometheus.monitors) }}
+{{- fail (printf "pool %s has maxReplicas, and prometheus.monitors is false, whose labels KEDA's query asks for; set it" .name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := include "outrider.gateways" . | fromJson }}{{ include "outrider.fits" $name }}{{ end }}
+{{- include "outrider.ours" (list "gateway" .Values.gateway.settings (list "host" "port" "grpc_port" "target" "target_for_draft" "draft" "registry" "model_name" "tls_dir" "public_tls_dir" "api_keys")) }}
+{{- end }}
+
+{{/* A Service's name is a label of DNS. */}}
+{{- define "outrider.fits" -}}
+{{- if gt (len .) 63 }}{{ fail (printf "%s is longer than the 63 characters of a Service's name: shorten the release's or the pool's" .) }}{{ end }}
+{{- end }}
+
+{{/* Settings that the chart sets: (list WHOSE SETTINGS OURS). */}}
+{{- define "outrider.ours" -}}
+{{- range $key, $_ := index . 1 }}
+{{- if has $key (index $ 2) }}
+{{- fail (printf "%s has the setting %s, which the chart sets from its other values; leave it out" (index $ 0) $key) }}
 {{- end }}
 {{- end }}
 {{- end }}
