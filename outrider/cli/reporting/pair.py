@@ -22,10 +22,11 @@ from outrider.cli.child_events import events_of
 from outrider.cli.demo_runs import NUM_DRAFT_TOKENS, first_prompts
 from outrider.cli.doctor import findings_of
 from outrider.cli.over_http import url_of
+from outrider.cli.reporting.document import P_WRONG
 from outrider.cli.reporting.sections import Section
 from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, settings_of
 from outrider.cli.tuning.money import COLOCATED
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import Event, StopFlag
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.settings.system import demo_model
@@ -138,7 +139,13 @@ class PairReport:
             yield {"event": "found", **{name: getattr(finding, name) for name in finding.__slots__}}
 
     def _laws(self, device: str) -> Iterator[Event]:
-        return _child({"section": "laws", "device": device}, f"laws on {device}")
+        wrong = list[str]()
+        for event in _child({"section": "laws", "device": device}, f"laws on {device}"):
+            yield event
+            if event["event"] == "law" and event["p_value"] < P_WRONG:
+                wrong.append(event["rule"])
+        if wrong:
+            raise OutriderError(f"not the law of the target: {'; '.join(wrong)}")
 
     def _model(self, role: str) -> Iterator[Event]:
         self._check_models()
