@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from outrider.cli.benching.figures import RungFigures, Turn
-from outrider.cli.tuning.deployments import deployments_of
+from outrider.cli.tuning.deployments import deployments_of, settings_of, with_cache
 from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money, verdicts
 from tests.unit.test_bench import DRAFTED, REFUSED, turns
 
+ROLES = list(enumerate(("target", "draft")))
 PRICE = Price(target=2.0, draft=0.5)
 
 
@@ -75,6 +76,14 @@ def test_the_json_has_the_figures_of_each_arm() -> None:
     found = json.loads(json.dumps(money_to_json(MONEY)))
     assert [each["cheapest"] for each in found["loads"]] == [SPLIT, COLOCATED, "plain"]
     assert {name: len(arms) for name, arms in found["arms"].items()} == {"plain": 3, SPLIT: 3, COLOCATED: 3}
+
+
+def test_both_caches_hold_all_requests_wherever_the_pair_is() -> None:
+    """Without it the worker that loads first on one GPU would take nine tenths of what is free."""
+    asked = {role: {"model": "a", "device": f"cuda:{index}", "dtype": None, "cpu_cores": None} for index, role in ROLES}
+    found = deployments_of(with_cache(asked, ["four", "größer"], 96, 16))
+    sizes = {each.worker.kv_cache_tokens for own in found.values() for each in settings_of(own).pools}
+    assert sizes == {16 * (8 + 96 + 512)}
 
 
 def test_the_draft_is_put_on_the_targets_cores() -> None:
