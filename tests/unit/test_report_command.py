@@ -189,6 +189,11 @@ def test_steps_without_graphs_have_none() -> None:
     assert table.splitlines()[-1] == "| 8 x 6 | 512 | 2.00 | 6.00 | - | - | 3.00 |"
 
 
+def test_steps_without_a_floor_have_none() -> None:
+    (table,) = shown([{**STEP, "floor_s": None, "eager_s": 0.006}])
+    assert table.splitlines()[-1] == "| 8 x 6 | 512 | - | 6.00 | - | - | - |"
+
+
 def test_tables_have_their_numbers_to_the_right() -> None:
     assert markdown_table(("a", "b"), [["x", "1"]]) == "| a | b |\n|---|---:|\n| x | 1 |"
 

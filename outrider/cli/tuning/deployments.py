@@ -26,7 +26,7 @@ Workers = dict[str, dict[str, str | None]]
 
 _SPARE_TOKENS = 2 * 256
 """Tokens of each request beside prompt and answer: its last block, the longest of which (`flash`) have 256, and the
-drafts behind its end. Doubling it doubles them, a few MB each.
+drafts behind its end. Doubling it takes memory for 512 tokens more of each request at once.
 """
 
 
