@@ -36,7 +36,8 @@ class Price:
                 found[role.strip()] = float(value)
             except ValueError:
                 raise ConfigError(f"--price has {part!r}; {_FORM}") from None
-        if found.keys() != {"target", "draft"} or not all(0 < each < float("inf") for each in found.values()):
+        once = text.count(",") == 1 and found.keys() == {"target", "draft"}
+        if not once or not all(0 < each < float("inf") for each in found.values()):
             raise ConfigError(f"--price is {text!r}; {_FORM}")
         return cls(**found)
 
