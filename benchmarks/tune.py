@@ -115,8 +115,8 @@ def add_money(report: Report, money: Mapping[str, Any]) -> None:
             f"{load['plain_tokens_per_s']:.1f}",
             *(interval(load["gains"][name]) for name in deployments),
             *(f"{1e-3 * load['tokens_per_money'][name]:.0f}" for name in ("plain", *deployments)),
-            load["cheapest"],
-            "none" if load["fair_draft_price"] is None else f"{load['fair_draft_price']:.2f}",
+            load["cheapest"] or "not told apart",
+            "unknown" if load["fair_draft_price"] is None else f"{load['fair_draft_price']:.2f}",
         ]
         for load in money["loads"]
     ]

@@ -22,7 +22,7 @@ from outrider.cli.console import answer_console, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.over_http import url_of
 from outrider.cli.progress import Tell, telling
-from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, with_cache
 from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
@@ -133,12 +133,15 @@ def tune(
         if prices is None and (concurrency or seconds is not None):
             raise ConfigError("--concurrency and --seconds are of --price, which is not given; leave them out")
         started = None if address is not None else workers
-        deployments = {SPLIT: workers} if prices is None else deployments_of(workers)
+        deployments = {SPLIT: workers}
+        if prices is not None:
+            sized = with_cache(workers, texts, max_tokens, max(plan.concurrencies))
+            deployments = deployments_of(sized)
         ladders = dict[str, list[RungFigures]]()
         with ExitStack() as stack:
             grpc = address
             if grpc is None:
-                endpoints = stack.enter_context(serving(workers, stop, notes, max_k=max_k, verbose=verbose))
+                endpoints = stack.enter_context(serving(deployments[SPLIT], stop, notes, max_k=max_k, verbose=verbose))
                 grpc = endpoints.grpc
             with telling(notes, "starting") as tell:
                 served, studies = asyncio.run(_studies(grpc, options, tell))

@@ -160,25 +160,38 @@ def test_a_report_of_a_cpu_says_so(planted: Callable[..., None], tmp_path: Path)
     assert (tmp_path / "r.md").read_text().splitlines()[2].startswith("**A REHEARSAL ON THE CPU")
 
 
-def test_a_pair_that_was_not_widened_stops_what_needs_it() -> None:
+def a_pair() -> pair.PairReport:
+    """The demo pair on one GPU, not yet widened."""
     workers = {
         role: {"model": None, "device": "cuda:0", "dtype": None, "cpu_cores": None} for role in ("target", "draft")
     }
-    made = pair.PairReport(workers, True, pair.ON_GPUS, devices(1), report.note_console())
-    for one in made.sections():
+    return pair.PairReport(workers, True, pair.ON_GPUS, devices(1), report.note_console())
+
+
+def test_a_pair_that_was_not_widened_stops_what_needs_it() -> None:
+    for one in a_pair().sections():
         if one.title in ("doctor", "target on cuda:0", "colocated"):
             one.carry_out()
             assert one.state is State.FAILED and one.error is not None and "not widened" in one.error
 
 
-def test_a_law_that_is_wrong_is_called_so() -> None:
-    (table,) = shown([{**LAW, "p_value": 1e-9}])
-    assert table.splitlines()[-1].endswith("| 1e-09 | WRONG |")
+def test_a_law_that_is_wrong_is_called_so_and_fails_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [{**LAW, "p_value": 1e-9}, {**LAW, "rule": "by block", "p_value": 0.5}]
+    monkeypatch.setattr(pair, "_child", lambda task, what: iter(events))
+    (one,) = (each for each in a_pair().sections() if each.title == "laws on cuda:0")
+    one.carry_out()
+    assert one.state is State.FAILED and one.error == "not the law of the target: by token" and one.events == events
+    assert next(shown(events)).splitlines()[-2].endswith("| 1e-09 | WRONG |")
 
 
 def test_steps_without_graphs_have_none() -> None:
     (table,) = shown([{**STEP, "eager_s": 0.006}])
     assert table.splitlines()[-1] == "| 8 x 6 | 512 | 2.00 | 6.00 | - | - | 3.00 |"
+
+
+def test_steps_without_a_floor_have_none() -> None:
+    (table,) = shown([{**STEP, "floor_s": None, "eager_s": 0.006}])
+    assert table.splitlines()[-1] == "| 8 x 6 | 512 | - | 6.00 | - | - | - |"
 
 
 def test_tables_have_their_numbers_to_the_right() -> None:

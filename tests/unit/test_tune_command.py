@@ -56,6 +56,7 @@ def refused(made: Result, *words: str) -> None:
         (("--address", "127.0.0.1:1", "--dtype", "float32"), ("--dtype and --address",)),
         (("--address", "127.0.0.1:1", "--price", "target=2,draft=1"), ("--price and --address",)),
         (("--price", "target=2"), ("--price is 'target=2'", "target=2.5,draft=0.4")),
+        (("--price", "target=1,target=2,draft=1"), ("--price is 'target=1,target=2,draft=1'",)),
         (("--price", "target=2,draft=x"), ("--price has 'draft=x'",)),
         (("--price", "target=2,draft=0"), ("--price is 'target=2,draft=0'",)),
         (("--seconds", "3"), ("--concurrency and --seconds are of --price",)),

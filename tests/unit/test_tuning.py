@@ -164,7 +164,7 @@ def test_a_study_is_shown_in_80_columns() -> None:
     )
     assert coupled[:2] == ["2.50", f"{study.speeds['K = 4, coupled'][0]:.1f}"]
     own = study.latencies["K = 4, coupled"]
-    assert latency == [f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", "1 token"]
+    assert latency == [f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", "2 tokens"]
     assert "K = 4, full is not offered: no such thing" in text
     assert "temperature 1: K = 4, coupled" in text and "the fastest measured" in text
 
@@ -175,6 +175,8 @@ def test_a_study_is_shown_in_80_columns() -> None:
         (Latency(0.5, 1.0, 0.125), 1),  # as soon, and faster
         (Latency(0.875, 1.0, 0.125), 4),  # 3/8 s later, and 1/8 s faster for each of 3 further ones
         (Latency(1.0, 3.0, 0.125), 3),  # with the first two of them
+        (Latency(1.0, 8.0, 0.125), 3),  # plain decoding has three by then, and would have more before the eighth
+        (Latency(0.25, 8.0, 0.125), 1),  # sooner from the first on
         (Latency(0.25, 1.0, 0.25), None),
         (Latency(0.5, 1.0, math.nan), None),
     ],

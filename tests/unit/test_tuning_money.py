@@ -8,11 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.cli.benching.figures import RungFigures
-from outrider.cli.tuning.deployments import deployments_of
+from outrider.cli.benching.figures import RungFigures, Turn
+from outrider.cli.tuning.deployments import deployments_of, settings_of, with_cache
 from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money, verdicts
-from tests.unit.test_bench import DRAFTED, turns
+from tests.unit.test_bench import DRAFTED, REFUSED, turns
 
+ROLES = list(enumerate(("target", "draft")))
 PRICE = Price(target=2.0, draft=0.5)
 
 
@@ -30,7 +31,7 @@ MONEY = Money(
         COLOCATED: [
             rung(1, [1.5] * 6, [1.0] * 6),
             rung(4, [1.1] * 6, [1.0] * 6),
-            rung(8, [1.0] * 6, [1.0] * 6),
+            rung(8, [1.0] * 6, [1.1] * 6),
         ],
     },
     PRICE,
@@ -45,7 +46,7 @@ def test_the_draft_costs_its_own_device_and_none_beside_the_target() -> None:
     assert one.tokens_per_money("plain") == pytest.approx(one.plain_tokens_per_s * 3600 / 2.0)
     assert one.tokens_per_money(SPLIT) == pytest.approx(2.0 * one.plain_tokens_per_s * 3600 / 2.5)
     assert one.fair_draft_price == pytest.approx(2.0) and four.fair_draft_price == pytest.approx(0.4)
-    assert eight.fair_draft_price is None
+    assert eight.fair_draft_price == 0
 
 
 def test_tables_fit_80_columns_and_say_plainly_when_plain_wins() -> None:
@@ -56,14 +57,33 @@ def test_tables_fit_80_columns_and_say_plainly_when_plain_wins() -> None:
     assert list(verdicts(MONEY.rows)) == [
         "1 at once: split wins with 1.60 (1.60-1.60) times plain's tokens for the money",
         "4 at once: colocated wins with 1.10 (1.10-1.10) times plain's tokens for the money",
-        "8 at once: plain wins; colocated makes 1.00 (1.00-1.00) times its tokens for the money",
+        "8 at once: plain wins; colocated makes 0.91 (0.91-0.91) times its tokens for the money",
     ]
+
+
+def test_what_is_not_told_apart_is_no_win_of_plain() -> None:
+    few, noisy = rung(1, [2.0] * 4, [1.0] * 4), rung(4, [1.0, 2.0] * 3, [2.0, 1.0] * 3)
+    failed = RungFigures.of(8, [Turn((REFUSED,))], turns([1.0]))
+    rows = Money({SPLIT: [few, noisy, failed]}, PRICE).rows
+    assert [(row.cheapest, row.fair_draft_price) for row in rows] == [(None, None)] * 3
+    one, four, eight = verdicts(rows)
+    assert one.startswith("1 at once: too few turns to tell, split makes 1.60 times")
+    assert four.startswith("4 at once: not told apart, split makes 0.80 (")
+    assert eight.startswith("8 at once: no answer was whole")
 
 
 def test_the_json_has_the_figures_of_each_arm() -> None:
     found = json.loads(json.dumps(money_to_json(MONEY)))
     assert [each["cheapest"] for each in found["loads"]] == [SPLIT, COLOCATED, "plain"]
     assert {name: len(arms) for name, arms in found["arms"].items()} == {"plain": 3, SPLIT: 3, COLOCATED: 3}
+
+
+def test_both_caches_hold_all_requests_wherever_the_pair_is() -> None:
+    """Without it the worker that loads first on one GPU would take nine tenths of what is free."""
+    asked = {role: {"model": "a", "device": f"cuda:{index}", "dtype": None, "cpu_cores": None} for index, role in ROLES}
+    found = deployments_of(with_cache(asked, ["four", "größer"], 96, 16))
+    sizes = {each.worker.kv_cache_tokens for own in found.values() for each in settings_of(own).pools}
+    assert sizes == {16 * (8 + 96 + 512)}
 
 
 def test_the_draft_is_put_on_the_targets_cores() -> None:

@@ -70,12 +70,12 @@ def draw(rungs: Sequence[RungFigures], title: str, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.6), dpi=_DPI, layout="constrained")
     figure.suptitle(title)
-    draw_loads(figure.subplots(1, 2), [rung.concurrency for rung in rungs], arms_of(rungs))
+    draw_loads(figure.subplots(1, 2), [rung.concurrency for rung in rungs], arms_of(rungs), "speculation")
     figure.savefig(path)
 
 
-def draw_loads(panels: Sequence[Axes], concurrencies: Sequence[int], arms: Arms) -> None:
-    """Draw into two panels: tokens per second by concurrency, and in all by those of each user."""
+def draw_loads(panels: Sequence[Axes], concurrencies: Sequence[int], arms: Arms, title: str | None = None) -> None:
+    """Draw into two panels: tokens per second by concurrency, and in all by those of each user. title: of the arms."""
     by_concurrency, by_user = panels
     for name, own in arms.items():
         by_concurrency.plot(concurrencies, [arm.tokens_per_s for arm in own], "o-", label=name)
@@ -85,7 +85,7 @@ def draw_loads(panels: Sequence[Axes], concurrencies: Sequence[int], arms: Arms)
     by_concurrency.set_ylim(bottom=0)
     _draw_trade(by_user, arms)
     for panel in panels:
-        panel.legend(title="speculation")
+        panel.legend(title=title)
 
 
 def _draw_trade(panel: Axes, arms: Arms) -> None:

@@ -146,16 +146,16 @@ def _steps(events: Sequence[Event]) -> str:
     rows = []
     for each in events:
         eager_s, graph_s = each["eager_s"], each.get("graph_s")
-        served_s = eager_s if graph_s is None else graph_s
+        served_s, floor_s = eager_s if graph_s is None else graph_s, each["floor_s"]
         rows.append(
             [
                 f"{each['rows']} x {each['tokens']}",
                 str(each["context"]),
-                _ms(each["floor_s"]),
+                _ms(floor_s),
                 _ms(eager_s),
                 _ms(graph_s),
                 "-" if graph_s is None else f"{eager_s / graph_s:.2f}",
-                f"{served_s / each['floor_s']:.2f}",
+                "-" if floor_s is None else f"{served_s / floor_s:.2f}",
             ]
         )
     return markdown_table(columns, rows)

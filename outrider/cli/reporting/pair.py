@@ -22,10 +22,11 @@ from outrider.cli.child_events import events_of
 from outrider.cli.demo_runs import NUM_DRAFT_TOKENS, first_prompts
 from outrider.cli.doctor import findings_of
 from outrider.cli.over_http import url_of
+from outrider.cli.reporting.document import P_WRONG
 from outrider.cli.reporting.sections import Section
-from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, settings_of
+from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, settings_of, with_cache
 from outrider.cli.tuning.money import COLOCATED
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import Event, StopFlag
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.settings.system import demo_model
@@ -138,7 +139,13 @@ class PairReport:
             yield {"event": "found", **{name: getattr(finding, name) for name in finding.__slots__}}
 
     def _laws(self, device: str) -> Iterator[Event]:
-        return _child({"section": "laws", "device": device}, f"laws on {device}")
+        wrong = list[str]()
+        for event in _child({"section": "laws", "device": device}, f"laws on {device}"):
+            yield event
+            if event["event"] == "law" and event["p_value"] < P_WRONG:
+                wrong.append(event["rule"])
+        if wrong:
+            raise OutriderError(f"not the law of the target: {'; '.join(wrong)}")
 
     def _model(self, role: str) -> Iterator[Event]:
         self._check_models()
@@ -157,6 +164,7 @@ class PairReport:
 
     def _deployments(self) -> dict[str, Workers]:
         workers = {role: {**values, "model": self._models.get(role)} for role, values in self._workers.items()}
+        workers = with_cache(workers, self._prompts(), self._scale.max_tokens, max(self._scale.loads))
         return {COLOCATED: workers} if self.without_split is not None else deployments_of(workers)
 
     def _served(self, name: str) -> Iterator[Event]:
@@ -169,9 +177,11 @@ class PairReport:
                 rungs = asyncio.run(ladder_of(load, plan, self._notes, stop))
                 yield {"event": "rung", **to_json(rungs)[0], "said": list(verdicts(rungs))}
 
+    def _prompts(self) -> tuple[str, ...]:
+        return tuple(first_prompts(None, NUM_PROMPTS)) if self._of_demo else PROMPTS
+
     async def _load(self, url: str) -> Load:
-        prompts = tuple(first_prompts(None, NUM_PROMPTS)) if self._of_demo else PROMPTS
-        load = Load(url, prompts, self._scale.max_tokens, temperatures=(0.0,), shared_prefixes=False)
+        load = Load(url, self._prompts(), self._scale.max_tokens, temperatures=(0.0,), shared_prefixes=False)
         async with load.client() as client:
             served = await model_at(client, None)
         return replace(load, extra={"model": served["id"], "speculation": {"num_draft_tokens": NUM_DRAFT_TOKENS}})

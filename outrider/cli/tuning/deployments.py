@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -24,11 +24,26 @@ from outrider.wire.settings.system import SystemConfig, merged
 Workers = dict[str, dict[str, str | None]]
 """By role, target or draft: its settings, None where one was not given."""
 
+_SPARE_TOKENS = 2 * 256
+"""Tokens of each request beside prompt and answer: its last block, the longest of which (`flash`) have 256, and the
+drafts behind its end. Doubling it takes memory for 512 tokens more of each request at once.
+"""
+
 
 def settings_of(workers: Workers, max_k: int = 1) -> SystemConfig:
     """Return the settings of a system of these workers, as plain processes."""
     gateway = {"port": 0, "grpc_port": 0, "max_draft_tokens": max_draft_tokens(max_k)}
     return merged({}, {**workers, "gateway": gateway, "ray": {"address": None}}, no_draft=False, no_ray=True)
+
+
+def with_cache(workers: Workers, prompts: Sequence[str], max_tokens: int, num_at_once: int) -> Workers:
+    """Return them with KV caches that hold so many of these requests at once, and no more: the pair on one GPU would
+    else give most of it to the cache of whoever loads first.
+
+    A token of a prompt has one byte of UTF-8 at least.
+    """
+    tokens = max(len(prompt.encode()) for prompt in prompts) + max_tokens + _SPARE_TOKENS
+    return {role: {**own, "kv_cache_tokens": str(num_at_once * tokens)} for role, own in workers.items()}
 
 
 def deployments_of(workers: Workers) -> dict[str, Workers]:

@@ -46,4 +46,6 @@ def break_even(plain: Latency, drafted: Latency) -> int | None:
     if not gained_s > 0.0:
         return None
     lost_s = drafted.answer_s(drafted.num_first) - plain.answer_s(drafted.num_first)
+    if lost_s < 0.0:  # drafts are ahead with their first message: as soon are the tokens that plain decoding has then
+        return max(1, math.ceil(plain.num_first + (drafted.first_s - plain.first_s) / plain.token_s))
     return max(1, math.ceil(drafted.num_first + lost_s / gained_s))

@@ -36,7 +36,8 @@ class Price:
                 found[role.strip()] = float(value)
             except ValueError:
                 raise ConfigError(f"--price has {part!r}; {_FORM}") from None
-        if found.keys() != {"target", "draft"} or not all(0 < each < float("inf") for each in found.values()):
+        once = text.count(",") == 1 and found.keys() == {"target", "draft"}
+        if not once or not all(0 < each < float("inf") for each in found.values()):
             raise ConfigError(f"--price is {text!r}; {_FORM}")
         return cls(**found)
 
@@ -65,18 +66,27 @@ class Bought:
         return None if gain is None else gain.ratio * HOUR_S * self.plain_tokens_per_s / self.price.target
 
     @property
-    def cheapest(self) -> str:
-        """Return what makes the most tokens for the money; the target alone where that is no more beyond noise."""
-        found = {name: each for name in self.gains if (each := self.for_money(name)) is not None and each.pays}
-        return max(found, key=lambda name: found[name].ratio) if found else PLAIN
+    def worth(self) -> dict[str, Gain]:
+        """Return what each deployment makes for the money, but for those where something failed."""
+        return {name: each for name in self.gains if (each := self.for_money(name)) is not None}
+
+    @property
+    def cheapest(self) -> str | None:
+        """Return what makes the most tokens for the money, ahead of the target alone beyond noise; the target alone
+        where it is itself ahead of all others; None where nobody can say.
+        """
+        worth = self.worth
+        if ahead := [name for name, gain in worth.items() if gain.pays]:
+            return max(ahead, key=lambda name: worth[name].ratio)
+        return PLAIN if worth and all(gain.pays is False for gain in worth.values()) else None
 
     @property
     def fair_draft_price(self) -> float | None:
         """Return up to which price of the draft's device the split makes as many tokens for the money as the target
-        alone; None where it does at none, or something failed.
+        alone, 0 where it does at none; None where nobody can say, or something failed.
         """
         gain = self.gains[SPLIT]
-        return None if gain is None or gain.ratio <= 1 else self.price.target * (gain.ratio - 1)
+        return None if gain is None or gain.pays is None else max(0.0, self.price.target * (gain.ratio - 1))
 
 
 @dataclass(frozen=True)
@@ -118,11 +128,11 @@ def show_money(money: Money, console: Console) -> None:
     speeds = _table("Tokens/s over plain (95 %)", "at once", "plain, tok/s", *rows[0].gains)
     prices = _table("Thousands of tokens for 1 of money", "at once", PLAIN, *rows[0].gains, "draft's fair price")
     for row in rows:
-        count, fair = str(row.concurrency), row.fair_draft_price
+        count = str(row.concurrency)
         speeds.add_row(count, f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values()))
         tokens = (row.tokens_per_money(name) for name in (PLAIN, *row.gains))
         per_money = ("failed" if each is None else f"{1e-3 * each:.0f}" for each in tokens)
-        prices.add_row(count, *per_money, "none" if fair is None else f"{fair:.2f}")
+        prices.add_row(count, *per_money, _fair(row))
     console.print(speeds)
     console.print(prices)
     console.print(
@@ -137,15 +147,17 @@ def show_money(money: Money, console: Console) -> None:
 def verdicts(rows: Sequence[Bought]) -> Iterator[str]:
     """Yield what is the cheapest at each concurrency, in sentences."""
     for row in rows:
-        gains = {name: found for name in row.gains if (found := row.for_money(name)) is not None}
-        best = max(gains, key=lambda name: gains[name].ratio, default=None)
+        worth, cheapest, count = row.worth, row.cheapest, f"{row.concurrency} at once"
+        best = max(worth, key=lambda name: worth[name].ratio, default=None)
         if best is None:
-            yield f"{row.concurrency} at once: no answer was whole, with speculation or without"
-        elif row.cheapest == PLAIN:
-            yield f"{row.concurrency} at once: plain wins; {best} makes {gains[best]} times its tokens for the money"
+            yield f"{count}: no answer was whole, with speculation or without"
+        elif cheapest is None:
+            why = "too few turns to tell" if worth[best].interval is None else "not told apart"
+            yield f"{count}: {why}, {best} makes {worth[best]} times plain's tokens for the money; give more --seconds"
+        elif cheapest == PLAIN:
+            yield f"{count}: plain wins; {best} makes {worth[best]} times its tokens for the money"
         else:
-            gain = gains[row.cheapest]
-            yield f"{row.concurrency} at once: {row.cheapest} wins with {gain} times plain's tokens for the money"
+            yield f"{count}: {cheapest} wins with {worth[cheapest]} times plain's tokens for the money"
 
 
 def money_to_json(money: Money) -> dict[str, Any]:
@@ -169,6 +181,12 @@ def money_to_json(money: Money) -> dict[str, Any]:
 
 def _shown(gain: Gain | None) -> str:
     return "failed" if gain is None else str(gain)
+
+
+def _fair(row: Bought) -> str:
+    if row.fair_draft_price is None:
+        return "failed" if row.gains[SPLIT] is None else "unknown"
+    return f"{row.fair_draft_price:.2f}" if row.fair_draft_price else "none"
 
 
 def _table(title: str, *columns: str) -> Table:

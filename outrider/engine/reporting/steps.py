@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from outrider.engine.cuda.graphed_path import GraphedPath
 from outrider.engine.loading.loader import load_runner, read_config, resolve_device
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import margin
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
@@ -23,6 +25,7 @@ NUM_WARM = 3
 """Steps of each kind that do not count: memory is taken, kernels are chosen, a graph is proven."""
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 """Bytes that are copied to learn the memory's speed: many times what a cache holds."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 Arms = Mapping[str, Callable[[], object]]
 
@@ -75,13 +78,14 @@ def steps(task: StepsTask) -> Iterator[dict[str, Any]]:
         }
     bandwidth = copy_bandwidth(resolve_device(task.device))
     yield {"event": "bandwidth", "bytes_per_s": bandwidth}
-    num_weight_bytes = read_bytes(runner, is_tied=_is_tied(task.model))
+    made_of = read_config(task.model).get_text_config(decoder=True)
+    num_weight_bytes = read_bytes(runner, is_tied=bool(made_of.tie_word_embeddings))
     for batch in task.batches:
         for width in (1, task.num_draft_tokens + 1):
             context = min(task.context_tokens, runner.facts.context_limit - width)
             times_s = step_times(runner, batch, width, context, task.num_rounds)
-            cached = batch * (context + width) * runner.kv_bytes_per_token
-            floor_s = (num_weight_bytes + cached) / bandwidth
+            cached = batch * seen_tokens(made_of, context, width) * runner.kv_bytes_per_token
+            floor_s = None if is_mixture(made_of) else (num_weight_bytes + cached) / bandwidth
             yield {"event": "step", "rows": batch, "tokens": width, "context": context, "floor_s": floor_s, **times_s}
 
 
@@ -101,8 +105,26 @@ def facts_of(runner: ModelRunner) -> dict[str, Any]:
     }
 
 
-def _is_tied(model: str) -> bool:
-    return bool(read_config(model).get_text_config(decoder=True).tie_word_embeddings)
+def is_mixture(config: PreTrainedConfig) -> bool:
+    """Return whether it has experts, by any of the names that transformers has for their number: which of them a step
+    reads, its tokens choose.
+    """
+    values = config.to_dict()
+    values |= values.get("ffn_config") or {}  # where DBRX has it
+    return any((values.get(name) or 0) > 1 for name in _NUM_EXPERTS)
+
+
+def seen_tokens(config: PreTrainedConfig, context: int, width: int) -> float:
+    """Return the cached tokens that a step of `width` new tokens of a row reads, the mean over layers.
+
+    A layer with a window or chunks reads those that any of them sees.
+    """
+    limits = [layer_limits(config, index) for index in range(num_decoder_layers(config))]
+    firsts = [
+        max(0, context + 1 - window if window else 0, context // chunk * chunk if chunk else 0)
+        for window, chunk in limits
+    ]
+    return context + width - statistics.fmean(firsts)
 
 
 def read_bytes(runner: ModelRunner, is_tied: bool) -> int:
