@@ -64,6 +64,19 @@ def test_a_kind_that_nobody_knows_is_named() -> None:
         changes(CHANGELOG.replace("### Fixed", "### Mended"), "0.2.0")
 
 
+@pytest.mark.parametrize(
+    ("version", "old", "new", "says"),
+    [
+        ("0.3.0", "### Removed", "### Added", r"\['Added'\] more than once under 0.3.0"),
+        ("0.3.0", "- Gone.", "", r"nothing in \['Removed'\] under 0.3.0"),
+        ("0.2.0", "### Fixed", "- Lost.\n\n### Fixed", "of no kind under 0.2.0"),
+    ],
+)
+def test_no_entry_is_left_out_of_the_notes(version: str, old: str, new: str, says: str) -> None:
+    with pytest.raises(ReleaseError, match=says):
+        changes(CHANGELOG.replace(old, new), version)
+
+
 def test_the_oldest_versions_tested_are_the_bounds_of_the_package() -> None:
     oldest = pins(REPO / "constraints-oldest.txt")
     assert {name: Version(oldest[name]) for name in bounds()} == bounds()
