@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from deploy.docker.requirements import requirements
-from deploy.release.__main__ import settle
+from deploy.release import __main__ as making
 from deploy.release.notes import ReleaseError, changes, pins, versions
 
 REPO = Path(__file__).resolve().parents[2]
@@ -100,10 +100,29 @@ def test_a_source_archive_forgets_who_packed_it_and_when(tmp_path: Path) -> None
                 member = tarfile.TarInfo(name)
                 member.size, member.mtime, member.uid, member.uname = len(name), mtime, mtime % 9, str(mtime)
                 tar.addfile(member, io.BytesIO(name.encode()))
-        settle(path, 1_700_000_000)
+        making.settle(path, 1_700_000_000)
         packed.append(path.read_bytes())
     assert packed[0] == packed[1]
     with tarfile.open(tmp_path / "1.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     assert (tmp_path / "a/two.py").read_text() == "a/two.py"
     assert os.stat(tmp_path / "a/one.py").st_mtime == 1_700_000_000
+
+
+@pytest.mark.parametrize("url", ["https://torch.example/cpu", None])
+def test_the_bill_is_of_the_torch_that_the_images_take(
+    url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(making, "output", lambda command, **_: commands.append([*map(str, command)]))
+    monkeypatch.setattr(making.venv, "create", lambda _: None)
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    if url:
+        monkeypatch.setenv("TORCH_INDEX_URL", url)
+    making.bill(REPO, tmp_path, tmp_path, "1")
+    making.image("worker", "0.1.0", REPO, tmp_path, "1")
+    libraries, built = commands[0], commands[-1]
+    assert "install" in libraries and built[0] == "docker"
+    asked = libraries[libraries.index("--extra-index-url") + 1] if "--extra-index-url" in libraries else None
+    assert asked == url
+    assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
