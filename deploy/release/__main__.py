@@ -1,7 +1,7 @@
 """`make release`: HEAD's wheel, source archive, images, bill of materials, notes and checksums, into dist/.
 
-The same bytes for a commit wherever and whenever it is built, as long as the base image and the packages of the
-distribution are the same; docs/releases.md says what that rests on.
+The same bytes for a commit wherever and whenever it is built, as long as Python and its zlib, the base image and the
+packages of the distribution are the same; docs/releases.md says what that rests on.
 """
 
 from __future__ import annotations
