@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from packaging.version import Version
 from deploy.docker.requirements import requirements
 from deploy.release import __main__ as making
 from deploy.release.notes import ReleaseError, changes, pins, versions
+from tests.upgrade import __main__ as upgrading
 
 REPO = Path(__file__).resolve().parents[2]
 RUNTIME = ["engine", "ray", "trace", "certs", "tune"]
@@ -126,3 +129,13 @@ def test_the_bill_is_of_the_torch_that_the_images_take(
     asked = libraries[libraries.index("--extra-index-url") + 1] if "--extra-index-url" in libraries else None
     assert asked == url
     assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
+
+
+def test_the_log_of_an_upgrade_is_of_one_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "upgrade-test.log"
+    log.write_text("of a run before")
+    monkeypatch.setattr(upgrading, "LOG", log)
+    monkeypatch.setattr(sys, "argv", ["upgrade", "no-such-commit"])
+    with pytest.raises(subprocess.CalledProcessError, match="no-such-commit"):
+        upgrading.main()
+    assert log.read_text() == ""
