@@ -1,7 +1,7 @@
 """`make release`: HEAD's wheel, source archive, images, bill of materials, notes and checksums, into dist/.
 
-The same bytes for a commit wherever and whenever it is built, as long as the base image and the packages of the
-distribution are the same; docs/releases.md says what that rests on.
+The same bytes for a commit wherever and whenever it is built, as long as Python and its zlib, the base image and the
+packages of the distribution are the same; docs/releases.md says what that rests on.
 """
 
 from __future__ import annotations
@@ -79,12 +79,18 @@ def bill(tree: Path, dist: Path, scratch: Path, epoch: str) -> None:
     python = home / "bin" / "python"
     (scratch / "requirements.txt").write_text("\n".join(requirements(tree / "pyproject.toml", EXTRAS)))
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    output([*pip, "-c", tree / "constraints.txt", "-r", scratch / "requirements.txt"])
+    output([*pip, *index(), "-c", tree / "constraints.txt", "-r", scratch / "requirements.txt"])
     # Found by name, not by path: a path would be recorded and differ from one folder to the next.
     output([*pip, "--no-deps", "--no-index", "--find-links", dist, "outrider"])
     listing: list[str | Path] = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
     listing += ["--pyproject", tree / "pyproject.toml", "--output-file", dist / "SBOM.cdx.json", python]
     output(listing, SOURCE_DATE_EPOCH=epoch)
+
+
+def index() -> list[str]:
+    """Return pip's arguments for the index of torch's builds, as worker.Dockerfile gives them."""
+    url = os.environ.get("TORCH_INDEX_URL")
+    return ["--extra-index-url", url] if url else []
 
 
 def image(name: str, version: str, tree: Path, dist: Path, epoch: str) -> None:

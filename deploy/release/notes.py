@@ -27,20 +27,34 @@ def notes(tree: Path) -> str:
 
 
 def changes(changelog: str, version: str) -> dict[str, str]:
-    """Return the version's entries by kind. Raises ReleaseError where it has none, or a kind that nobody knows."""
+    """Return the version's entries by kind.
+
+    Raises ReleaseError where it has none, or some under no kind, or a kind that nobody knows, is empty or stands twice.
+    """
     found = re.search(
         rf"^## \[(?:{re.escape(version)}\]|Unreleased\] - {re.escape(version)}$).*?\n(.*?)(?=^## |\Z)",
         changelog,
         re.MULTILINE | re.DOTALL,
     )
-    pieces = re.split(r"^### (.+)\n", found[1], flags=re.MULTILINE)[1:] if found else []
-    parts = {kind.strip(): text.strip() for kind, text in zip(pieces[::2], pieces[1::2], strict=True)}
-    if not parts:
+    first, *pieces = re.split(r"^### (.+)\n", found[1], flags=re.MULTILINE) if found else [""]
+    kinds, texts = [kind.strip() for kind in pieces[::2]], [text.strip() for text in pieces[1::2]]
+    if not kinds:
         raise ReleaseError(
             f"CHANGELOG.md says nothing of version {version}: write `## [{version}] - DATE` with entries"
         )
-    if unknown := parts.keys() - set(KINDS):
+    if unknown := set(kinds) - set(KINDS):
         raise ReleaseError(f"CHANGELOG.md has {sorted(unknown)} under {version}; the kinds are {', '.join(KINDS)}")
+    if first.strip():
+        raise ReleaseError(
+            f"CHANGELOG.md has entries of no kind under {version}: {first.split()[:9]}; put them under one"
+        )
+    if repeated := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+        raise ReleaseError(f"CHANGELOG.md has {repeated} more than once under {version}; join them")
+    parts = dict(zip(kinds, texts, strict=True))
+    if empty := sorted(kind for kind, text in parts.items() if not text):
+        raise ReleaseError(
+            f"CHANGELOG.md has nothing in {empty} under {version}; write entries, or leave the heading out"
+        )
     return parts
 
 

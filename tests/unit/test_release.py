@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,8 +14,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from deploy.docker.requirements import requirements
-from deploy.release.__main__ import settle
+from deploy.release import __main__ as making
 from deploy.release.notes import ReleaseError, changes, pins, versions
+from tests.upgrade import __main__ as upgrading
 
 REPO = Path(__file__).resolve().parents[2]
 RUNTIME = ["engine", "ray", "trace", "certs", "tune"]
@@ -64,6 +67,19 @@ def test_a_kind_that_nobody_knows_is_named() -> None:
         changes(CHANGELOG.replace("### Fixed", "### Mended"), "0.2.0")
 
 
+@pytest.mark.parametrize(
+    ("version", "old", "new", "says"),
+    [
+        ("0.3.0", "### Removed", "### Added", r"\['Added'\] more than once under 0.3.0"),
+        ("0.3.0", "- Gone.", "", r"nothing in \['Removed'\] under 0.3.0"),
+        ("0.2.0", "### Fixed", "- Lost.\n\n### Fixed", "of no kind under 0.2.0"),
+    ],
+)
+def test_no_entry_is_left_out_of_the_notes(version: str, old: str, new: str, says: str) -> None:
+    with pytest.raises(ReleaseError, match=says):
+        changes(CHANGELOG.replace(old, new), version)
+
+
 def test_the_oldest_versions_tested_are_the_bounds_of_the_package() -> None:
     oldest = pins(REPO / "constraints-oldest.txt")
     assert {name: Version(oldest[name]) for name in bounds()} == bounds()
@@ -87,10 +103,39 @@ def test_a_source_archive_forgets_who_packed_it_and_when(tmp_path: Path) -> None
                 member = tarfile.TarInfo(name)
                 member.size, member.mtime, member.uid, member.uname = len(name), mtime, mtime % 9, str(mtime)
                 tar.addfile(member, io.BytesIO(name.encode()))
-        settle(path, 1_700_000_000)
+        making.settle(path, 1_700_000_000)
         packed.append(path.read_bytes())
     assert packed[0] == packed[1]
     with tarfile.open(tmp_path / "1.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     assert (tmp_path / "a/two.py").read_text() == "a/two.py"
     assert os.stat(tmp_path / "a/one.py").st_mtime == 1_700_000_000
+
+
+@pytest.mark.parametrize("url", ["https://torch.example/cpu", None])
+def test_the_bill_is_of_the_torch_that_the_images_take(
+    url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(making, "output", lambda command, **_: commands.append([*map(str, command)]))
+    monkeypatch.setattr(making.venv, "create", lambda _: None)
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    if url:
+        monkeypatch.setenv("TORCH_INDEX_URL", url)
+    making.bill(REPO, tmp_path, tmp_path, "1")
+    making.image("worker", "0.1.0", REPO, tmp_path, "1")
+    libraries, built = commands[0], commands[-1]
+    assert "install" in libraries and built[0] == "docker"
+    asked = libraries[libraries.index("--extra-index-url") + 1] if "--extra-index-url" in libraries else None
+    assert asked == url
+    assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
+
+
+def test_the_log_of_an_upgrade_is_of_one_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "upgrade-test.log"
+    log.write_text("of a run before")
+    monkeypatch.setattr(upgrading, "LOG", log)
+    monkeypatch.setattr(sys, "argv", ["upgrade", "no-such-commit"])
+    with pytest.raises(subprocess.CalledProcessError, match="no-such-commit"):
+        upgrading.main()
+    assert log.read_text() == ""

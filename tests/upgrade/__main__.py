@@ -30,8 +30,6 @@ MAX_TOKENS = 1500
 LOG = REPO / ".work" / "upgrade-test.log"
 DRAIN_S = 1
 """Of workers: less than an answer takes, so that it goes on elsewhere. Gateways wait for all that they have."""
-
-
 SLOW_S = 600.0
 """How long an answer may take before it counts as lost: a machine that does much else loads a worker for minutes."""
 
@@ -123,6 +121,7 @@ def main() -> int:
     commit = parser.parse_args().base
     began, parts = time.monotonic(), list[Part]()
     LOG.parent.mkdir(exist_ok=True)
+    LOG.write_text("")  # each part adds to it
     sys.stdout.write(f"logs of all parts: {LOG}\n")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", REPO, folder], check=True)
