@@ -37,7 +37,9 @@ async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Pat
         drafts_port = draft.address.rpartition(":")[2]
         workers = ["--target", f"chat=dns:///targets:{port}", "--draft", f"small=dns:///drafts:{drafts_port}"]
         often = "@gateway.workers.named_workers.LOOK_S=0.02"
-        gateway = Process("tests.e2e.named_gateway", [often, str(tmp_path), *workers, "--port", "0", "--grpc-port", "0"])
+        gateway = Process(
+            "tests.e2e.named_gateway", [often, str(tmp_path), *workers, "--port", "0", "--grpc-port", "0"]
+        )
         processes.append(gateway)
 
         def connected() -> dict[str, float]:

@@ -64,7 +64,10 @@ def test_a_command_line_is_a_pool_of_targets_and_one_of_drafts() -> None:
         ({"target": "a"}, "target has the address 'a', must be host:port"),
         ({"target": "dns:///h:99999"}, "target has the address 'dns:///h:99999', must be host:port"),
         ({"target": "dns:///:7200"}, "target has the address 'dns:///:7200', must be host:port"),
-        ({"target": "chat=h:1,code=h:2"}, "target has the pool 'chat=h:1,code'; write POOL=host:port,host:port, one pool"),
+        (
+            {"target": "chat=h:1,code=h:2"},
+            "target has the pool 'chat=h:1,code'; write POOL=host:port,host:port, one pool",
+        ),
         ({"target": "=h:1"}, "target has the pool ''"),
         ({"target": "a:1", "draft": "x=c:1,y=d:1"}, "draft has the pool 'x=c:1,y'; write .*;POOL=host:port"),
         ({"target": "a:1", "draft": "c:1;draft=d:1"}, "with two pools called draft"),
