@@ -106,7 +106,7 @@ async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
     monkeypatch.setattr(named_workers, "LOOK_S", 0.005)
     dns = Dns("chat=dns:///targets:7200", "small=dns:///drafts:7100")
     dns.addresses = {"targets": ["10.0.0.1"], "drafts": ["10.0.1.1"]}
-    failures = [RuntimeError("a bug")]
+    failures, told = [RuntimeError("a bug")], asyncio.Event()
 
     async def slow(host: str) -> list[str]:
         if host == "drafts":
@@ -117,13 +117,12 @@ async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
         if failures:
             raise failures.pop()
         dns.told.append(membership)
+        told.set()
 
     await dns.workers.wait_first(1)
     dns.workers._resolve, dns.workers._heard = slow, heard
     dns.addresses["targets"] = ["10.0.0.2"]
-    async with asyncio.timeout(10):
-        while len(dns.told) < 2:
-            await asyncio.sleep(0.005)
+    await asyncio.wait_for(told.wait(), 10)
     await dns.workers.close()
     assert [name for name, *_ in dns.members()] == ["chat-10.0.0.2", "small-10.0.1.1"]
     assert "the workers of dns:///targets:7200 cannot be followed" in caplog.text

@@ -26,7 +26,7 @@ REMOVED = {
     "gateway.wait_budget_min_ms": _WAITS,
     "gateway.wait_budget_max_ms": _WAITS,
     "gateway.round_timeout_s": "leave it out: a worker is lost after 8 times its longest step, within 4 s to 30 s",
-    "gateway.start_timeout_s": "leave it out: a gateway waits 300 s for its workers, a request 120 s for a target",
+    "gateway.start_timeout_s": "leave it out: a gateway waits 300 s for given addresses, a request 120 s for a target",
     "gateway.trace_sample_ratio": "OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",
     "ray.target_gpus": _PLACED,
     "ray.draft_gpus": _PLACED,
