@@ -11,12 +11,12 @@ from tests.e2e.process_tree import Command, tree
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(630)
 def test_a_rehearsal_runs_every_section(tmp_path: Path) -> None:
     with tree() as left:
         command = Command("-m", "outrider.cli", "report", "--rehearse", "--out", str(tmp_path / "report.md"))
         try:
-            assert command.wait(270) == 0, command.log()
+            assert command.wait(600) == 0, command.log()
         finally:
             command.end()
         assert left.wait_empty(20) == {}
