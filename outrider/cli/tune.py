@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import options as opt
-from outrider.cli.bench import LADDER, SECONDS, Concurrency, Seconds
+from outrider.cli.bench import LADDER, SECONDS, Concurrency
 from outrider.cli.benching.figures import RungFigures
 from outrider.cli.benching.ladder import Plan
 from outrider.cli.benching.load import Load
@@ -78,7 +78,10 @@ def tune(
         ),
     ] = None,
     concurrency: Concurrency = None,
-    seconds: Seconds = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help=f"Seconds of each --concurrency, split and colocated; absent = {SECONDS:g}."),
+    ] = None,
     png: Png = None,
     connection: opt.CallOptions,
     verbose: opt.Verbose = False,

@@ -49,7 +49,7 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
         few = ""
         if rung.gain.interval is None:
             turns = "1 turn is" if rung.num_turns == 1 else f"{rung.num_turns} turns are"
-            few = f"; {turns} too few for an interval, {LEAST_TURNS} are enough: give it more --seconds or --requests"
+            few = f"; {turns} too few for an interval, {LEAST_TURNS} are enough: measure for longer"
         yield f"{rung.concurrency} at once: {_verdict(rung)}{times}{few}"
     faults = faults_of(rungs)
     for fault, count in faults.most_common(_MOST_FAULTS):

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from outrider.cli.benching.figures import Gain, RungFigures
+from outrider.cli.benching.figures import ArmFigures, Gain, RungFigures
 from outrider.cli.benching.plot import Arms
 from outrider.cli.tuning.settings import PLAIN
 from outrider.wire.errors import ConfigError
@@ -116,10 +116,12 @@ class Money:
 
     @property
     def arms(self) -> Arms:
-        """Return the figures of the target alone, beside the first deployment, and of each deployment."""
-        first, *_ = self.ladders.values()
-        alone = {PLAIN: [rung.arms["without"] for rung in first]}
-        return alone | {name: [rung.arms["with"] for rung in rungs] for name, rungs in self.ladders.items()}
+        """Return the figures of each deployment, and of plain decoding in turn with it."""
+        found = dict[str, list[ArmFigures]]()
+        for name, rungs in self.ladders.items():
+            found[name] = [rung.arms["with"] for rung in rungs]
+            found[f"{PLAIN}, {name}"] = [rung.arms["without"] for rung in rungs]
+        return found
 
 
 def show_money(money: Money, console: Console) -> None:
@@ -136,8 +138,9 @@ def show_money(money: Money, console: Console) -> None:
     console.print(speeds)
     console.print(prices)
     console.print(
-        "plain: the target alone; split: its draft on a device of its own; colocated: on the target's, too. Fair "
-        "price: of an hour of the draft's device, at which the split is as cheap as plain.",
+        "plain: the target without any drafts; split: its draft on a device of its own, K auto; colocated: on the "
+        "target's, too. Drafters without a model need no second device: their speeds are above. Fair price: of an hour "
+        "of the draft's device, at which the split is as cheap as plain.",
         style="dim",
     )
     for sentence in verdicts(rows):
