@@ -142,7 +142,16 @@ def shown(speedup: Mapping[str, float]) -> str:
 
 def main() -> int:
     options = parser(
-        __doc__, size="94M", temperatures=[0.0, 1.0], prompts=6, max_tokens=128, repeats=2, price=PRICE
+        __doc__,
+        size="94M",
+        temperatures=[0.0, 1.0],
+        prompts=6,
+        max_tokens=128,
+        repeats=2,
+        price=PRICE,
+        max_k=12,
+        concurrency=[1, 2, 4, 8, 16],
+        seconds=30.0,
     ).parse_args()
     report = Report("tune", "What `outrider tune` expects, measures and recommends")
     report.text(
@@ -160,6 +169,9 @@ def main() -> int:
     ]
     arguments += ["--num-prompts", str(options.prompts), "--max-tokens", str(options.max_tokens)]
     arguments += ["--repeats", str(options.repeats), "--price", options.price]
+    arguments += ["--max-k", str(options.max_k), "--seconds", str(options.seconds)]
+    for concurrency in options.concurrency:
+        arguments += ["--concurrency", str(concurrency)]
     options.results.mkdir(parents=True, exist_ok=True)
     for temperature in options.temperatures:
         arguments += ["--temperature", str(temperature)]
