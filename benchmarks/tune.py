@@ -99,7 +99,11 @@ def add_latencies(report: Report, study: Study) -> None:
             each["name"],
             f"{1e3 * each['first_s']:.1f}",
             f"{1e3 * each['token_s']:.2f}",
-            "never" if each["break_even_tokens"] is None else str(each["break_even_tokens"]),
+            ""
+            if each["name"] == "plain"
+            else "never"
+            if each["break_even_tokens"] is None
+            else str(each["break_even_tokens"]),
         ]
         for each in study["alternatives"]
     ]
