@@ -37,10 +37,11 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
-from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
+from outrider.wire.processes import tell_all
 from outrider.wire.settings.config import TargetConfig
 
 MODEL = "model"
@@ -516,17 +517,7 @@ def _words(setting: dict[str, float]) -> str:
 
 
 def main() -> int:
-    def tell(event: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
-    try:
-        for event in measure(Task.read(sys.stdin.readline())):
-            tell(event)
-    except OutriderError as error:
-        tell({"event": "failed", "message": error.message})
-        return 1
-    return 0
+    return tell_all(lambda: measure(Task.read(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

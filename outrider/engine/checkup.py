@@ -44,6 +44,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.model_id import local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
+from outrider.wire.processes import tell
 
 GPU_DEVICE = Path("/dev/nvidiactl")
 """Where a driver is loaded."""
@@ -281,9 +282,7 @@ def _kv_bytes(text: Any, itemsize: int) -> int:
 
 def main() -> int:
     for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
-        event = {"event": "found", "check": check, "state": state, "found": found, "remedy": remedy}
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
+        tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 
 

@@ -33,7 +33,7 @@ from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
 from outrider.training.written import PROMPT_TOKENS, Answer, Assignment, digest_of_model, write
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes import StopFlag, StopRequested, tell
 
 REPORT = "training.json"
 """Beside the weights: how they were trained, and the acceptance before and after."""
@@ -262,24 +262,20 @@ def main() -> int:
     stop = StopFlag()
     stop.install()
 
-    def emit(event: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
-    def tell(stage: str, text: str, done: int, total: int) -> None:
-        emit({"event": "progress", "stage": stage, "text": text, "done": done, "total": total})
+    def show(stage: str, text: str, done: int, total: int) -> None:
+        tell({"event": "progress", "stage": stage, "text": text, "done": done, "total": total})
         if stage != "training":  # which saves its checkpoint first
             stop.check()
 
     try:
-        report = train(Task(**json.loads(sys.stdin.readline())), stop, tell)
+        report = train(Task(**json.loads(sys.stdin.readline())), stop, show)
     except StopRequested:
-        emit({"event": "stopped"})
+        tell({"event": "stopped"})
         return 0
     except OutriderError as error:
-        emit({"event": "failed", "message": error.message})
+        tell({"event": "failed", "message": error.message})
         return 1
-    emit({"event": "trained", "report": report})
+    tell({"event": "trained", "report": report})
     return 0
 
 

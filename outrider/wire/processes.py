@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from outrider.wire.errors import OutriderError
+
 _STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -207,6 +209,23 @@ class Child:
         self.tail.append(line)
         if self._on_log is not None:
             self._on_log(self.name, line)
+
+
+def tell(event: Event) -> None:
+    """Tell the parent an event, as a child: a line of JSON on stdout."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def tell_all(events: Callable[[], Iterable[Event]]) -> int:
+    """Tell the parent events as they come, and at last what ended them before their time; return the exit code."""
+    try:
+        for event in events():
+            tell(event)
+    except OutriderError as error:
+        tell({"event": "failed", "message": error.message})
+        return 1
+    return 0
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:

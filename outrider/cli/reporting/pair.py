@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -91,26 +92,26 @@ class PairReport:
             )
             found.append(Section("pair", plan, self._widen))
         found.append(Section("doctor", "What `outrider doctor` says of the machine and the pair.", self._doctor))
-        for device in dict.fromkeys(values["device"] for values in self._workers.values()):
+        for device in dict.fromkeys(str(values["device"]) for values in self._workers.values()):
             plan = (
                 f"Draws 16,384 short sequences on {device} by both rejection rules and without drafts, and compares "
                 "their counts with the law that they should have (chi-square)."
             )
-            found.append(Section(f"laws on {device}", plan, lambda device=device: self._laws(device)))  # type: ignore[misc]
+            found.append(Section(f"laws on {device}", plan, partial(self._laws, device)))
         for role, values in self._workers.items():
             plan = (
                 f"Loads the {role} on {values['device']}, where it tests itself, captures CUDA graphs, and times "
                 f"{self._scale.num_rounds} steps each of {_list(self._scale.batches)} rows, of 1 token and of "
                 f"{NUM_DRAFT_TOKENS + 1}, eagerly and as graphs, beside what the memory's speed allows."
             )
-            found.append(Section(f"{role} on {values['device']}", plan, lambda role=role: self._model(role)))  # type: ignore[misc]
+            found.append(Section(f"{role} on {values['device']}", plan, partial(self._model, role)))
         for name, workers in self._deployments().items():
             places = " and ".join(f"the {role} on {_place(values)}" for role, values in workers.items())
             plan = (
                 f"Serves the pair, {places}, and measures tokens per second at {_list(self._scale.loads)} requests at "
                 f"once, with {NUM_DRAFT_TOKENS} drafts a round and without, in turns."
             )
-            found.append(Section(name, plan, lambda name=name: self._served(name)))  # type: ignore[misc]
+            found.append(Section(name, plan, partial(self._served, name)))
         return found
 
     def _versions(self) -> Iterator[Event]:

@@ -20,10 +20,8 @@ from outrider.engine.native.build import cache_folder
 from outrider.engine.reporting.laws import laws
 from outrider.engine.reporting.steps import StepsTask, steps
 from outrider.engine.widening import Sizes, widen_folder
-from outrider.wire.errors import OutriderError
+from outrider.wire.processes import Event, tell_all
 from outrider.wire.settings.system import demo_model
-
-Event = dict[str, Any]
 
 SIZES = {
     "draft": Sizes(hidden=2048, intermediate=5632, heads=32, kv_heads=8, extra_layers=20),
@@ -80,18 +78,9 @@ SECTIONS: dict[str, Callable[..., Iterator[Event]]] = {
 
 
 def main() -> int:
-    def tell(event: Event) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
     task = json.loads(sys.stdin.readline())
-    try:
-        for event in SECTIONS[task.pop("section")](**task):
-            tell(event)
-    except OutriderError as error:
-        tell({"event": "failed", "message": error.message})
-        return 1
-    return 0
+    section = SECTIONS[task.pop("section")]
+    return tell_all(lambda: section(**task))
 
 
 if __name__ == "__main__":
