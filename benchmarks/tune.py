@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import DEMO_DRAFT, Report, parser, widened
+from outrider.cli.benching.figures import Gain
 
 FAR_OFF = 0.15
 """Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
@@ -133,10 +134,7 @@ def add_money(report: Report, money: Mapping[str, Any]) -> None:
 
 def interval(gain: Mapping[str, Any] | None) -> str:
     """Return a ratio with its 95 % interval."""
-    if gain is None:
-        return "failed"
-    ends = gain["interval"]
-    return f"{gain['ratio']:.2f}" + ("" if ends is None else f" ({ends[0]:.2f}-{ends[1]:.2f})")
+    return "failed" if gain is None else str(Gain(**gain))
 
 
 def shown(speedup: Mapping[str, float]) -> str:

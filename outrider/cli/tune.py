@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,24 +135,20 @@ def tune(
         if prices is None and (concurrency or seconds is not None):
             raise ConfigError("--concurrency and --seconds are of --price, which is not given; leave them out")
         started = None if address is not None else workers
-        deployments = {SPLIT: workers}
-        if prices is not None:
-            sized = with_cache(workers, texts, max_tokens, max(plan.concurrencies))
-            deployments = deployments_of(sized)
-        ladders = dict[str, list[RungFigures]]()
-        with ExitStack() as stack:
-            grpc = address
-            if grpc is None:
-                endpoints = stack.enter_context(serving(deployments[SPLIT], stop, notes, max_k=max_k, verbose=verbose))
-                grpc = endpoints.grpc
-            with telling(notes, "starting") as tell:
-                served, studies = asyncio.run(_studies(grpc, options, tell))
-            if prices is not None:
-                ladders[SPLIT] = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
-        if prices is not None:
-            with serving(deployments[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
-                ladders[COLOCATED] = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
-        money = None if prices is None else Money(ladders, prices)
+        money = None
+        if address is not None:
+            served, studies = _studied(address, options, notes)
+        elif prices is None:
+            with serving(workers, stop, notes, max_k=max_k, verbose=verbose) as endpoints:
+                served, studies = _studied(endpoints.grpc, options, notes)
+        else:
+            placed = deployments_of(with_cache(workers, texts, max_tokens, max(plan.concurrencies)))
+            with serving(placed[SPLIT], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
+                served, studies = _studied(endpoints.grpc, options, notes)
+                split = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
+            with serving(placed[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
+                colocated = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
+            money = Money({SPLIT: split, COLOCATED: colocated}, prices)
         if as_json:
             typer.echo(json.dumps(_json(served, options, studies, started, money)))
         else:
@@ -194,6 +189,11 @@ def _check_pair(address: str | None, workers: Workers) -> None:
             f"{given[0]} {workers[given[0].lstrip('-')]['model']} without {missing}: say both models of the pair; "
             "what needs no model, such as ngram, is measured beside them"
         )
+
+
+def _studied(address: str, options: TuneOptions, notes: Console) -> tuple[Model, list[Study]]:
+    with telling(notes, "starting") as tell:
+        return asyncio.run(_studies(address, options, tell))
 
 
 async def _ladder(

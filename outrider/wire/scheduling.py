@@ -78,3 +78,7 @@ class VirtualTokens:
     def given(self, caller: bytes) -> float:
         """Return what it was given over its weight, by which callers that wait are compared."""
         return self._given[caller]
+
+    def with_more(self, caller: bytes, amount: float) -> float:
+        """Return the same once a caller that waits is given so much more."""
+        return self._given[caller] + amount / self._waiting[caller]

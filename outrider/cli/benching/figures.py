@@ -126,7 +126,12 @@ class Gain:
         return cls(ratio, (quantile(ratios, 0.025), quantile(ratios, 0.975)))
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f}" + (f" ({self.interval[0]:.2f}-{self.interval[1]:.2f})" if self.interval else "")
+        return f"{self.ratio:.2f}{self.bounds}"
+
+    @property
+    def bounds(self) -> str:
+        """Return the interval as it stands behind the ratio, empty where there is none."""
+        return f" ({self.interval[0]:.2f}-{self.interval[1]:.2f})" if self.interval else ""
 
     def times(self, factor: float) -> Gain:
         """Return what is gained where all that speculation makes counts so many times."""

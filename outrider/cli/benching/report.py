@@ -44,8 +44,7 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
     for rung in rungs:
         if rung.gain is None:
             continue
-        interval = str(rung.gain).removeprefix(f"{rung.gain.ratio:.2f}")
-        times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{interval}"
+        times = f"{rung.gain.ratio:.2f} times the tokens/s of plain decoding{rung.gain.bounds}"
         few = ""
         if rung.gain.interval is None:
             turns = "1 turn is" if rung.num_turns == 1 else f"{rung.num_turns} turns are"

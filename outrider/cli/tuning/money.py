@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from outrider.cli.benching.figures import ArmFigures, Gain, RungFigures
 from outrider.cli.benching.plot import Arms
+from outrider.cli.tuning.report import table_of
 from outrider.cli.tuning.settings import PLAIN
 from outrider.wire.errors import ConfigError
 
@@ -127,8 +127,8 @@ class Money:
 def show_money(money: Money, console: Console) -> None:
     """Print tables, and what is the cheapest at each concurrency."""
     rows = money.rows
-    speeds = _table("Tokens/s over plain (95 %)", "at once", "plain, tok/s", *rows[0].gains)
-    prices = _table("Thousands of tokens for 1 of money", "at once", PLAIN, *rows[0].gains, "draft's fair price")
+    speeds = table_of("Tokens/s over plain (95 %)", "at once", "plain, tok/s", *rows[0].gains)
+    prices = table_of("Thousands of tokens for 1 of money", "at once", PLAIN, *rows[0].gains, "draft's fair price")
     for row in rows:
         count = str(row.concurrency)
         speeds.add_row(count, f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values()))
@@ -190,10 +190,3 @@ def _fair(row: Bought) -> str:
     if row.fair_draft_price is None:
         return "failed" if row.gains[SPLIT] is None else "unknown"
     return f"{row.fair_draft_price:.2f}" if row.fair_draft_price else "none"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

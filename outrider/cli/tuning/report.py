@@ -82,7 +82,7 @@ def _show_acceptance(study: Study, console: Console) -> None:
 
 
 def _show_costs(study: Study, console: Console) -> None:
-    table = _table("What a round costs, ms", "K", "round", "wait", "verify", "rest", "first round", "plain")
+    table = table_of("What a round costs, ms", "K", "round", "wait", "verify", "rest", "first round", "plain")
     for k, cost in study.costs.by_k.items():
         parts = (cost.round_s, cost.wait_s, cost.verify_s, cost.rest_s, cost.first_s)
         table.add_row(str(k), *(f"{1e3 * part:.2f}" for part in parts), f"{100 * cost.plain_share:.1f} %" if k else "")
@@ -96,7 +96,7 @@ def _show_costs(study: Study, console: Console) -> None:
 
 def _show_speeds(study: Study, console: Console) -> None:
     columns = ("K", "tok/round", "paper", "expected", "measured", "range", "tok/s", "met")
-    table = _table("Speed over plain decoding, expected and measured", *columns)
+    table = table_of("Speed over plain decoding, expected and measured", *columns)
     for point in study.points:
         table.add_row(
             str(point.k),
@@ -117,7 +117,7 @@ def _show_speeds(study: Study, console: Console) -> None:
 
 
 def _show_alternatives(study: Study, console: Console) -> None:
-    table = _table("Alternatives", "setting", "tok/pass", "tok/s", "speed over plain (range)")
+    table = table_of("Alternatives", "setting", "tok/pass", "tok/s", "speed over plain (range)")
     for name, speeds in study.speeds.items():
         ratio, per_pass = Ratio.of(speeds, study.speeds[PLAIN]), study.tokens_per_pass[name]
         table.add_row(name, f"{per_pass:.2f}", f"{statistics.median(speeds):.1f}", str(ratio))
@@ -128,7 +128,7 @@ def _show_alternatives(study: Study, console: Console) -> None:
 
 def _show_latencies(study: Study, console: Console) -> None:
     plain = study.latencies[PLAIN]
-    table = _table("What an answer takes, ms", "setting", "first token", "further token", "pays from")
+    table = table_of("What an answer takes, ms", "setting", "first token", "further token", "pays from")
     for name, own in study.latencies.items():
         pays_from = "" if name == PLAIN else _tokens(break_even(plain, own))
         table.add_row(name, f"{1e3 * own.first_s:.1f}", f"{1e3 * own.token_s:.2f}", pays_from)
@@ -140,7 +140,8 @@ def _tokens(count: int | None) -> str:
     return "never" if count is None else "1 token" if count == 1 else f"{count} tokens"
 
 
-def _table(title: str, *columns: str) -> Table:
+def table_of(title: str, *columns: str) -> Table:
+    """Return an empty table of figures."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)

@@ -112,7 +112,7 @@ class RowBudget(Generic[Item]):
             stepping, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
         weights = {part.caller: part.weight for part in parts}
         self._given.wait({caller: weights[caller] for caller in units}, alone)
-        dealt = self._dealt(stepping, num_rows, weights)
+        dealt = self._dealt(stepping, num_rows)
         self._given.wait({caller: weights[caller] for caller, own in units.items() if own}, alone)
         self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in alone}
         if any(stepping.values()):
@@ -149,10 +149,10 @@ class RowBudget(Generic[Item]):
                 return False
         return True
 
-    def _dealt(self, units: dict[bytes, deque[Unit[Item]]], left: int, weights: dict[bytes, float]) -> list[Item]:
+    def _dealt(self, units: dict[bytes, deque[Unit[Item]]], left: int) -> list[Item]:
         dealt, waiting = list[Item](), dict(units)
         while left > 0 and waiting:
-            caller = min(waiting, key=lambda each: self._given.given(each) + waiting[each][0].num_rows / weights[each])
+            caller = min(waiting, key=lambda each: self._given.with_more(each, waiting[each][0].num_rows))
             unit = waiting[caller].popleft()
             dealt.append(unit.item)
             left -= unit.num_rows
