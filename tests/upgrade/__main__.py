@@ -119,6 +119,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make upgrade-test", description=__doc__)
     parser.add_argument("base", help="the commit, branch or tag that runs before")
     commit = parser.parse_args().base
+    named = ["git", "-C", REPO, "rev-parse", "-q", "--verify", f"{commit}^{{commit}}"]
+    known = subprocess.run(named, capture_output=True)
+    if known.returncode:
+        parser.error(f"{commit!r} is no commit, branch or tag of {REPO}; name the release to upgrade from: BASE=v0.1.0")
     began, parts = time.monotonic(), list[Part]()
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("")  # each part adds to it
