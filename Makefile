@@ -1,6 +1,7 @@
 # Each target works from a clean clone: `setup` makes .venv when it is missing and is a no-op when nothing changed.
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
@@ -12,12 +13,12 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Installing, about two minutes'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,ray,trace,certs,dev]'
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[engine,ray,trace,certs,dev]'
 	@touch $@
 
 # The whole system once: a streamed answer, what speculation did, and the proof that the text is the target's own.
@@ -292,20 +293,18 @@ real-head: real-model
 release: .work/release/.done
 	.work/release/bin/python -m deploy.release $(ARGS)
 
-# The tests with the oldest versions that are supported; those of `make test` are the newest. Python is the oldest, too.
-.work/oldest/.done: pyproject.toml constraints-oldest.txt
-	python3.11 -m venv .work/oldest
-	.work/oldest/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[engine,ray,trace,certs,dev]'
-	@touch $@
+# The tests with the oldest versions that are supported, and with the newest on the newest Python. Each installs apart.
+test-oldest:
+	$(MAKE) test PYTHON=python3.11 VENV=.work/oldest CONSTRAINTS=constraints-oldest.txt
 
-test-oldest: .work/oldest/.done
-	PYTHONDONTWRITEBYTECODE= .work/oldest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test-newest:
+	$(MAKE) test PYTHON=python3.13 VENV=.work/newest
 
 # A fleet of an earlier commit, replaced part by part by this one under streams: make upgrade-test BASE=v0.1.0
 upgrade-test: $(STAMP)
 	$(BIN)/python -m tests.upgrade $(BASE)
 
-.PHONY: release test-oldest upgrade-test
+.PHONY: release test-oldest test-newest upgrade-test
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt

@@ -219,6 +219,7 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
         last = answer.target.lease
         assert (last.is_drafted, last.others[0].is_drafted) == (True, False) and last.ticket != lease.ticket
         next_one.cancel()
+        await asyncio.wait([next_one])
     assert all(draft.names[-1] == "close" for draft in drafts.values())
 
 

@@ -104,19 +104,19 @@ warnings.warn("by Python")
 os.write(2, b"by a C library\\n")
 subprocess.run(["sh", "-c", 'echo by a child >&2; echo \\'{"time": "now", "message": "by one that logs"}\\' >&2'])
 time.sleep(0.5)
-def fail(): raise ValueError("SECRET")
+def fail(): raise ValueError(sys.argv[1])
 thread = threading.Thread(target=fail)
 thread.start()
 thread.join()
 tell_end("draft", "cannot listen")
 fail()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program, SECRET], capture_output=True, text=True, timeout=60)
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     messages = [line["message"] for line in lines]
     assert messages[0] == "by a library"
     assert "by Python" in messages[1]
     assert messages[2:5] == ["by a C library", "by a child", "by one that logs"]
     assert messages[5:] == ["a thread ended", "cannot listen", "the process ends"]
-    assert "SECRET" not in ended.stderr
+    assert SECRET not in ended.stderr
     assert ended.returncode == 1
