@@ -294,11 +294,13 @@ release: .work/release/.done
 	.work/release/bin/python -m deploy.release $(ARGS)
 
 # The tests with the oldest versions that are supported, and with the newest on the newest Python. Each installs apart.
+test-oldest: PYTHON = python3.11
 test-oldest:
-	$(MAKE) test PYTHON=python3.11 VENV=.work/oldest CONSTRAINTS=constraints-oldest.txt
+	$(MAKE) test PYTHON=$(PYTHON) VENV=.work/oldest CONSTRAINTS=constraints-oldest.txt
 
+test-newest: PYTHON = python3.13
 test-newest:
-	$(MAKE) test PYTHON=python3.13 VENV=.work/newest
+	$(MAKE) test PYTHON=$(PYTHON) VENV=.work/newest
 
 # A fleet of an earlier commit, replaced part by part by this one under streams: make upgrade-test BASE=v0.1.0
 upgrade-test: $(STAMP)
