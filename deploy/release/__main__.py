@@ -27,7 +27,6 @@ EXTRAS = ["engine", "quant", "ray", "trace", "certs"]
 """Those of the worker's image; the gateway's has some of them."""
 IMAGES = ("gateway", "worker")
 CHART = "deploy/helm/outrider"
-DOCKER = ["docker", "buildx", "build"]
 NO_ENGINE = 3
 WITHOUT = "without images: make release ARGS=--no-images"
 
@@ -99,26 +98,26 @@ def index() -> list[str]:
 def image(name: str, version: str, tree: Path, dist: Path, epoch: str) -> None:
     """Build an image as an OCI archive, every file in it no younger than the commit."""
     archive = dist / f"outrider-{name}-{version}.oci.tar"
-    arguments = [f"SOURCE_DATE_EPOCH={epoch}"]
-    arguments += [f"{one}={os.environ[one]}" for one in ("PYTHON_IMAGE", "TORCH_INDEX_URL") if one in os.environ]
-    command = [*DOCKER, *exported(archive), "--provenance=false", "--no-cache", "--tag", f"outrider-{name}:{version}"]
+    arguments = [f"{one}={os.environ[one]}" for one in ("PYTHON_IMAGE", "TORCH_INDEX_URL") if one in os.environ]
+    command = [*exporting(archive, epoch), "--provenance=false", "--no-cache", "--tag", f"outrider-{name}:{version}"]
     command += [part for one in arguments for part in ("--build-arg", one)]
     try:
-        output([*command, "--file", tree / f"deploy/docker/{name}.Dockerfile", tree])
+        output([*command, "--file", str(tree / f"deploy/docker/{name}.Dockerfile"), str(tree)])
     except ReleaseError as error:
         raise ReleaseError(f"the image outrider-{name} was not built, Docker says why above; {WITHOUT}") from error
 
 
-def exported(archive: Path | str) -> list[str]:
-    """Return the arguments that have a build written as an OCI archive; "-" is stdout."""
-    return ["--output", f"type=oci,dest={archive},rewrite-timestamp=true"]
+def exporting(archive: Path | str, epoch: str) -> list[str]:
+    """Return the command that builds an image as an OCI archive; "-" is stdout."""
+    command = ["docker", "buildx", "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}"]
+    return [*command, "--output", f"type=oci,dest={archive},rewrite-timestamp=true"]
 
 
 def check_engine() -> None:
     """Build an image of nothing. Raises ReleaseError where no engine builds and exports one as those of a release."""
     nothing = b"FROM scratch\nLABEL of=nothing\n"
     try:
-        done = subprocess.run([*DOCKER, *exported("-"), "-"], input=nothing, capture_output=True, check=False)
+        done = subprocess.run([*exporting("-", "1"), "-"], input=nothing, capture_output=True, check=False)
         said = done.stderr.decode(errors="replace").strip() if done.returncode else None
     except FileNotFoundError:
         said = "there is no command docker"
