@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 from deploy import node_drain
 from deploy.docker import health
 from deploy.launcher import read_config
+from deploy.release.__main__ import pack
 from gateway.workers.membership import DNS, from_config
 from gateway.workers.named_workers import LOOK_S
 from outrider.wire.processes import StopFlag
@@ -420,6 +423,20 @@ def test_an_inference_pool_is_the_gateways_of_one_model() -> None:
 
 def test_the_chart_is_of_the_versions_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == version("outrider")
+    assert chart["version"] == chart["appVersion"] == version("outrider")
     ray = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["rayVersion"]
     assert f"ray=={ray}" in (REPO / "constraints.txt").read_text().splitlines()
+
+
+def test_the_chart_of_a_release_is_that_of_the_folder(tmp_path: Path) -> None:
+    pack(CHART, CHART.name, tmp_path / "outrider.tgz", 1_700_000_000)
+    for path in EXAMPLES:
+        assert complaints(values_of(path), tmp_path / "outrider.tgz") == []
+        assert rendered(values_of(path), path=tmp_path / "outrider.tgz") == example(path.stem)
+
+
+def test_a_machine_without_helm_is_told_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "helm_python", None)
+    monkeypatch.delitem(sys.modules, "tests.kubernetes.chart")
+    with pytest.raises(SystemExit, match="helm-python-sdk has no wheel for this machine; run it where"):
+        runpy.run_module("tests.kubernetes", run_name="__main__")
