@@ -283,8 +283,8 @@ real-head: real-model
 
 .PHONY: real-model real-head real-test
 
-# Wheel, source archive, images, bill of materials, notes and checksums of what is committed, into dist/: the same bytes
-# each time. Needs a Docker engine; make release ARGS=--no-images does not.
+# Wheel, source archive, Helm chart, images, bill of materials, notes and checksums of what is committed, into dist/: the
+# same bytes each time. Needs a Docker engine; make release ARGS=--no-images does not.
 .work/release/.done: deploy/release/requirements.txt
 	$(PYTHON) -m venv .work/release
 	.work/release/bin/python -m pip install --quiet --only-binary :all: -r $<

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.common import DEMO_DRAFT, Report, parser, widened
 from outrider.cli.benching.figures import Gain
+from outrider.cli.tuning.money import Bought, Price, tables, verdicts
 
 FAR_OFF = 0.15
 """Most that a measured speed may differ, as a share of the expected speed over plain decoding."""
@@ -113,28 +114,22 @@ def add_latencies(report: Report, study: Study) -> None:
 
 
 def add_money(report: Report, money: Mapping[str, Any]) -> None:
-    deployments = list(money["loads"][0]["gains"])
+    price = Price(**money["price"])
     rows = [
-        [
-            str(load["concurrency"]),
-            f"{load['plain_tokens_per_s']:.1f}",
-            *(interval(load["gains"][name]) for name in deployments),
-            *(f"{1e-3 * load['tokens_per_money'][name]:.0f}" for name in ("plain", *deployments)),
-            load["cheapest"] or "not told apart",
-            "unknown" if load["fair_draft_price"] is None else f"{load['fair_draft_price']:.2f}",
-        ]
+        Bought(
+            load["concurrency"],
+            load["plain_tokens_per_s"],
+            {name: None if gain is None else Gain(**gain) for name, gain in load["gains"].items()},
+            price,
+        )
         for load in money["loads"]
     ]
-    over = (f"{name} over plain" for name in deployments)
-    per_money = (f"{name}, k tokens for 1" for name in ("plain", *deployments))
-    columns = ("at once", "plain, tok/s", *over, *per_money, "cheapest", "draft's fair price")
-    report.table(f"Tokens for the money, an hour of devices at {money['price']}", columns, rows)
+    for title, columns, lines in tables(rows):
+        report.table(title, columns, lines)
+    report.text(f"An hour of a target's device costs {price.target:g}, of a draft's {price.draft:g}.")
+    for sentence in verdicts(rows):
+        report.text(sentence)
     report.data["money"] = money
-
-
-def interval(gain: Mapping[str, Any] | None) -> str:
-    """Return a ratio with its 95 % interval."""
-    return "failed" if gain is None else str(Gain(**gain))
 
 
 def shown(speedup: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""`make release`: HEAD's wheel, source archive, images, bill of materials, notes and checksums, into dist/.
+"""`make release`: HEAD's wheel, source archive, Helm chart, images, bill of materials, notes and checksums, into dist/.
 
 The same bytes for a commit wherever and whenever it is built, as long as Python and its zlib, the base image and the
 packages of the distribution are the same; docs/releases.md says what that rests on.
@@ -21,12 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.docker.requirements import requirements
-from deploy.release.notes import ReleaseError, notes
+from deploy.release.notes import ReleaseError, notes, version_of
 
 EXTRAS = ["engine", "quant", "ray", "trace", "certs"]
 """Those of the worker's image; the gateway's has some of them."""
 IMAGES = ("gateway", "worker")
+CHART = "deploy/helm/outrider"
 NO_ENGINE = 3
+WITHOUT = "without images: make release ARGS=--no-images"
 
 
 def output(command: Sequence[str | Path], **more: str) -> str:
@@ -51,25 +53,25 @@ def extract(tree: Path) -> None:
         tar.extractall(tree, filter="data")
 
 
-def build(tree: Path, dist: Path, epoch: str) -> None:
-    """Build the source archive, and the wheel from it."""
-    output([sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, tree], SOURCE_DATE_EPOCH=epoch)
-    for path in dist.glob("*.tar.gz"):
-        settle(path, int(epoch))
+def build(tree: Path, dist: Path, version: str, epoch: str) -> None:
+    """Pack the source and the chart, and build the wheel, which leaves files of its own in `tree`."""
+    pack(tree, f"outrider-{version}", dist / f"outrider-{version}.tar.gz", int(epoch))
+    pack(tree / CHART, "outrider", dist / f"outrider-{version}.tgz", int(epoch))
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, tree]
+    output(command, SOURCE_DATE_EPOCH=epoch)
 
 
-def settle(path: Path, epoch: int) -> None:
-    """Write a source archive anew without what setuptools leaves of this machine: times, users, the order of files."""
-    with tarfile.open(path) as tar:
-        files = [(one, tar.extractfile(one)) for one in sorted(tar.getmembers(), key=lambda one: one.name)]
-        with io.BytesIO() as plain:
-            with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as anew:
-                for member, content in files:
-                    one = tarfile.TarInfo(member.name)
-                    one.type, one.size, one.mode, one.mtime = member.type, member.size, member.mode, epoch
-                    anew.addfile(one, content)
-            packed = gzip.compress(plain.getvalue(), mtime=epoch)
-    path.write_bytes(packed)
+def pack(tree: Path, folder: str, path: Path, epoch: int) -> None:
+    """Write `tree` as `folder` of a .tar.gz, without what is this machine's of it: times, users, the order of files."""
+
+    def settled(one: tarfile.TarInfo) -> tarfile.TarInfo:
+        one.uid, one.gid, one.uname, one.gname, one.mtime = 0, 0, "", "", epoch
+        return one
+
+    with io.BytesIO() as plain:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.add(tree, folder, filter=settled)  # in the order of their names
+        path.write_bytes(gzip.compress(plain.getvalue(), mtime=epoch))
 
 
 def bill(tree: Path, dist: Path, scratch: Path, epoch: str) -> None:
@@ -96,14 +98,31 @@ def index() -> list[str]:
 def image(name: str, version: str, tree: Path, dist: Path, epoch: str) -> None:
     """Build an image as an OCI archive, every file in it no younger than the commit."""
     archive = dist / f"outrider-{name}-{version}.oci.tar"
-    arguments = [f"SOURCE_DATE_EPOCH={epoch}"]
-    arguments += [f"{one}={os.environ[one]}" for one in ("PYTHON_IMAGE", "TORCH_INDEX_URL") if one in os.environ]
-    output(
-        ["docker", "buildx", "build", "--provenance=false", "--no-cache"]
-        + [part for one in arguments for part in ("--build-arg", one)]
-        + ["--output", f"type=oci,dest={archive},rewrite-timestamp=true", "--tag", f"outrider-{name}:{version}"]
-        + ["--file", str(tree / f"deploy/docker/{name}.Dockerfile"), str(tree)]
-    )
+    arguments = [f"{one}={os.environ[one]}" for one in ("PYTHON_IMAGE", "TORCH_INDEX_URL") if one in os.environ]
+    command = [*exporting(archive, epoch), "--provenance=false", "--no-cache", "--tag", f"outrider-{name}:{version}"]
+    command += [part for one in arguments for part in ("--build-arg", one)]
+    try:
+        output([*command, "--file", str(tree / f"deploy/docker/{name}.Dockerfile"), str(tree)])
+    except ReleaseError as error:
+        raise ReleaseError(f"the image outrider-{name} was not built, Docker says why above; {WITHOUT}") from error
+
+
+def exporting(archive: Path | str, epoch: str) -> list[str]:
+    """Return the command that builds an image as an OCI archive; "-" is stdout."""
+    command = ["docker", "buildx", "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}"]
+    return [*command, "--output", f"type=oci,dest={archive},rewrite-timestamp=true"]
+
+
+def check_engine() -> None:
+    """Build an image of nothing. Raises ReleaseError where no engine builds and exports one as those of a release."""
+    nothing = b"FROM scratch\nLABEL of=nothing\n"
+    try:
+        done = subprocess.run([*exporting("-", "1"), "-"], input=nothing, capture_output=True, check=False)
+        said = done.stderr.decode(errors="replace").strip() if done.returncode else None
+    except FileNotFoundError:
+        said = "there is no command docker"
+    if said is not None:
+        raise ReleaseError(f"{said}\nThe images need an engine that exports OCI archives (docs/releases.md); {WITHOUT}")
 
 
 def checksums(dist: Path) -> str:
@@ -115,26 +134,28 @@ def checksums(dist: Path) -> str:
     return "".join(lines)
 
 
-def release(dist: Path, images: Sequence[str]) -> None:
-    """Make everything in `dist`, whose former content goes. Raises ReleaseError where HEAD cannot be released."""
+def release(dist: Path, images: Sequence[str], scratch: Path) -> None:
+    """Make everything in `scratch`, and then take it for `dist`, whose former content goes.
+
+    scratch: an empty folder of the same file system. Raises ReleaseError where HEAD cannot be released.
+    """
     epoch = commit_time()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch, tree = Path(folder), Path(folder) / "outrider"
-        extract(tree)
-        text = notes(tree)
-        shutil.rmtree(dist, ignore_errors=True)
-        dist.mkdir()
-        build(tree, dist, epoch)
-        version = next(dist.glob("*.whl")).name.split("-")[1]
-        bill(tree, dist, scratch, epoch)
-        for name in images:
-            # The build of wheel and bill left files of its own in that tree.
-            context = scratch / name
-            extract(context)
-            image(name, version, context, dist, epoch)
-        (dist / "NOTES.md").write_text(text, encoding="utf-8")
-    sums = checksums(dist)
-    (dist / "SHA256SUMS").write_text(sums)
+    tree, made = scratch / "outrider", scratch / "dist"
+    extract(tree)
+    text, version = notes(tree), version_of(tree)
+    made.mkdir()
+    build(tree, made, version, epoch)
+    bill(tree, made, scratch, epoch)
+    for name in images:
+        # The build of wheel and bill left files of its own in that tree.
+        context = scratch / name
+        extract(context)
+        image(name, version, context, made, epoch)
+    (made / "NOTES.md").write_text(text, encoding="utf-8")
+    sums = checksums(made)
+    (made / "SHA256SUMS").write_text(sums)
+    shutil.rmtree(dist, ignore_errors=True)
+    made.rename(dist)
     sys.stdout.write(sums)
 
 
@@ -142,14 +163,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("--no-images", action="store_true", help="all but the images, which need a Docker engine")
     images = () if parser.parse_args().no_images else IMAGES
-    if images and subprocess.run(["docker", "buildx", "inspect"], capture_output=True, check=False).returncode:
-        sys.stderr.write("no Docker engine with buildx answers; without images: make release ARGS=--no-images\n")
-        return NO_ENGINE
     os.umask(0o022)
     try:
-        release(Path("dist"), images)
+        if images:
+            check_engine()
     except ReleaseError as error:
         sys.stderr.write(f"{error}\n")
+        return NO_ENGINE
+    try:
+        with tempfile.TemporaryDirectory(dir=".work") as folder:  # of this file system, and none of git's
+            release(Path("dist"), images, Path(folder).resolve())
+    except ReleaseError as error:
+        sys.stderr.write(f"{error}\nnothing was released, dist is as it was\n")
         return 1
     return 0
 

@@ -16,9 +16,15 @@ class ReleaseError(Exception):
     """Says why nothing was released, and what to do."""
 
 
+def version_of(tree: Path) -> str:
+    """Return the version of a checkout."""
+    version: str = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return version
+
+
 def notes(tree: Path) -> str:
     """Return the notes of the version in `tree`, a checkout. Raises ReleaseError where CHANGELOG.md has none of it."""
-    version: str = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    version = version_of(tree)
     parts = changes((tree / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     text = [f"# Outrider {version}", "How a fleet is upgraded, and how this release is verified: docs/releases.md."]
     for kind in sorted(parts, key=KINDS.index):

@@ -88,13 +88,17 @@ class NamedWorkers:
             self._told = membership
 
     async def _keep_looking(self, spec: MemberSpec) -> None:
+        failure = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look_up(spec)
                 self._tell()
-            except Exception:  # whatever it was, the workers come and go on
-                log.exception("the workers of %s cannot be followed", spec.address)
+                failure = ""
+            except Exception as error:  # whatever it was, the workers come and go on
+                if failure != repr(error):
+                    log.exception("the workers of %s cannot be followed", spec.address)
+                failure = repr(error)
 
     async def _look_up(self, spec: MemberSpec) -> None:
         if not spec.address.startswith(DNS):
@@ -103,7 +107,7 @@ class NamedWorkers:
         before = self._found.get(spec.name, [])
         host, _, port = spec.address.removeprefix(DNS).rpartition(":")
         addresses = await self._addresses(host.strip("[]"))
-        awaited = replace(spec, name=f"{spec.pool}-{host}", address="", deliver_address="", starting=True)
+        awaited = replace(spec, name=f"{spec.pool}-{host}:{port}", address="", deliver_address="", starting=True)
         if addresses is None:
             self._found[spec.name] = before or [awaited]
             return
@@ -129,4 +133,4 @@ class NamedWorkers:
 def _member(spec: MemberSpec, ip: str, port: int) -> MemberSpec:
     address = join_host_port(ip, port)
     deliver_to = address if spec.role == "target" else ""
-    return replace(spec, name=f"{spec.pool}-{ip}", address=address, deliver_address=deliver_to)
+    return replace(spec, name=f"{spec.pool}-{address}", address=address, deliver_address=deliver_to)

@@ -33,8 +33,8 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""How long to wait at start for workers at given addresses, and for the registry. Twice as much: a wrong address is
-reported twice as late."""
+"""How long to wait at start for workers at given addresses, and before it is logged that no others come. Twice as much:
+a wrong address is reported twice as late."""
 ROUND_TIMEOUT_S = 30.0
 """Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
 requests held up."""

@@ -19,7 +19,6 @@ from prometheus_client import Gauge
 from gateway.workers.membership import Membership, from_proto
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
-from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
@@ -60,16 +59,21 @@ class RegistryClient:
         self._task = asyncio.create_task(self._keep_joined())
 
     async def wait_first(self, timeout_s: float) -> None:
-        """Raises Unavailable when no membership comes in time."""
+        """Wait for a membership, and say so when it takes longer than `timeout_s`: a launcher has none to tell before
+        its workers have loaded.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._first.wait()
         except TimeoutError:
             why = f" ({self._failure})" if self._failure else ""
-            raise Unavailable(
-                f"no registry at {self._address} within {timeout_s:g} s: is the launcher running there?{why}",
-                retry_after_s=1.0,
-            ) from None
+            log.warning(
+                "no workers from the registry at %s within %g s: is the launcher running there?%s Waiting on",
+                self._address,
+                timeout_s,
+                why,
+            )
+            await self._first.wait()
 
     async def close(self) -> None:
         self._task.cancel()

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from outrider import __version__
 from outrider.cli import options as opt
-from outrider.cli.benching.figures import RungFigures, all_failed
+from outrider.cli.benching.figures import LEAST_TURNS, RungFigures, all_failed
 from outrider.cli.benching.ladder import Plan, climb
 from outrider.cli.benching.load import Load
 from outrider.cli.benching.machine import machine
@@ -48,7 +48,8 @@ Requests = Annotated[
 Seconds = Annotated[
     float | None,
     typer.Option(
-        help=f"Seconds after which a rung begins no further turn; absent = {SECONDS:g}, or by --requests alone."
+        help=f"Seconds after which no turn of a rung begins, once it has the {LEAST_TURNS} that an interval needs; "
+        f"absent = {SECONDS:g}, or by --requests alone."
     ),
 ]
 Prompts = Annotated[

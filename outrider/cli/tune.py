@@ -14,7 +14,7 @@ from rich.console import Console
 
 from outrider.cli import options as opt
 from outrider.cli.bench import LADDER, SECONDS, Concurrency
-from outrider.cli.benching.figures import RungFigures
+from outrider.cli.benching.figures import LEAST_TURNS, RungFigures
 from outrider.cli.benching.ladder import Plan
 from outrider.cli.benching.load import Load
 from outrider.cli.console import answer_console, note_console
@@ -22,7 +22,7 @@ from outrider.cli.demo_runs import first_prompts
 from outrider.cli.over_http import url_of
 from outrider.cli.progress import Tell, telling
 from outrider.cli.tuning.deployments import Workers, deployments_of, ladder_of, serving, with_cache
-from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money
+from outrider.cli.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
@@ -72,14 +72,16 @@ def tune(
         str | None,
         typer.Option(
             metavar="target=<float>,draft=<float>",
-            help="What an hour of each one's device costs: measures tokens for the money, too, of the target alone, of "
-            "the pair on one device and on two, at each --concurrency.",
+            help="What an hour of each one's device costs: measures tokens for the money, too, of the target alone, "
+            "plain and with n-grams, and of the pair on one device and on two, at each --concurrency.",
         ),
     ] = None,
     concurrency: Concurrency = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help=f"Seconds of each --concurrency, split and colocated; absent = {SECONDS:g}."),
+        typer.Option(
+            help=f"Seconds of each --concurrency and deployment, {LEAST_TURNS} turns at least; absent = {SECONDS:g}."
+        ),
     ] = None,
     png: Png = None,
     connection: opt.CallOptions,
@@ -146,9 +148,10 @@ def tune(
             with serving(placed[SPLIT], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
                 served, studies = _studied(endpoints.grpc, options, notes)
                 split = asyncio.run(_ladder(SPLIT, endpoints.http, served.id, options, plan, notes))
+                ngram = asyncio.run(_ladder(NGRAM, endpoints.http, served.id, options, plan, notes))
             with serving(placed[COLOCATED], stop, notes, max_k=max_k, verbose=verbose) as endpoints:
                 colocated = asyncio.run(_ladder(COLOCATED, endpoints.http, served.id, options, plan, notes))
-            money = Money({SPLIT: split, COLOCATED: colocated}, prices)
+            money = Money({SPLIT: split, NGRAM: ngram, COLOCATED: colocated}, prices)
         if as_json:
             typer.echo(json.dumps(_json(served, options, studies, started, money)))
         else:
@@ -199,6 +202,7 @@ def _studied(address: str, options: TuneOptions, notes: Console) -> tuple[Model,
 async def _ladder(
     deployment: str, url: str, model: str, options: TuneOptions, plan: Plan, notes: Console
 ) -> list[RungFigures]:
+    speculation = {"speculation": {"drafter": Drafter.NGRAM.value}} if deployment == NGRAM else {}
     load = Load(
         url_of(url, False),
         tuple(options.prompts),
@@ -206,7 +210,7 @@ async def _ladder(
         tuple(options.temperatures),
         ignore_eos=False,
         shared_prefixes=False,
-        extra={"model": model, **options.cuts},
+        extra={"model": model, **options.cuts, **speculation},
         timeout_s=options.connection.timeout,
     )
     notes.print(f"{deployment}:", markup=False)

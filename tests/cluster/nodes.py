@@ -124,6 +124,8 @@ class Nodes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+        if address != HEAD:  # it would go with the namespace, but later than another machine of this name may come
+            _ip("link", "delete", _cable(address), check=False)
 
 
 def _cable(address: str) -> str:
@@ -148,7 +150,7 @@ def _plug_in(address: str, pid: int) -> None:
         _ip(*command, inside=pid)
 
 
-def _ip(*arguments: str, inside: int | None = None) -> None:
+def _ip(*arguments: str, inside: int | None = None, check: bool = True) -> None:
     """`inside`: a process in the namespace that is meant, ours without."""
     there = [] if inside is None else ["nsenter", f"--target={inside}", "--net"]
-    subprocess.run([*there, "ip", *arguments], check=True)
+    subprocess.run([*there, "ip", *arguments], check=check, stderr=None if check else subprocess.DEVNULL)

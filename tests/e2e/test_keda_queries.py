@@ -27,6 +27,7 @@ SIZES = {"replicas": 1, "maxReplicas": 3, "cpu": 1, "memory": "4Gi"}
 VALUES: dict[str, Any] = {
     "targets": [SIZES | {"name": "demo", "model": "m", "answersPerReplica": 4}],
     "drafts": [SIZES | {"name": "demo-draft", "model": "d", "serves": ["demo"], "answersPerReplica": 3}],
+    "prometheus": {"monitors": True},
 }
 
 

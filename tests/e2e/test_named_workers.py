@@ -58,16 +58,16 @@ async def test_one_that_its_name_has_lost_finishes_what_runs_there(tmp_path: Pat
             stream = greedy(client, NUM_TOKENS)
             await first.read(stream, speculative(5))
             (tmp_path / "targets").write_text("127.0.0.1 127.0.0.2")
-            await until({"chat-127.0.0.1": 1, "chat-127.0.0.2": 1, "small-127.0.0.1": 1})
+            await until({f"chat-{old.address}": 1, f"chat-{new.address}": 1, f"small-{draft.address}": 1})
             old.end()
             (tmp_path / "targets").write_text("127.0.0.2")
             await asyncio.sleep(0.2)
-            assert connected()["chat-127.0.0.1"] == 1, "ten look-ups later"
+            assert connected()[f"chat-{old.address}"] == 1, "ten look-ups later"
             await second.read(greedy(client, NUM_TOKENS), lambda rounds: False)
             await first.read(stream, lambda rounds: False)
         assert first.ids == second.ids
         assert len(first.ids) == NUM_TOKENS
-        await until({"chat-127.0.0.2": 1, "small-127.0.0.1": 1})
+        await until({f"chat-{new.address}": 1, f"small-{draft.address}": 1})
         assert old.stop() == 0
         assert total(read_metrics(f"http://{gateway.ready['http']}/metrics"), "outrider_retries_total") == 0
     finally:

@@ -27,9 +27,9 @@ def values_of(path: Path) -> Values:
     return values
 
 
-def rendered(values: Values, release: str = RELEASE) -> list[Manifest]:
-    """The manifests of a release with these values over the chart's. Raises HelmError."""
-    with helm_python.Chart.load(CHART) as chart:
+def rendered(values: Values, release: str = RELEASE, path: Path = CHART) -> list[Manifest]:
+    """The manifests of a release with these values over the chart's, a folder or an archive. Raises HelmError."""
+    with helm_python.Chart.load(path) as chart:
         texts = chart.render(values, name=release, namespace=NAMESPACE)
     files = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     return [one for text in files for one in yaml.safe_load_all(text) if one]
@@ -42,7 +42,7 @@ def example(name: str) -> list[Manifest]:
     return rendered(values_of(path))
 
 
-def complaints(values: Values) -> list[str]:
+def complaints(values: Values, path: Path = CHART) -> list[str]:
     """What the linter warns of, or refuses."""
-    report = helm_python.lint(CHART, values, namespace=NAMESPACE)
+    report = helm_python.lint(path, values, namespace=NAMESPACE)
     return [f"{one['path']}: {one['error']}" for one in report["messages"] if one["severity"] > 1]

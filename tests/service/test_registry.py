@@ -16,11 +16,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import Gauge
 from typer.testing import CliRunner
 
 from deploy.actors import take_cores
 from deploy.registry import Registry, reachable, split_host_port
 from deploy.sightings import Seen, Sightings
+from gateway.workers.membership import Membership
+from gateway.workers.registry_client import RegistryClient
 from outrider.cli.main import app
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -105,6 +108,27 @@ async def test_who_joins_before_there_is_one_waits_for_it(registry: Registry) ->
         assert not reading.done()
         registry.publish(membership(1, "a"))
         assert (await reading).version == 1
+
+
+async def test_a_gateway_waits_on_while_the_workers_of_its_launcher_load(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The launcher has no membership until then; a gateway that ended would be started anew later and later."""
+    heard: list[Membership] = []
+    connected = Gauge("connected", "", registry=None)
+    client = RegistryClient(registry.address, None, pb.GatewayReport, heard.append, connected)
+    try:
+        waiting = asyncio.create_task(client.wait_first(0.05))
+        await asyncio.wait({waiting}, timeout=0.3)
+        assert not waiting.done()
+        assert f"no workers from the registry at {registry.address} within 0.05 s" in caplog.text
+        message = membership(1)
+        message.pools.add(name="chat", role=pb.ROLE_TARGET)
+        registry.publish(message)
+        await asyncio.wait_for(waiting, 10)
+        assert [pool.name for pool in heard[0].pools] == ["chat"]
+    finally:
+        await client.close()
 
 
 async def test_a_slow_reader_misses_versions_but_never_the_last(registry: Registry) -> None:

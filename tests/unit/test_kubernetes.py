@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import yaml
 from deploy import node_drain
 from deploy.docker import health
 from deploy.launcher import read_config
+from deploy.release.__main__ import pack
 from gateway.workers.membership import DNS, from_config
+from gateway.workers.named_workers import LOOK_S
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, WorkerConfig, load
+from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig
 from tests.forked import REPO
 from tests.kubernetes.chart import (
@@ -80,7 +85,8 @@ def test_the_linter_has_no_complaint(path: Path) -> None:
     assert complaints(values_of(path)) == []
 
 
-POOL = {"name": "d", "model": "m", "serves": ["demo"], "replicas": 2, "cpu": 1, "memory": "1Gi"}
+TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
+POOL = TARGET | {"name": "d", "serves": ["demo"]}
 
 
 @pytest.mark.parametrize(
@@ -108,12 +114,38 @@ POOL = {"name": "d", "model": "m", "serves": ["demo"], "replicas": 2, "cpu": 1, 
         ({"drafts": [POOL | {"name": "gateway-demo"}]}, "pool gateway-demo has a name that gateways"),
         ({"kuberay": True, "drafts": [POOL | {"name": "head"}]}, "pool head has a name that"),
         ({"drafts": [POOL | {"settings": {"host": "::"}}]}, "pool d has the setting host, which the chart sets"),
+        ({"targets": [POOL]}, "targets/0/serves"),
+        ({"drafts": [POOL | {"servedName": "d"}]}, "drafts/0/servedName"),
+        (
+            {"kuberay": True, "endpointPicker": "p", "targets": [TARGET, TARGET | {"name": "u"}], "drafts": []},
+            "endpointPicker is p, and with kuberay the same gateways serve t and u",
+        ),
         ({"gateway": {"settings": {"grpc_port": 1}}}, "gateway has the setting grpc_port, which the chart sets"),
     ],
 )
 def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(HelmError, match=words):
         rendered(values)
+
+
+@pytest.mark.parametrize("setting", sorted({*Pool.model_fields, "model"} - {"name", "role", "worker"}))
+def test_what_a_pool_says_is_not_said_again_by_its_settings(setting: str) -> None:
+    """The chart's own would win in silence, or the launcher's file would have it."""
+    for key, pool in (("targets", TARGET), ("drafts", POOL)):
+        with pytest.raises(HelmError, match=f"has the setting {setting}, which the chart sets"):
+            rendered({"kuberay": True, "drafts": [], key: [pool | {"settings": {setting: 1}}]})
+
+
+@pytest.mark.parametrize("slots", [None, 20])
+def test_a_draft_pool_that_would_never_grow_is_refused(slots: int | None) -> None:
+    """All its drafts are full before an autoscaler, whose tolerance is a tenth, sees too many answers."""
+    most = (slots or DraftConfig.model_fields["max_slots"].default) / 1.1
+    settings = {} if slots is None else {"settings": {"max_slots": slots}}
+    pool = POOL | {"maxReplicas": 4} | settings
+    values: dict[str, Any] = {"prometheus": {"monitors": True}}
+    rendered(values | {"drafts": [pool | {"answersPerReplica": most - 0.01}]})
+    with pytest.raises(HelmError, match=f"say less than {most:.4g}, or raise max_slots"):
+        rendered(values | {"drafts": [pool | {"answersPerReplica": most + 0.01}]})
 
 
 def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None:
@@ -156,7 +188,10 @@ def test_every_port_that_is_named_exists(name: str) -> None:
     for _, each in containers(name):
         numbers = {str(port["containerPort"]) for port in each["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            *_, kind, address = each.get(probe, {}).get("exec", {}).get("command", ("tcp", ":" + min(numbers)))
+            asked = each.get(probe, {})
+            if "grpc" in asked:
+                assert str(asked["grpc"]["port"]) in numbers
+            *_, kind, address = asked.get("exec", {}).get("command", ("tcp", ":" + min(numbers)))
             assert kind in health.CHECKS
             assert address.rpartition(":")[2] in numbers
 
@@ -173,7 +208,30 @@ def test_pods_have_no_rights_to_spare(name: str) -> None:
         assert context["allowPrivilegeEscalation"] is False, labels
         assert context["capabilities"] == {"drop": ["ALL"]}, labels
         assert {"cpu", "memory"} <= set(each["resources"]["limits"]), labels
-        assert {"readinessProbe", "livenessProbe"} <= set(each), labels
+        assert "readinessProbe" in each, labels
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+def test_nobody_is_ended_while_models_are_loaded(path: Path) -> None:
+    """A gateway does not listen before a target is there: a probe that ended it would keep it from ever serving."""
+    limit_s = (values_of(CHART / "values.yaml") | values_of(path))["loadTimeoutSeconds"]
+    for labels, each in containers(path.stem):
+        if labels["outrider/role"] == "gateway":
+            assert not {"startupProbe", "livenessProbe"} & set(each)
+        else:
+            assert "livenessProbe" in each, labels
+        if (probe := each.get("startupProbe")) is not None:
+            assert probe["periodSeconds"] * probe["failureThreshold"] == limit_s
+    for name, deployment in of_kind(path.stem, "Deployment").items():
+        if not name.endswith("-launcher"):
+            assert deployment["spec"]["progressDeadlineSeconds"] > limit_s, "kubectl rollout status would give up"
+
+
+def test_a_rollout_waits_until_gateways_know_the_new_worker() -> None:
+    """A name server may answer with the old addresses for 30 s, CoreDNS's default."""
+    for name, deployment in of_kind("plain", "Deployment").items():
+        waits_s = deployment["spec"].get("minReadySeconds", 0)
+        assert (waits_s > 30 + LOOK_S) is ("gateway" not in name)
 
 
 def test_gateways_find_the_workers_of_their_pools_by_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +421,22 @@ def test_an_inference_pool_is_the_gateways_of_one_model() -> None:
         assert spec["targetPorts"] == [{"number": one["containerPort"]} for one in ports if one["name"] == "http"]
 
 
-def test_the_chart_is_of_the_version_of_the_code() -> None:
+def test_the_chart_is_of_the_versions_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == version("outrider")
+    assert chart["version"] == chart["appVersion"] == version("outrider")
+    ray = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["rayVersion"]
+    assert f"ray=={ray}" in (REPO / "constraints.txt").read_text().splitlines()
+
+
+def test_the_chart_of_a_release_is_that_of_the_folder(tmp_path: Path) -> None:
+    pack(CHART, CHART.name, tmp_path / "outrider.tgz", 1_700_000_000)
+    for path in EXAMPLES:
+        assert complaints(values_of(path), tmp_path / "outrider.tgz") == []
+        assert rendered(values_of(path), path=tmp_path / "outrider.tgz") == example(path.stem)
+
+
+def test_a_machine_without_helm_is_told_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "helm_python", None)
+    monkeypatch.delitem(sys.modules, "tests.kubernetes.chart")
+    with pytest.raises(SystemExit, match="helm-python-sdk has no wheel for this machine; run it where"):
+        runpy.run_module("tests.kubernetes", run_name="__main__")

@@ -41,10 +41,10 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
     await dns.workers.look()
     fixed = ("draft-fixed-0", "10.0.9.9:7100", "")
     targets = [
-        ("chat-10.0.0.1", "10.0.0.1:7200", "10.0.0.1:7200"),
-        ("chat-fd00::2", "[fd00::2]:7200", "[fd00::2]:7200"),
+        ("chat-10.0.0.1:7200", "10.0.0.1:7200", "10.0.0.1:7200"),
+        ("chat-[fd00::2]:7200", "[fd00::2]:7200", "[fd00::2]:7200"),
     ]
-    assert dns.members() == [*targets, ("small-drafts", "", ""), fixed]
+    assert dns.members() == [*targets, ("small-drafts:7100", "", ""), fixed]
     assert [(pool.name, pool.role, pool.serves) for pool in dns.told[-1].pools] == [
         ("chat", "target", ()),
         ("small", "draft", ("chat",)),
@@ -54,7 +54,17 @@ async def test_every_address_of_a_name_is_a_member_now_and_later() -> None:
     assert len(dns.told) == 1, "nothing has changed"
     dns.addresses["drafts"] = ["10.0.1.1"]
     await dns.workers.look()
-    assert dns.members() == [*targets, ("small-10.0.1.1", "10.0.1.1:7100", ""), fixed]
+    assert dns.members() == [*targets, ("small-10.0.1.1:7100", "10.0.1.1:7100", ""), fixed]
+
+
+async def test_two_workers_of_a_host_are_two_members() -> None:
+    dns = Dns("dns:///hosts:7200,dns:///hosts:7201")
+    dns.addresses["hosts"] = []
+    await dns.workers.look()
+    assert [name for name, *_ in dns.members()] == ["target-hosts:7200", "target-hosts:7201"]
+    dns.addresses["hosts"] = ["10.0.0.1"]
+    await dns.workers.look()
+    assert [name for name, *_ in dns.members()] == ["target-10.0.0.1:7200", "target-10.0.0.1:7201"]
 
 
 @pytest.mark.parametrize("gone", [["10.0.0.2"], socket.gaierror(socket.EAI_NONAME, "Name or service not known")])
@@ -62,13 +72,13 @@ async def test_a_member_that_its_name_has_lost_goes_once_its_stream_ends(gone: l
     dns = Dns("dns:///targets:7200")
     dns.addresses["targets"] = ["10.0.0.1", "10.0.0.2"]
     await dns.workers.look()
-    dns.connected.add("target-10.0.0.1")
+    dns.connected.add("target-10.0.0.1:7200")
     dns.addresses["targets"] = gone
     await dns.workers.look()
-    assert "target-10.0.0.1" in {name for name, *_ in dns.members()}
+    assert "target-10.0.0.1:7200" in {name for name, *_ in dns.members()}
     dns.connected.clear()
     await dns.workers.look()
-    assert "target-10.0.0.1" not in {name for name, *_ in dns.members()}
+    assert "target-10.0.0.1:7200" not in {name for name, *_ in dns.members()}
 
 
 @pytest.mark.parametrize("code", [socket.EAI_NODATA, socket.EAI_AGAIN])
@@ -93,7 +103,7 @@ async def test_a_name_server_that_does_not_answer_says_nothing_of_the_workers(
     dns.addresses["targets"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     await dns.workers.look()
     await dns.workers.look()
-    assert dns.members() == [("target-10.0.0.1", "10.0.0.1:7200", "10.0.0.1:7200")]
+    assert dns.members() == [("target-10.0.0.1:7200", "10.0.0.1:7200", "10.0.0.1:7200")]
     assert [record.message for record in caplog.records] == [
         "targets cannot be looked up: [Errno -3] Temporary failure in name resolution; "
         "the workers that it had stay in force"
@@ -106,7 +116,7 @@ async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
     monkeypatch.setattr(named_workers, "LOOK_S", 0.005)
     dns = Dns("chat=dns:///targets:7200", "small=dns:///drafts:7100")
     dns.addresses = {"targets": ["10.0.0.1"], "drafts": ["10.0.1.1"]}
-    failures, told = [RuntimeError("a bug")], asyncio.Event()
+    failures, told = [RuntimeError("a bug"), RuntimeError("a bug")], asyncio.Event()
 
     async def slow(host: str) -> list[str]:
         if host == "drafts":
@@ -124,8 +134,8 @@ async def test_a_name_that_times_out_and_an_error_hold_up_no_other(
     dns.addresses["targets"] = ["10.0.0.2"]
     await asyncio.wait_for(told.wait(), 10)
     await dns.workers.close()
-    assert [name for name, *_ in dns.members()] == ["chat-10.0.0.2", "small-10.0.1.1"]
-    assert "the workers of dns:///targets:7200 cannot be followed" in caplog.text
+    assert [name for name, *_ in dns.members()] == ["chat-10.0.0.2:7200", "small-10.0.1.1:7100"]
+    assert [record.message for record in caplog.records] == ["the workers of dns:///targets:7200 cannot be followed"]
 
 
 async def test_a_worker_with_an_address_of_each_family_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,5 +155,5 @@ async def test_names_are_looked_up_by_the_system_and_lists_without_them_once() -
     for dns in (named, fixed):
         await dns.workers.wait_first(1)
         await dns.workers.close()
-    assert named.members() == [("target-127.0.0.1", "127.0.0.1:7200", "127.0.0.1:7200")]
+    assert named.members() == [("target-127.0.0.1:7200", "127.0.0.1:7200", "127.0.0.1:7200")]
     assert fixed.members() == [("target-0", "127.0.0.1:7200", "127.0.0.1:7200")]

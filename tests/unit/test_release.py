@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-import subprocess
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -94,22 +93,76 @@ def test_the_versions_that_the_documentation_says_were_tested_are_those() -> Non
     assert versions(REPO) in (REPO / "docs/releases.md").read_text()
 
 
-def test_a_source_archive_forgets_who_packed_it_and_when(tmp_path: Path) -> None:
+def test_an_archive_forgets_who_packed_it_and_when(tmp_path: Path) -> None:
     packed = []
-    for mtime, names in ((1, ["a/one.py", "a/two.py"]), (2_000_000_000, ["a/two.py", "a/one.py"])):
+    for mtime, names in ((1, ["one.py", "two.py"]), (2_000_000_000, ["two.py", "one.py"])):
+        folder = tmp_path / str(mtime)
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(name)
+            os.utime(folder / name, (mtime, mtime))
         path = tmp_path / f"{mtime}.tar.gz"
-        with tarfile.open(path, "w:gz") as tar:
-            for name in names:
-                member = tarfile.TarInfo(name)
-                member.size, member.mtime, member.uid, member.uname = len(name), mtime, mtime % 9, str(mtime)
-                tar.addfile(member, io.BytesIO(name.encode()))
-        making.settle(path, 1_700_000_000)
+        making.pack(folder, "a", path, 1_700_000_000)
         packed.append(path.read_bytes())
     assert packed[0] == packed[1]
     with tarfile.open(tmp_path / "1.tar.gz") as tar:
+        assert {(one.uid, one.gid, one.uname, one.gname) for one in tar.getmembers()} == {(0, 0, "", "")}
         tar.extractall(tmp_path, filter="data")
-    assert (tmp_path / "a/two.py").read_text() == "a/two.py"
+    assert (tmp_path / "a/two.py").read_text() == "two.py"
     assert os.stat(tmp_path / "a/one.py").st_mtime == 1_700_000_000
+
+
+def test_a_release_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dist, is_running = tmp_path / "dist", False
+
+    def output(command: list[str | Path], **_: str) -> str:
+        if command[0] == "docker" and not is_running:
+            raise ReleaseError("docker buildx build ... gave 1")
+        return ""
+
+    def extract(tree: Path) -> None:
+        shutil.copytree(REPO / making.CHART, tree / making.CHART)
+        for name in ("pyproject.toml", "CHANGELOG.md", "constraints.txt", "constraints-oldest.txt"):
+            shutil.copy(REPO / name, tree)
+
+    monkeypatch.setattr(making, "output", output)
+    monkeypatch.setattr(making, "extract", extract)
+    monkeypatch.setattr(making, "commit_time", lambda: "1700000000")
+    monkeypatch.setattr(making, "bill", lambda *_: None)
+    for folder in ("dist", "first", "second"):
+        (tmp_path / folder).mkdir()
+    (dist / "before").touch()
+    with pytest.raises(ReleaseError, match="the image outrider-gateway was not built"):
+        making.release(dist, ["gateway"], tmp_path / "first")
+    assert [path.name for path in dist.iterdir()] == ["before"]
+    is_running = True
+    making.release(dist, ["gateway"], tmp_path / "second")
+    version = making.version_of(REPO)
+    archives = {f"outrider-{version}.tar.gz", f"outrider-{version}.tgz"}
+    assert {path.name for path in dist.iterdir()} == {*archives, "NOTES.md", "SHA256SUMS"}
+    assert {line.split()[1] for line in (dist / "SHA256SUMS").read_text().splitlines()} == {*archives, "NOTES.md"}
+    with tarfile.open(dist / f"outrider-{version}.tar.gz") as tar:
+        assert {f"outrider-{version}/{name}" for name in ("constraints.txt", making.CHART)} <= set(tar.getnames())
+    with tarfile.open(dist / f"outrider-{version}.tgz") as tar:
+        assert {"outrider/Chart.yaml", "outrider/templates/pools.yaml"} <= set(tar.getnames())
+
+
+@pytest.mark.parametrize(
+    ("docker", "says"),
+    [("echo ERROR: OCI exporter is not supported >&2; exit 1", "exporter is not"), (None, "no command")],
+)
+def test_an_engine_that_exports_no_archives_is_refused_before_anything_is_built(
+    docker: str | None, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if docker is not None:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["release"])
+    monkeypatch.setattr(making, "release", None)
+    assert making.main() == making.NO_ENGINE
+    said = capsys.readouterr().err
+    assert says in said and "make release ARGS=--no-images" in said
 
 
 @pytest.mark.parametrize("url", ["https://torch.example/cpu", None])
@@ -131,11 +184,10 @@ def test_the_bill_is_of_the_torch_that_the_images_take(
     assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
 
 
-def test_the_log_of_an_upgrade_is_of_one_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    log = tmp_path / "upgrade-test.log"
-    log.write_text("of a run before")
-    monkeypatch.setattr(upgrading, "LOG", log)
+def test_an_upgrade_from_a_commit_that_is_none_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["upgrade", "no-such-commit"])
-    with pytest.raises(subprocess.CalledProcessError, match="no-such-commit"):
+    with pytest.raises(SystemExit):
         upgrading.main()
-    assert log.read_text() == ""
+    assert "'no-such-commit' is no commit, branch or tag" in capsys.readouterr().err

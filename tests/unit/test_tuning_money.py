@@ -10,7 +10,7 @@ from rich.console import Console
 
 from outrider.cli.benching.figures import RungFigures, Turn
 from outrider.cli.tuning.deployments import deployments_of, settings_of, with_cache
-from outrider.cli.tuning.money import COLOCATED, SPLIT, Money, Price, money_to_json, show_money, verdicts
+from outrider.cli.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, money_to_json, show_money, verdicts
 from tests.unit.test_bench import DRAFTED, REFUSED, turns
 
 ROLES = list(enumerate(("target", "draft")))
@@ -42,7 +42,7 @@ def test_the_draft_costs_its_own_device_and_none_beside_the_target() -> None:
     one, four, eight = MONEY.rows
     gains = [one.for_money(name) for name in (SPLIT, COLOCATED)]
     assert [gain and gain.ratio for gain in gains] == pytest.approx([2.0 * 2.0 / 2.5, 1.5])
-    assert [row.cheapest for row in (one, four, eight)] == [SPLIT, COLOCATED, "plain"]
+    assert [row.cheapest for row in (one, four, eight)] == [[SPLIT], [COLOCATED], ["plain"]]
     assert one.tokens_per_money("plain") == pytest.approx(one.plain_tokens_per_s * 3600 / 2.0)
     assert one.tokens_per_money(SPLIT) == pytest.approx(2.0 * one.plain_tokens_per_s * 3600 / 2.5)
     assert one.fair_draft_price == pytest.approx(2.0) and four.fair_draft_price == pytest.approx(0.4)
@@ -65,16 +65,24 @@ def test_what_is_not_told_apart_is_no_win_of_plain() -> None:
     few, noisy = rung(1, [2.0] * 4, [1.0] * 4), rung(4, [1.0, 2.0] * 3, [2.0, 1.0] * 3)
     failed = RungFigures.of(8, [Turn((REFUSED,))], turns([1.0]))
     rows = Money({SPLIT: [few, noisy, failed]}, PRICE).rows
-    assert [(row.cheapest, row.fair_draft_price) for row in rows] == [(None, None)] * 3
+    assert [(row.cheapest, row.fair_draft_price) for row in rows] == [([], None)] * 3
     one, four, eight = verdicts(rows)
-    assert one.startswith("1 at once: too few turns to tell, split makes 1.60 times")
-    assert four.startswith("4 at once: not told apart, split makes 0.80 (")
+    assert one.startswith("1 at once: plain and split are not told apart, 1.60 times plain's tokens")
+    assert four.startswith("4 at once: plain and split are not told apart, 0.80 (")
     assert eight.startswith("8 at once: no answer was whole")
+
+
+def test_of_two_that_pay_the_better_wins_beyond_noise_alone() -> None:
+    steady, noisy = rung(1, [1.5] * 6, [1.0] * 6), rung(1, [2.0] * 6, [1.0, 1.1] * 3)
+    (row,) = Money({SPLIT: [noisy], NGRAM: [steady], COLOCATED: [rung(1, [1.2] * 6, [1.0] * 6)]}, PRICE).rows
+    assert row.cheapest == [SPLIT, NGRAM]
+    (said,) = verdicts([row])
+    assert said.startswith("1 at once: split and ngram are not told apart and win with 1.52 (") and ", 1.50 (" in said
 
 
 def test_the_json_has_the_figures_of_each_arm() -> None:
     found = json.loads(json.dumps(money_to_json(MONEY)))
-    assert [each["cheapest"] for each in found["loads"]] == [SPLIT, COLOCATED, "plain"]
+    assert [each["cheapest"] for each in found["loads"]] == [[SPLIT], [COLOCATED], ["plain"]]
     names = {SPLIT, COLOCATED, f"plain, {SPLIT}", f"plain, {COLOCATED}"}
     assert {name: len(arms) for name, arms in found["arms"].items()} == dict.fromkeys(names, 3)
 

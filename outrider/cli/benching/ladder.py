@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import httpx
 
-from outrider.cli.benching.figures import RungFigures, Turn
+from outrider.cli.benching.figures import LEAST_TURNS, RungFigures, Turn
 from outrider.cli.benching.load import Asked, Load, keep_running
 from outrider.cli.progress import StageProgress
 
@@ -27,7 +28,7 @@ class Plan:
     num_requests: int | None
     """Of each arm of a rung; None = as many as the time allows."""
     seconds: float | None
-    """After which no turn of a rung begins; a rung has one turn at least."""
+    """After which no turn of a rung begins, once it has as many as an interval needs; None = no end by time."""
 
 
 async def climb(
@@ -36,7 +37,7 @@ async def climb(
     """Measure all rungs, and yield each as it is through. The first requests of a rung, one for each place and arm, do
     not count.
 
-    both_arms: whether the server takes `speculation`; else there is one arm, of what it does by itself.
+    both_arms: whether the server takes `speculation`; else one arm, of what it does by itself.
     """
     loads = {"with": load, "without": replace(load, extra={**load.extra, **PLAIN})} if both_arms else {"": load}
     for concurrency in plan.concurrencies:
@@ -44,7 +45,7 @@ async def climb(
         for own in loads.values():
             await keep_running(client, own, concurrency, iter(range(concurrency)))
         told = _Told(progress, plan, concurrency, len(loads))
-        for index, numbers in enumerate(_turns(plan, concurrency)):
+        for index, numbers in enumerate(_turns(plan, concurrency, LEAST_TURNS if both_arms else 1)):
             for name in list(loads) if index % 2 == 0 else reversed(loads):
                 asked = await keep_running(client, loads[name], concurrency, iter(numbers), told.asked)
                 turns[name].append(Turn(tuple(asked)))
@@ -52,17 +53,16 @@ async def climb(
         yield RungFigures.of(concurrency, *list(turns.values()), *(() if both_arms else ([],)))
 
 
-def _turns(plan: Plan, concurrency: int) -> Iterator[range]:
+def _turns(plan: Plan, concurrency: int, least_turns: int) -> Iterator[range]:
     """Yield the numbers of each turn's requests while the rung goes on."""
-    began_s, first = time.monotonic(), 0
-    while plan.num_requests is None or first < plan.num_requests:
-        if first and plan.seconds is not None and time.monotonic() - began_s >= plan.seconds:
+    began_s, size = time.monotonic(), _REQUESTS_PER_PLACE * concurrency
+    for first in itertools.count(0, size):
+        if plan.num_requests is not None and first >= plan.num_requests:
             return
-        end = first + _REQUESTS_PER_PLACE * concurrency
-        if plan.num_requests is not None:
-            end = min(end, plan.num_requests)
-        yield range(first, end)
-        first = end
+        is_over = plan.seconds is not None and time.monotonic() - began_s >= plan.seconds
+        if is_over and first >= least_turns * size:
+            return
+        yield range(first, first + size if plan.num_requests is None else min(first + size, plan.num_requests))
 
 
 class _Told:

@@ -48,7 +48,7 @@ def verdicts(rungs: Sequence[RungFigures]) -> Iterator[str]:
         few = ""
         if rung.gain.interval is None:
             turns = "1 turn is" if rung.num_turns == 1 else f"{rung.num_turns} turns are"
-            few = f"; {turns} too few for an interval, {LEAST_TURNS} are enough: measure for longer"
+            few = f"; {turns} too few for an interval, {LEAST_TURNS} are enough: give more --requests"
         yield f"{rung.concurrency} at once: {_verdict(rung)}{times}{few}"
     faults = faults_of(rungs)
     for fault, count in faults.most_common(_MOST_FAULTS):

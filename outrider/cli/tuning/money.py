@@ -1,4 +1,4 @@
-"""What an hour's money buys: the target alone, its draft on the same device, and its draft on one of its own."""
+"""What an hour's money buys: the target alone, plain and with n-grams, its draft on the same device, and on its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.cli.tuning.report import table_of
 from outrider.cli.tuning.settings import PLAIN
 from outrider.wire.errors import ConfigError
 
-SPLIT, COLOCATED = "split", "colocated"
+SPLIT, NGRAM, COLOCATED = "split", "ngram", "colocated"
 HOUR_S = 3600.0
 _FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, in any currency"
 
@@ -52,11 +52,11 @@ class Bought:
     concurrency: int
     plain_tokens_per_s: float
     gains: Mapping[str, Gain | None]
-    """By deployment: its tokens per second over those of the target alone, in turns of the same run."""
+    """By deployment: its tokens per second over those of plain decoding, in turns of the same run."""
     price: Price
 
     def for_money(self, deployment: str) -> Gain | None:
-        """Return its tokens for the same money over those of the target alone; None where something failed."""
+        """Return its tokens for the same money over those of plain decoding; None where something failed."""
         gain = self.gains[deployment]
         return None if gain is None else gain.times(self.price.target / self.price.of(deployment))
 
@@ -71,19 +71,24 @@ class Bought:
         return {name: each for name in self.gains if (each := self.for_money(name)) is not None}
 
     @property
-    def cheapest(self) -> str | None:
-        """Return what makes the most tokens for the money, ahead of the target alone beyond noise; the target alone
-        where it is itself ahead of all others; None where nobody can say.
+    def cheapest(self) -> list[str]:
+        """Return what makes the most tokens for the money: what is ahead of plain decoding beyond noise, the best
+        first and with it each whose interval reaches into its own; plain decoding where it is itself ahead of all
+        others; nothing where nobody can say.
         """
-        worth = self.worth
-        if ahead := [name for name, gain in worth.items() if gain.pays]:
-            return max(ahead, key=lambda name: worth[name].ratio)
-        return PLAIN if worth and all(gain.pays is False for gain in worth.values()) else None
+        ahead = {name: gain for name, gain in self.worth.items() if gain.pays}
+        if not ahead:
+            plain_wins = self.worth and all(gain.pays is False for gain in self.worth.values())
+            return [PLAIN] if plain_wins else []
+        ranked = sorted(ahead, key=lambda name: -ahead[name].ratio)
+        least = ahead[ranked[0]].interval
+        assert least is not None, "what pays has an interval"
+        return [name for name in ranked if (own := ahead[name].interval) and own[1] >= least[0]]
 
     @property
     def fair_draft_price(self) -> float | None:
-        """Return up to which price of the draft's device the split makes as many tokens for the money as the target
-        alone, 0 where it does at none; None where nobody can say, or something failed.
+        """Return up to which price of the draft's device the split makes as many tokens for the money as plain
+        decoding, 0 where it does at none; None where nobody can say, or something failed.
         """
         gain = self.gains[SPLIT]
         return None if gain is None or gain.pays is None else max(0.0, self.price.target * (gain.ratio - 1))
@@ -124,26 +129,32 @@ class Money:
         return found
 
 
+def tables(rows: Sequence[Bought]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield title, columns and lines of both tables."""
+    names = list(rows[0].gains)
+    speeds = [
+        [str(row.concurrency), f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values())]
+        for row in rows
+    ]
+    yield "Tokens/s over plain (95 %)", ["at once", "plain, tok/s", *names], speeds
+    tokens = [[str(row.concurrency), *(_bought(row, name) for name in (PLAIN, *names)), _fair(row)] for row in rows]
+    yield "Thousands of tokens for 1 of money", ["at once", PLAIN, *names, "draft's fair price"], tokens
+
+
 def show_money(money: Money, console: Console) -> None:
     """Print tables, and what is the cheapest at each concurrency."""
-    rows = money.rows
-    speeds = table_of("Tokens/s over plain (95 %)", "at once", "plain, tok/s", *rows[0].gains)
-    prices = table_of("Thousands of tokens for 1 of money", "at once", PLAIN, *rows[0].gains, "draft's fair price")
-    for row in rows:
-        count = str(row.concurrency)
-        speeds.add_row(count, f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values()))
-        tokens = (row.tokens_per_money(name) for name in (PLAIN, *row.gains))
-        per_money = ("failed" if each is None else f"{1e-3 * each:.0f}" for each in tokens)
-        prices.add_row(count, *per_money, _fair(row))
-    console.print(speeds)
-    console.print(prices)
+    for title, columns, lines in tables(money.rows):
+        table = table_of(title, *columns)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
     console.print(
-        "plain: the target without any drafts; split: its draft on a device of its own, K auto; colocated: on the "
-        "target's, too. Drafters without a model need no second device: their speeds are above. Fair price: of an hour "
-        "of the draft's device, at which the split is as cheap as plain.",
+        "plain: the target without any drafts; split: its draft on a device of its own; ngram: n-grams of the target's "
+        "own, without a draft worker; colocated: the draft on the target's device; K auto in all. Fair price: of an "
+        "hour of the draft's device, at which the split is as cheap as plain.",
         style="dim",
     )
-    for sentence in verdicts(rows):
+    for sentence in verdicts(money.rows):
         console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
 
 
@@ -154,13 +165,15 @@ def verdicts(rows: Sequence[Bought]) -> Iterator[str]:
         best = max(worth, key=lambda name: worth[name].ratio, default=None)
         if best is None:
             yield f"{count}: no answer was whole, with speculation or without"
-        elif cheapest is None:
-            why = "too few turns to tell" if worth[best].interval is None else "not told apart"
-            yield f"{count}: {why}, {best} makes {worth[best]} times plain's tokens for the money; give more --seconds"
-        elif cheapest == PLAIN:
+        elif not cheapest:
+            made = f"{worth[best]} times plain's tokens"
+            yield f"{count}: plain and {best} are not told apart, {made}; give more --seconds"
+        elif cheapest == [PLAIN]:
             yield f"{count}: plain wins; {best} makes {worth[best]} times its tokens for the money"
         else:
-            yield f"{count}: {cheapest} wins with {worth[cheapest]} times plain's tokens for the money"
+            win = "wins" if len(cheapest) == 1 else "are not told apart and win"
+            each = ", ".join(str(worth[name]) for name in cheapest)
+            yield f"{count}: {' and '.join(cheapest)} {win} with {each} times plain's tokens for the money"
 
 
 def money_to_json(money: Money) -> dict[str, Any]:
@@ -184,6 +197,11 @@ def money_to_json(money: Money) -> dict[str, Any]:
 
 def _shown(gain: Gain | None) -> str:
     return "failed" if gain is None else str(gain)
+
+
+def _bought(row: Bought, deployment: str) -> str:
+    tokens = row.tokens_per_money(deployment)
+    return "failed" if tokens is None else f"{1e-3 * tokens:.0f}"
 
 
 def _fair(row: Bought) -> str:

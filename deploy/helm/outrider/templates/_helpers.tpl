@@ -118,6 +118,20 @@ limits:
 {{- add 60 (ceil (dig "drain_timeout_s" 5 (.settings | default dict))) }}
 {{- end }}
 
+{{/* How a probe asks a part for its gRPC health: (list ROOT PORT). Kubernetes asks by itself, but speaks no TLS. */}}
+{{- define "outrider.health" -}}
+{{- if (index . 0).Values.secrets.tls -}}
+exec: {command: [python, deploy/docker/health.py, grpc, "hostname:{{ index . 1 }}"]}
+{{- else -}}
+grpc: {port: {{ index . 1 }}}
+{{- end }}
+{{- end }}
+
+{{/* Seconds that a Deployment may make no progress: Kubernetes' own 600, and what workers load. */}}
+{{- define "outrider.progress" -}}
+{{- add 600 .Values.loadTimeoutSeconds }}
+{{- end }}
+
 {{/* Ray's environment, as deploy/docker/node.sh has it. */}}
 {{- define "outrider.ray" -}}
 # Else Ray takes half a minute to see that a node is gone.
@@ -151,7 +165,7 @@ limits:
 {{- fail (printf "pool %s has a name that gateways, or Ray's head and launcher, have; give it another" .name) }}
 {{- end }}
 {{- include "outrider.fits" (printf "%s-%s" $.Release.Name .name) }}
-{{- include "outrider.ours" (list (printf "pool %s" .name) .settings (list "host" "port" "metrics_port" "tls_dir")) }}
+{{- include "outrider.ours" (list (printf "pool %s" .name) .settings (list "host" "port" "metrics_port" "tls_dir" "model" "model_name" "serves" "count" "min" "max" "labels" "num_cpus" "num_gpus")) }}
 {{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
 {{- fail (printf "pool %s has replicas %v, and maxReplicas %v" .name .replicas .maxReplicas) }}
 {{- end }}
@@ -164,6 +178,14 @@ limits:
 {{- if and .maxReplicas (not $.Values.kuberay) (not $.Values.prometheus.monitors) }}
 {{- fail (printf "pool %s has maxReplicas, and prometheus.monitors is false, whose labels KEDA's query asks for; set it" .name) }}
 {{- end }}
+{{- /* No draft has more answers than slots, and an autoscaler leaves alone what is a tenth too much. */}}
+{{- $slots := float64 (dig "max_slots" 64 (.settings | default dict)) }}
+{{- if and .serves .answersPerReplica (ge (mulf .answersPerReplica 1.1) $slots) }}
+{{- fail (printf "pool %s has answersPerReplica %v, and a draft takes no more than its max_slots, %v: the pool would never grow; say less than %.4g, or raise max_slots" .name .answersPerReplica $slots (divf $slots 1.1)) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.endpointPicker .Values.kuberay (gt (len $targets) 1) }}
+{{- fail (printf "endpointPicker is %s, and with kuberay the same gateways serve %s: an InferencePool is of one model; leave it out, or make a release for each" .Values.endpointPicker (join " and " $targets)) }}
 {{- end }}
 {{- range $name, $_ := include "outrider.gateways" . | fromJson }}{{ include "outrider.fits" $name }}{{ end }}
 {{- include "outrider.ours" (list "gateway" .Values.gateway.settings (list "host" "port" "grpc_port" "target" "target_for_draft" "draft" "registry" "model_name" "tls_dir" "public_tls_dir" "api_keys")) }}
