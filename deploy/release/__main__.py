@@ -57,7 +57,7 @@ def build(tree: Path, dist: Path, version: str, epoch: str) -> None:
     """Pack the source and the chart, and build the wheel, which leaves files of its own in `tree`."""
     pack(tree, f"outrider-{version}", dist / f"outrider-{version}.tar.gz", int(epoch))
     pack(tree / CHART, "outrider", dist / f"outrider-{version}.tgz", int(epoch))
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, tree]
+    command: list[str | Path] = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, tree]
     output(command, SOURCE_DATE_EPOCH=epoch)
 
 
@@ -122,7 +122,9 @@ def check_engine() -> None:
     except FileNotFoundError:
         said = "there is no command docker"
     if said is not None:
-        raise ReleaseError(f"{said}\nThe images need an engine that exports OCI archives (docs/releases.md); {WITHOUT}")
+        raise ReleaseError(
+            f"{said}\nThe images need buildx and an engine that exports OCI archives (docs/releases.md); {WITHOUT}"
+        )
 
 
 def checksums(dist: Path) -> str:

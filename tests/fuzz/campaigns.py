@@ -167,14 +167,17 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
     return campaign
 
 
-def once_ready(rest: bytes) -> Callable[[bytes], bool | bytes]:
-    """Sends the rest when a head is ready, and ends when its last probe is answered."""
-    left = [rest]
+def once_ready(rest: bytes, last: bytes = b"") -> Callable[[bytes], bool | bytes]:
+    """Sends the rest when a head is ready, and `last` behind it, again while its probe is refused because another is
+    run. Ends when it is answered, and with it what was asked for before it.
+    """
+    left = [rest + last]  # joined, one batch
 
     def until(message: bytes) -> bool | bytes:
         batch = tpb.FeatureBatch.FromString(message)
-        if any(probe.id == SENTINEL for probe in batch.probes):
-            return True
+        probes = [probe for probe in batch.probes if probe.id == SENTINEL]
+        if probes:
+            return bool(probes[-1].taps) or last
         return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.heads) and left.pop()
 
     return until
@@ -229,10 +232,10 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             tally.changed(raw, valid)
 
         has_head = not rubbish and draw(st.booleans())
-        rest = raw + tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()  # joined, one batch
+        last = tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()
 
         def deliver_raw(*, is_counted: bool) -> None:
-            messages, until = ([registered], once_ready(rest)) if has_head else ([raw], None)
+            messages, until = ([registered], once_ready(raw, last)) if has_head else ([raw], None)
             status, details, arrived = tally.talk(target.channel, target.method("Deliver"), messages, until)
             tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
