@@ -11,12 +11,16 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Before gRPC is imported: a child that is started while it runs would end in its fork handlers (grpc/grpc #43055).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from tests.stack import Stack, running
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes more than 200 ms for any example
+hypothesis.settings.load_profile("any machine")
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 

@@ -136,7 +136,7 @@ def feeds(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(feeds())
 def test_grouping_takes_each_row_once_and_never_pads_queries(rows: list[Row]) -> None:
     groups = group_rows(rows)

@@ -64,7 +64,7 @@ def place(table: BlockTable, position: int) -> int:
     return table.blocks[position // table.block_size] * table.block_size + position % table.block_size
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rows())
 def test_a_plan_says_of_each_token_what_the_tables_say(made: list[Row]) -> None:
     plan = PagedPlan.build(made, CPU, 10, gathers=True)

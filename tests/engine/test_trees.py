@@ -103,7 +103,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(num_ids=st.integers(1, 70), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3), seed=st.integers(0, 999))
 def test_rounds_of_random_trees_equal_chains(path: str, name: str, num_ids: int, sizes: list[int], seed: int) -> None:
     """Trees grown in pieces beside a verify and a prompt, a path kept, a chain fed, and all again."""
@@ -134,7 +134,7 @@ def test_rounds_of_random_trees_equal_chains(path: str, name: str, num_ids: int,
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(num_ids=st.integers(1, 70), size=st.integers(4, 24), shares=st.booleans(), seed=st.integers(0, 999))
 def test_a_tree_goes_on_under_what_was_committed(
     path: str, name: str, num_ids: int, size: int, shares: bool, seed: int
@@ -178,7 +178,7 @@ def alone(runner: ModelRunner, ids: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "window", "windows in some layers", "gemma with windows"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     num_ids=st.sampled_from([1, 15, 16, 17, 47, 63, 64, 65, 80]), num_nodes=st.integers(1, 20), seed=st.integers(0, 99)
 )

@@ -458,7 +458,7 @@ def run_machines() -> None:
         runner = ModelRunner(path, FACTS, KVPool(1, BLOCK_SIZE), MODEL.device)
         runner.tree_refusal = None
         machine = type(f"WorkersOf{type(path).__name__}", (Workers,), {"runner": runner})
-        course = settings(max_examples=num_examples, stateful_step_count=50, deadline=None)
+        course = settings(max_examples=num_examples, stateful_step_count=50)
         run_state_machine_as_test(machine, settings=course)
 
 

@@ -30,7 +30,6 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
 def generated(max_examples: int) -> settings:
     return settings(
         max_examples=max_examples,
-        deadline=None,
         phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
         derandomize=True,

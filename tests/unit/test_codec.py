@@ -46,7 +46,7 @@ def over_the_wire(rows: DenseRows | SparseRows) -> pb.TokenDistributions:
 @given(
     num_rows=st.integers(1, 6), support=st.integers(1, VOCAB), seed=st.integers(0, 9999), prefer_sparse=st.booleans()
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_round_trip_is_exact_to_the_bit(num_rows: int, support: int, seed: int, prefer_sparse: bool) -> None:
     log_probs, ids = laws(num_rows, support, seed)
     rows = encode_rows(log_probs, prefer_sparse=prefer_sparse)

@@ -205,7 +205,7 @@ STEPS = st.builds(
 
 class TestDecide:
     @given(step=STEPS)
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_host_and_device_do_what_the_rules_say(self, step: Step) -> None:
         wanted = in_words(step)
         assert decide(step.ready, step.states, step.logits) == wanted
@@ -226,7 +226,7 @@ class TestDecide:
             assert decide_on_device(step.ready, step.states, step.logits) == in_words(step)
 
     @given(step=STEPS, data=st.data())
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_a_slot_does_not_depend_on_the_others(self, step: Step, data: st.DataObject) -> None:
         together = decide(step.ready, step.states, step.logits)
         order = data.draw(st.permutations(range(len(step.ready))))
@@ -289,7 +289,7 @@ class TestDecide:
         assert decide(step.ready, step.states, step.logits, by_block=False) == wanted
 
     @given(step=STEPS)
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_token_by_token_host_and_device_agree(self, step: Step) -> None:
         by_token = decide(step.ready, step.states, step.logits, by_block=False)
         assert by_token == decide_on_device(step.ready, step.states, step.logits, by_block=False)

@@ -97,7 +97,7 @@ def check(explanation: Explanation, r: Ready, state: SamplingState, decided: Dec
     st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.integers(0, 5)), min_size=1, max_size=4),
     st.integers(0, 10_000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_chain_is_told_of_by_the_laws_that_decided_it(slots: list[tuple[int, int]], seed: int) -> None:
     step = make_step([kind for kind, _ in slots], [count for _, count in slots], seed)
     ready, before = [delivered(r) for r in step.ready], step.logits.clone()
@@ -112,7 +112,7 @@ def test_a_chain_is_told_of_by_the_laws_that_decided_it(slots: list[tuple[int, i
 
 
 @given(st.integers(0, len(TREE_KINDS) - 1), parents_of(), st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     ready, before = delivered(slot.ready), slot.logits.clone()

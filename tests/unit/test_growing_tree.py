@@ -388,7 +388,7 @@ def test_a_chain_that_is_over_where_the_target_stands_is_followed_by_the_next() 
     assert [start for _, start in draft.chain()] == [len(PROMPT) + 3] * 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_drafts=st.integers(1, 5),
     steps=st.integers(1, 40),
@@ -431,7 +431,7 @@ def test_a_state_has_one_tree_of_a_named_shape(shape: str) -> None:
         assert ahead.drawn() == Draft(ahead.committed, speculation, **REJECTION).grow().drawn()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     worlds=st.tuples(st.integers(0, 99), st.integers(0, 99)),
     seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)),

@@ -80,7 +80,7 @@ def on_a_device(x: np.ndarray, params: SamplingParams) -> torch.Tensor:
 
 class TestLaws:
     @given(x=scores() | scores(st.just(5_000)), params=CHAINS)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_equal_a_devices(self, x: np.ndarray, params: SamplingParams) -> None:
         got, wanted = dense(law_of(x, params)), on_a_device(x, params)
         # Sums in another order may part by one token where thousands are nearly equal, and by any that weigh nothing.
@@ -119,7 +119,7 @@ class TestRows:
 
 class TestDraw:
     @given(x=scores(st.sampled_from((1, 7, 50, 511, 512, 513, 1500))), u=st.floats(2.0**-54, 1 - 2.0**-53))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_equals_a_devices_draw(self, x: np.ndarray, u: float) -> None:
         law = RowLaw(x.size, x - x.max()).normalised()
         got = law.draw(u)
@@ -145,14 +145,14 @@ class TestDraw:
 
 class TestLaw:
     @given(first=scores(st.just(40)), second=scores(st.just(40)), k=st.integers(0, 40), n=st.integers(0, 40))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_at_the_ids_of_another(self, first: np.ndarray, second: np.ndarray, k: int, n: int) -> None:
         one, other = law_of(first, SamplingParams(top_k=k)), law_of(second, SamplingParams(top_k=n))
         at = np.arange(40) if other.ids is None else other.ids
         assert one.probs_at(other).tolist() == dense(one)[at].tolist()
 
     @given(x=scores(), n=st.integers(1, 60), k=st.integers(0, 80))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_cut_to_the_best(self, x: np.ndarray, n: int, k: int) -> None:
         law = law_of(x, SamplingParams(top_k=k))
         cut = truncate_topk(law, n)

@@ -110,7 +110,7 @@ def test_a_limit_that_changes_leaves_the_others_as_they_are() -> None:
         key.charge(1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 100)), max_size=20))
 def test_who_waits_as_told_passes(per_minute: int, steps: list[tuple[int, float]]) -> None:
     """Whatever came before, and in the precision that the wait is sent in."""

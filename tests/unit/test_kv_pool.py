@@ -118,7 +118,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ACTIONS, st.integers(1, 5))
 def test_references_always_equal_the_tables_that_hold_a_block(
     actions: list[tuple[str, int, int]], block_size: int

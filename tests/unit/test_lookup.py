@@ -58,7 +58,7 @@ def test_outputs_of_others_are_copied_where_they_match_more(min_n: int, max_n: i
 
 
 @given(prompt=ids, course=courses, sizes=st.sampled_from(SIZES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_says_what_a_fresh_one_says(prompt: list[int], course: Course, sizes: tuple[int, int]) -> None:
     check_a_course(lambda: Lookup(*sizes), prompt, course)
 

@@ -50,7 +50,7 @@ def test_ngrams_are_those_of_the_last_tokens(orders: tuple[int, ...], history: i
 @given(
     prompt=ids, course=courses, history=st.sampled_from((5, 9, 512)), orders=st.sampled_from(((2, 3, 4), (3,), (2,)))
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_says_what_a_fresh_one_says(
     prompt: list[int], course: Course, history: int, orders: tuple[int, ...]
 ) -> None:

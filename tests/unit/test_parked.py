@@ -70,7 +70,7 @@ class TestPlaces:
         assert Parked().insert(chain(2, [], [9], NodeKind.KEY), COMMITTED, PLENTY) == Inserted()
 
     @given(seed=st.integers(0, 10_000))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_repeated_and_reordered_deliveries_make_the_same_tree_as_far_as_their_parents_are_there(
         self, seed: int
     ) -> None:

@@ -69,7 +69,7 @@ def test_of_places_that_match_alike_the_next_one_is_taken() -> None:
 
 
 @given(text=ids, tail=st.lists(st.integers(0, 3), min_size=1, max_size=MAX_N), near=st.integers(0, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_longest_match_is_found_held_against_looking_at_all_places(
     text: list[int], tail: list[int], near: int
 ) -> None:
@@ -83,13 +83,13 @@ def test_the_longest_match_is_found_held_against_looking_at_all_places(
 
 
 @given(text=ids, prompt=ids, course=courses)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_it_says_what_a_fresh_one_says(text: list[int], prompt: list[int], course: Course) -> None:
     check_a_course(lambda: Prediction(text), prompt, course)
 
 
 @given(text=ids, output=ids)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_it_says_is_a_piece_of_the_text_and_outcomes_are_of_that(text: list[int], output: list[int]) -> None:
     follower = opened(text)
     for token_id in output:

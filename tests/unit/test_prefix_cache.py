@@ -251,4 +251,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40)

@@ -65,7 +65,7 @@ def mirrored(node: ParkedNode) -> Any:
     turns=st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8),
     world=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_target_has_the_tree_that_grows(rule: dict[str, Any], turns: list[Any], world: int) -> None:
     """Through messages of some of it, each under what was committed when it left."""
     with pytest.MonkeyPatch.context() as patch:

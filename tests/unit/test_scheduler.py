@@ -137,7 +137,7 @@ def test_a_prompt_is_fed_as_far_as_memory_goes() -> None:
 # what steps cost
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fixed_ms=st.floats(0.1, 50),
     decode_token_ms=st.floats(0.01, 5),
@@ -426,7 +426,7 @@ def test_every_request_ends_in_any_pool_that_holds_the_largest() -> None:
     """No livelock, no more promised than there is, nobody overtaken, nothing held at the end."""
     num_preempted: list[int] = []
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(
         num_blocks=st.integers(2, 24),
         num_requests=st.integers(1, 12),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.openai_responses import delta_of, message_of
@@ -78,7 +78,6 @@ arguments = st.dictionaries(
 calls = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), arguments), min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(FAMILIES), calls)
 def test_what_a_family_writes_is_read_however_it_is_cut(data: st.DataObject, family: Family, calls: list[Call]) -> None:
     before = "" if family.bare else data.draw(st.sampled_from(["", "Let me see.", "a < b [x] "]))
@@ -98,7 +97,6 @@ NOISE = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(FAMILIES),
     st.lists(st.sampled_from(NOISE), max_size=24).map("".join),

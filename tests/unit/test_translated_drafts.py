@@ -87,7 +87,7 @@ texts = st.one_of(
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, draft: str, data: st.DataObject) -> None:
     """Whatever the text, in pieces of any length, with tokens taken back."""
@@ -107,7 +107,7 @@ def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, dra
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_ids_are_told(target: str, draft: str, data: st.DataObject) -> None:
     """Bytes that are no characters, special tokens and ids that the tokenizer lacks among them."""
@@ -162,7 +162,7 @@ def test_a_law_is_the_drafts_over_the_tokens_that_both_have(target: str, draft: 
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_text_of_the_drafts_is_read_as_its_bytes(target: str, draft: str, data: st.DataObject) -> None:
     """Whatever it writes, in tokens of its own that need not be those that its tokenizer would take."""

@@ -87,7 +87,7 @@ def parents_of(draw: st.DrawFn) -> list[int]:
 
 
 @given(st.sampled_from([0, 1, 2, 3]), parents_of(), st.integers(0, 10_000))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     tree = slot.ready.tree
@@ -107,7 +107,7 @@ def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], 
 
 
 @given(st.integers(0, len(KINDS) - 1), st.integers(1, 5), st.integers(0, 10_000))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed: int) -> None:
     """Of the same numbers of the generator: by token, under `rejection`."""
     parents = list(range(-1, num - 1))
@@ -117,7 +117,7 @@ def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(KINDS) - 1), parents_of(), st.booleans()), min_size=2, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]]) -> None:
     """Each as if it were alone, on the host and where the logits had to be copied there."""
     slots = []
