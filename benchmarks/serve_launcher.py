@@ -482,7 +482,7 @@ def main() -> int:
     report.text(
         f"Two targets and two drafts of the demo pair on a Ray cluster of three played machines, {NUM_CLIENTS} clients "
         f"that stream {MAX_TOKENS} greedy tokens each, again and again; runs in turn. Seconds are from the event. "
-        f"The machine did much else: its load average was {min(loads):.0f} to {max(loads):.0f} between the runs."
+        f"The machine's load average was {min(loads):.0f} to {max(loads):.0f} between the runs."
     )
     tell_events(report, found)
     tell_lines(report)
