@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -156,7 +155,8 @@ def release(dist: Path, images: Sequence[str], scratch: Path) -> None:
     (made / "NOTES.md").write_text(text, encoding="utf-8")
     sums = checksums(made)
     (made / "SHA256SUMS").write_text(sums)
-    shutil.rmtree(dist, ignore_errors=True)
+    if os.path.lexists(dist):
+        dist.rename(scratch / "before")
     made.rename(dist)
     sys.stdout.write(sums)
 
@@ -175,7 +175,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(dir=".work") as folder:  # of this file system, and none of git's
             release(Path("dist"), images, Path(folder).resolve())
-    except ReleaseError as error:
+    except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"{error}\nnothing was released, dist is as it was\n")
         return 1
     return 0

@@ -103,6 +103,7 @@ class RegistryClient:
                 if not joined:
                     log.info("joined the registry at %s", self._address)
                 joined = True
+                self._failure = ""
                 self._connected.set(1)
                 self._take(message)
         except asyncio.CancelledError:  # we leave it, not it us

@@ -76,6 +76,8 @@ def test_of_two_that_pay_the_better_wins_beyond_noise_alone() -> None:
     steady, noisy = rung(1, [1.5] * 6, [1.0] * 6), rung(1, [2.0] * 6, [1.0, 1.1] * 3)
     (row,) = Money({SPLIT: [noisy], NGRAM: [steady], COLOCATED: [rung(1, [1.2] * 6, [1.0] * 6)]}, PRICE).rows
     assert row.cheapest == [SPLIT, NGRAM]
+    wide = rung(1, [0.5, 2.0] * 3, [1.0] * 6)  # may be behind plain, and far ahead of the split
+    assert Money({SPLIT: [rung(1, [1.4] * 6, [1.0] * 6)], NGRAM: [wide]}, PRICE).rows[0].cheapest == [NGRAM, SPLIT]
     (said,) = verdicts([row])
     assert said.startswith("1 at once: split and ngram are not told apart and win with 1.52 (") and ", 1.50 (" in said
 

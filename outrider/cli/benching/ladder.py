@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import httpx
@@ -45,7 +45,7 @@ async def climb(
         for own in loads.values():
             await keep_running(client, own, concurrency, iter(range(concurrency)))
         told = _Told(progress, plan, concurrency, len(loads))
-        for index, numbers in enumerate(_turns(plan, concurrency, LEAST_TURNS if both_arms else 1)):
+        for index, numbers in enumerate(_turns(plan, concurrency, turns)):
             for name in list(loads) if index % 2 == 0 else reversed(loads):
                 asked = await keep_running(client, loads[name], concurrency, iter(numbers), told.asked)
                 turns[name].append(Turn(tuple(asked)))
@@ -53,14 +53,20 @@ async def climb(
         yield RungFigures.of(concurrency, *list(turns.values()), *(() if both_arms else ([],)))
 
 
-def _turns(plan: Plan, concurrency: int, least_turns: int) -> Iterator[range]:
-    """Yield the numbers of each turn's requests while the rung goes on."""
+def _too_few(turns: Mapping[str, Sequence[Turn]]) -> bool:
+    """Return whether more would make an interval: they do not of one arm, or where an arm has no whole answer."""
+    short = all(len(own) < LEAST_TURNS and any(turn.whole for turn in own) for own in turns.values())
+    return len(turns) > 1 and short
+
+
+def _turns(plan: Plan, concurrency: int, taken: Mapping[str, Sequence[Turn]]) -> Iterator[range]:
+    """Yield the numbers of each turn's requests while the rung goes on. taken: of each arm, as they come."""
     began_s, size = time.monotonic(), _REQUESTS_PER_PLACE * concurrency
     for first in itertools.count(0, size):
         if plan.num_requests is not None and first >= plan.num_requests:
             return
         is_over = plan.seconds is not None and time.monotonic() - began_s >= plan.seconds
-        if is_over and first >= least_turns * size:
+        if first and is_over and not _too_few(taken):
             return
         yield range(first, first + size if plan.num_requests is None else min(first + size, plan.num_requests))
 

@@ -72,18 +72,17 @@ class Bought:
 
     @property
     def cheapest(self) -> list[str]:
-        """Return what makes the most tokens for the money: what is ahead of plain decoding beyond noise, the best
-        first and with it each whose interval reaches into its own; plain decoding where it is itself ahead of all
-        others; nothing where nobody can say.
+        """Return what makes the most tokens for the money, ahead of plain decoding beyond noise, and with it each whose
+        interval reaches into its own; plain decoding where it is itself ahead of all others; nothing where nobody can
+        say.
         """
-        ahead = {name: gain for name, gain in self.worth.items() if gain.pays}
+        worth = self.worth
+        ahead = [(gain.ratio, gain.interval[0]) for gain in worth.values() if gain.pays and gain.interval]
         if not ahead:
-            plain_wins = self.worth and all(gain.pays is False for gain in self.worth.values())
-            return [PLAIN] if plain_wins else []
-        ranked = sorted(ahead, key=lambda name: -ahead[name].ratio)
-        least = ahead[ranked[0]].interval
-        assert least is not None, "what pays has an interval"
-        return [name for name in ranked if (own := ahead[name].interval) and own[1] >= least[0]]
+            return [PLAIN] if worth and all(gain.pays is False for gain in worth.values()) else []
+        _, least = max(ahead)
+        found = [name for name, gain in worth.items() if gain.interval and gain.interval[1] >= least]
+        return sorted(found, key=lambda name: -worth[name].ratio)
 
     @property
     def fair_draft_price(self) -> float | None:

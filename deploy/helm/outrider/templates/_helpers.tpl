@@ -184,6 +184,9 @@ grpc: {port: {{ index . 1 }}}
 {{- fail (printf "pool %s has answersPerReplica %v, and a draft takes no more than its max_slots, %v: the pool would never grow; say less than %.4g, or raise max_slots" .name .answersPerReplica $slots (divf $slots 1.1)) }}
 {{- end }}
 {{- end }}
+{{- if and .Values.kuberay (ne (int .Values.loadTimeoutSeconds) 900) }}
+{{- fail (printf "loadTimeoutSeconds is %v, and with kuberay workers have the 900 s of its launcher; leave it out" .Values.loadTimeoutSeconds) }}
+{{- end }}
 {{- if and .Values.endpointPicker .Values.kuberay (gt (len $targets) 1) }}
 {{- fail (printf "endpointPicker is %s, and with kuberay the same gateways serve %s: an InferencePool is of one model; leave it out, or make a release for each" .Values.endpointPicker (join " and " $targets)) }}
 {{- end }}
