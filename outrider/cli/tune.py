@@ -26,7 +26,7 @@ from outrider.cli.tuning.money import COLOCATED, NGRAM, SPLIT, Money, Price, mon
 from outrider.cli.tuning.picture import check_can_draw, draw
 from outrider.cli.tuning.report import show, to_json, unsteady
 from outrider.cli.tuning.runs import Workload
-from outrider.cli.tuning.settings import environment, gateway_settings, needs_draft
+from outrider.cli.tuning.settings import PLAIN, environment, gateway_settings, needs_draft
 from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
@@ -160,7 +160,7 @@ def tune(
             for one in studies:
                 show_all(one, started, console)
             if money is not None:
-                show_money(money, console)
+                show_money(money, _commands(workers), console)
         if png is not None:
             draw(studies, money, f"{short_name(served.id)}, drafted for by {short_name(served.draft_id or '')}", png)
             notes.print(f"drawn: {png}")
@@ -271,6 +271,17 @@ def start_with(one: Study, workers: Workers | None) -> str:
         return settings
     command = up_command(workers, with_draft=needs_draft(options))
     return f"{settings} {command}" if options.enabled else command
+
+
+def _commands(workers: Workers) -> dict[str, str]:
+    """Return what to type for each deployment that money is measured of."""
+    alone = up_command(workers, with_draft=False)
+    return {
+        PLAIN: alone,
+        SPLIT: up_command(workers),
+        NGRAM: f"{environment({'drafter': NGRAM})} {alone}",
+        COLOCATED: up_command(deployments_of(workers)[COLOCATED]),
+    }
 
 
 def _json(

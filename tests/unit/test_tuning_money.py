@@ -51,8 +51,10 @@ def test_the_draft_costs_its_own_device_and_none_beside_the_target() -> None:
 
 def test_tables_fit_80_columns_and_say_plainly_when_plain_wins() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    show_money(MONEY, console)
+    commands = {"plain": "outrider up --no-draft", SPLIT: "outrider up", NGRAM: "n-grams", COLOCATED: "outrider up"}
+    show_money(Money({**MONEY.ladders, NGRAM: [rung(1, [0.5, 1.0] * 3, [1.0] * 6)] * 3}, PRICE), commands, console)
     text = console.export_text()
+    assert "\nplain: outrider up --no-draft\n" in text and "n-grams\n" not in text
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines() if "│" in line)
     assert list(verdicts(MONEY.rows)) == [
         "1 at once: split wins with 1.60 (1.60-1.60) times plain's tokens for the money",

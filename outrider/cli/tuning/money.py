@@ -16,7 +16,7 @@ from outrider.wire.errors import ConfigError
 
 SPLIT, NGRAM, COLOCATED = "split", "ngram", "colocated"
 HOUR_S = 3600.0
-_FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, in any currency"
+_FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, above 0, in any currency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,13 @@ def tables(rows: Sequence[Bought]) -> Iterator[tuple[str, list[str], list[list[s
         [str(row.concurrency), f"{row.plain_tokens_per_s:.1f}", *(_shown(gain) for gain in row.gains.values())]
         for row in rows
     ]
-    yield "Tokens/s over plain (95 %)", ["at once", "plain, tok/s", *names], speeds
+    yield "Tokens/s of plain decoding, and those over it (95 %)", ["at once", PLAIN, *names], speeds
     tokens = [[str(row.concurrency), *(_bought(row, name) for name in (PLAIN, *names)), _fair(row)] for row in rows]
     yield "Thousands of tokens for 1 of money", ["at once", PLAIN, *names, "draft's fair price"], tokens
 
 
-def show_money(money: Money, console: Console) -> None:
-    """Print tables, and what is the cheapest at each concurrency."""
+def show_money(money: Money, commands: Mapping[str, str], console: Console) -> None:
+    """Print tables, what is the cheapest at each concurrency, and what to type for it. commands: by deployment."""
     for title, columns, lines in tables(money.rows):
         table = table_of(title, *columns)
         for line in lines:
@@ -155,6 +155,9 @@ def show_money(money: Money, console: Console) -> None:
     )
     for sentence in verdicts(money.rows):
         console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
+    cheapest = {name for row in money.rows for name in row.cheapest}
+    for name in (each for each in commands if each in cheapest):
+        console.print(f"{name}: {commands[name]}", markup=False, soft_wrap=not console.is_terminal)
 
 
 def verdicts(rows: Sequence[Bought]) -> Iterator[str]:
