@@ -1,10 +1,12 @@
 """`make check-kubernetes [ARGS=VALUES.yaml]`: lints and renders the chart, holds each manifest against its schema.
 
-With the values in tests/kubernetes/values, or those named. A line for each manifest, exit code 1 when one is refused.
+And what it tells a part against the part's settings. With the values in tests/kubernetes/values, or those named. A line
+for each manifest, exit code 1 when one is refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -21,12 +23,14 @@ def main(paths: list[Path]) -> int:
     num_refused = 0
     print(f"Helm {VERSION}")
     for path in paths:
-        values = values_of(path)
         try:
-            found = [("chart", said) for said in complaints(values)]
-            found += [(f"{one['kind']} {one['metadata']['name']}", problem(one)) for one in rendered(values)]
+            values = values_of(path)
+            found = [(f"{one['kind']} {one['metadata']['name']}", problem(one)) for one in rendered(values)]
+            found += [("chart", said) for said in complaints(values)]
         except HelmError as error:
             found = [("chart", str(error))]
+        except (OSError, UnicodeDecodeError) as error:
+            found = [("values", f"cannot be read: {error}")]
         for what, reason in found:
             num_refused += reason is not None
             name = f"{path.stem}: {what}"
@@ -35,4 +39,6 @@ def main(paths: list[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(each) for each in sys.argv[1:]] or EXAMPLES))
+    parser = argparse.ArgumentParser(prog="make check-kubernetes ARGS=...", description=__doc__)
+    parser.add_argument("values", nargs="*", type=Path, help="files over the chart's own values.yaml, each by itself")
+    sys.exit(main(parser.parse_args().values or EXAMPLES))

@@ -1,21 +1,34 @@
-"""Manifests against the schemas: Kubernetes' own (kubernetes-validate), and of the CRDs that are in schemas/."""
+"""Manifests against the schemas: Kubernetes' own (kubernetes-validate), and of the CRDs that are in schemas/.
+
+And what they tell a process against its settings, which the process itself would refuse at its start.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import kubernetes_validate
 
+from deploy.launcher import read_config
+from outrider.wire.errors import ConfigError
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load, part_of
+from outrider.wire.settings.system import SystemConfig
 from tests.kubernetes.chart import Manifest
 
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSION = "1.33"
 """Of Kubernetes."""
+Settings = TargetConfig | DraftConfig | GatewayConfig
+PARTS: dict[str, type[Settings]] = {part_of(cls): cls for cls in (TargetConfig, DraftConfig, GatewayConfig)}
 
 
 @functools.cache
@@ -46,7 +59,41 @@ def _problem(text: str) -> str | None:
         return str(error.message)
     except jsonschema.ValidationError as error:  # kubernetes_validate's are of this class
         return f"{'.'.join(str(part) for part in error.path)}: {error.message[:300]}"
-    return next((said for template in pod_templates(manifest) if (said := _named_twice(template["spec"]))), None)
+    twice = next((said for template in pod_templates(manifest) if (said := _named_twice(template["spec"]))), None)
+    return twice or _misread(manifest)
+
+
+def _misread(manifest: Manifest) -> str | None:
+    """What a process would say of its settings instead of starting."""
+    try:
+        if manifest["kind"] == "ConfigMap":
+            launcher_settings(manifest)
+        for template in pod_templates(manifest):
+            for container in template["spec"]["containers"]:
+                if container["name"] in PARTS:
+                    settings(container)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def settings(container: dict[str, Any]) -> Settings:
+    """Read a container's as its process does. Raises ConfigError."""
+    cls = PARTS[container["name"]]
+    with patch.dict(os.environ, variables(container), clear=True):
+        return load(cls, [arg for arg in container["args"] if arg.startswith("--")])
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """Its environment, with an address for the pod's own."""
+    return {one["name"]: one.get("value", "10.0.0.1") for one in container["env"]}
+
+
+def launcher_settings(config_map: Manifest) -> SystemConfig:
+    """Read the launcher's file as the launcher does. Raises ConfigError."""
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder) / "cluster.yaml").write_text(config_map["data"]["cluster.yaml"])
+        return read_config(["--config", str(path)], StopFlag())
 
 
 def _named_twice(pod: dict[str, Any]) -> str | None:

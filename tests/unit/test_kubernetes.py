@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from importlib.metadata import version
@@ -14,15 +15,14 @@ import yaml
 
 from deploy import node_drain
 from deploy.docker import health
-from deploy.launcher import read_config
 from deploy.release.__main__ import pack
 from gateway.workers.membership import DNS, from_config
 from gateway.workers.named_workers import LOOK_S
-from outrider.wire.processes import StopFlag
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, WorkerConfig, load
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig
 from tests.forked import REPO
+from tests.kubernetes.__main__ import main
 from tests.kubernetes.chart import (
     CHART,
     EXAMPLES,
@@ -35,10 +35,10 @@ from tests.kubernetes.chart import (
     rendered,
     values_of,
 )
-from tests.kubernetes.check import pods, problem, selects
+from tests.kubernetes.check import Settings, launcher_settings, pods, problem, selects, settings, variables
 
 NAMES = [path.stem for path in EXAMPLES]
-WORKERS: dict[str, type[WorkerConfig]] = {"target": TargetConfig, "draft": DraftConfig}
+WORKERS = ("target", "draft")
 WITH_ALL = ("plain", "kuberay")
 
 
@@ -55,23 +55,14 @@ def container(name: str, deployment: str) -> dict[str, Any]:
     return found
 
 
-def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one.get("value", "10.0.0.1") for one in container["env"]}
+def gateway(name: str, deployment: str) -> GatewayConfig:
+    read = settings(container(name, deployment))
+    assert isinstance(read, GatewayConfig)
+    return read
 
 
-def gateway(name: str, deployment: str, monkeypatch: pytest.MonkeyPatch) -> GatewayConfig:
-    found = container(name, deployment)
-    with monkeypatch.context() as context:
-        for variable, value in variables(found).items():
-            context.setenv(variable, value)
-        return load(GatewayConfig, found["args"])
-
-
-def launcher(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str = "kuberay") -> SystemConfig:
-    (path := folder / "cluster.yaml").write_text(
-        of_kind(name, "ConfigMap")[f"{RELEASE}-cluster"]["data"]["cluster.yaml"]
-    )
-    return read_config(["--config", str(path)], StopFlag())
+def launcher() -> SystemConfig:
+    return launcher_settings(of_kind("kuberay", "ConfigMap")[f"{RELEASE}-cluster"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,16 +129,46 @@ def test_what_a_pool_says_is_not_said_again_by_its_settings(setting: str) -> Non
             rendered({"kuberay": True, "drafts": [], key: [pool | {"settings": {setting: 1}}]})
 
 
-@pytest.mark.parametrize("slots", [None, 20])
-def test_a_draft_pool_that_would_never_grow_is_refused(slots: int | None) -> None:
-    """All its drafts are full before an autoscaler, whose tolerance is a tenth, sees too many answers."""
-    most = (slots or DraftConfig.model_fields["max_slots"].default) / 1.1
-    settings = {} if slots is None else {"settings": {"max_slots": slots}}
-    pool = POOL | {"maxReplicas": 4} | settings
-    values: dict[str, Any] = {"prometheus": {"monitors": True}}
-    rendered(values | {"drafts": [pool | {"answersPerReplica": most - 0.01}]})
-    with pytest.raises(HelmError, match=f"say less than {most:.4g}, or raise max_slots"):
-        rendered(values | {"drafts": [pool | {"answersPerReplica": most + 0.01}]})
+@pytest.mark.parametrize("kuberay", [False, True])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"drafts": [POOL | {"settings": {"max_slot": 100}}]}, "max_slot.*did you mean .*max_slots"),
+        ({"drafts": [], "targets": [TARGET | {"settings": {"lookup_min_n": 3}}]}, "lookup_min_n.* no setting any more"),
+        ({"drafts": [POOL | {"settings": {"max_slots": 0}}]}, "max_slots is '?0'?"),
+        ({"gateway": {"settings": {"max_runing": 32}}}, "did you mean outrider_gateway_max_running"),
+    ],
+)
+def test_settings_at_which_no_pod_would_start_are_refused(values: dict[str, Any], words: str, kuberay: bool) -> None:
+    (said,) = {found for one in rendered(values | {"kuberay": kuberay}) if (found := problem(one)) is not None}
+    assert re.search(words, said.lower())
+
+
+@pytest.mark.parametrize("slots", [None, 20, 22])
+def test_a_pool_that_would_never_grow_is_refused(slots: int | None) -> None:
+    """All its workers are full before an autoscaler, whose tolerance is a tenth, sees too many answers."""
+    for key, pool, cls in (("targets", TARGET, TargetConfig), ("drafts", POOL, DraftConfig)):
+        most = {None: 58, 20: 18, 22: 19}[slots]
+        assert slots or cls.model_fields["max_slots"].default == 64
+        _grows_up_to(most, "max_slots", key, pool | ({} if slots is None else {"settings": {"max_slots": slots}}), {})
+
+
+@pytest.mark.parametrize(("replicas", "running", "most"), [(1, None, 58), (2, 16, 29), (3, 16, 43)])
+def test_a_target_pool_that_its_gateways_would_never_grow_is_refused(
+    replicas: int, running: int | None, most: int
+) -> None:
+    """Each gateway gives each target max_running answers."""
+    assert running or GatewayConfig.model_fields["max_running"].default == 64
+    pool = TARGET | {"settings": {"max_slots": 65}}
+    served = {"replicas": replicas} | ({} if running is None else {"settings": {"max_running": running}})
+    _grows_up_to(most, "the gateways' max_running", "targets", pool, {"gateway": served})
+
+
+def _grows_up_to(most: int, limit: str, key: str, pool: dict[str, Any], more: dict[str, Any]) -> None:
+    values = {"prometheus": {"monitors": True}, "drafts": []} | more
+    rendered(values | {key: [pool | {"maxReplicas": 4, "answersPerReplica": most}]})
+    with pytest.raises(HelmError, match=f"would never grow; say at most {most}, or raise {limit}"):
+        rendered(values | {key: [pool | {"maxReplicas": 4, "answersPerReplica": most + 1}]})
 
 
 def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None:
@@ -237,11 +258,11 @@ def test_a_rollout_waits_until_gateways_know_the_new_worker() -> None:
         assert (waits_s > 30 + LOOK_S) is ("gateway" not in name)
 
 
-def test_gateways_find_the_workers_of_their_pools_by_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateways_find_the_workers_of_their_pools_by_the_services() -> None:
     services = of_kind("plain", "Service")
     deployments = of_kind("plain", "Deployment")
     for pool, drafts, served in (("chat", ["small"], "llama-3b"), ("code", ["small", "copies"], None)):
-        membership = from_config(gateway("plain", f"{RELEASE}-gateway-{pool}", monkeypatch))
+        membership = from_config(gateway("plain", f"{RELEASE}-gateway-{pool}"))
         assert [one.name for one in membership.pools] == [pool, *drafts]
         assert membership.pools[0].model_name == served
         for member in membership.members:
@@ -254,16 +275,14 @@ def test_gateways_find_the_workers_of_their_pools_by_the_services(monkeypatch: p
             assert variables(template["spec"]["containers"][0])[f"OUTRIDER_{member.role.upper()}_PORT"] == port
 
 
-def test_a_pods_settings_are_those_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: dict[str, WorkerConfig] = {}
+def test_a_pods_settings_are_those_of_its_pool() -> None:
+    read: dict[str, Settings] = {}
     for pool, role in (("chat", "target"), ("code", "target"), ("small", "draft"), ("copies", "draft")):
         found = container("plain", f"{RELEASE}-{pool}")
         assert found["args"] == ["python", "-m", f"{role}_service"]
-        with monkeypatch.context() as context:
-            for variable, value in variables(found).items():
-                context.setenv(variable, value)
-            read[pool] = load(WORKERS[role], [])
+        read[pool] = settings(found)
     chat, code, small, copies = read.values()
+    assert isinstance(chat, TargetConfig)
     assert (chat.model, chat.max_slots, chat.kv_cache_tokens, chat.prefix_caching) == (
         "/models/llama-3b",
         64,
@@ -274,12 +293,12 @@ def test_a_pods_settings_are_those_of_its_pool(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(code, TargetConfig) and code.tensor_parallel == 4
     assert isinstance(small, DraftConfig) and small.target_model == chat.model, "in case it is a head"
     assert isinstance(copies, DraftConfig) and (copies.drafter, copies.model) == ("lookup", code.model)
-    settings = gateway("plain", f"{RELEASE}-gateway-chat", monkeypatch)
-    assert (settings.max_running, settings.page, settings.drain_timeout_s) == (48, False, 0)
+    served = gateway("plain", f"{RELEASE}-gateway-chat")
+    assert (served.max_running, served.page, served.drain_timeout_s) == (48, False, 0)
 
 
-def test_the_pools_of_a_ray_cluster_find_their_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = launcher(monkeypatch, tmp_path)
+def test_the_pools_of_a_ray_cluster_find_their_nodes() -> None:
+    config = launcher()
     assert config.ray is not None
     assert config.ray.name is not None, "a launcher that is started again must take over what runs"
     groups = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]
@@ -296,7 +315,7 @@ def test_the_pools_of_a_ray_cluster_find_their_nodes(monkeypatch: pytest.MonkeyP
         ("copies", 1, 1, ("code",)),
         ("small", 1, 4, ("chat", "code")),
     ]
-    registry = gateway("kuberay", f"{RELEASE}-gateway", monkeypatch).registry
+    registry = gateway("kuberay", f"{RELEASE}-gateway").registry
     (port,) = of_kind("kuberay", "Service")[f"{RELEASE}-launcher"]["spec"]["ports"]
     assert registry == f"{RELEASE}-launcher:{port['port']}"
     assert (config.targets[0].model_name, config.targets[0].worker.kv_cache_tokens) == ("llama-3b", 1048576)
@@ -330,22 +349,20 @@ def test_gateways_can_be_upgraded_before_any_other_pod(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])
-def test_secrets_are_where_the_parts_look(
-    name: str, deployment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    settings = gateway(name, f"{RELEASE}-{deployment}", monkeypatch)
+def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
+    read = gateway(name, f"{RELEASE}-{deployment}")
     spec = of_kind(name, "Deployment")[f"{RELEASE}-{deployment}"]["spec"]["template"]["spec"]
     assert _secrets(spec) == {
-        settings.tls_dir: ["outrider-tls-gateway"],
-        settings.public_tls_dir: ["public"],
-        str(settings.api_keys).rpartition("/")[0]: ["keys"],
+        read.tls_dir: ["outrider-tls-gateway"],
+        read.public_tls_dir: ["public"],
+        str(read.api_keys).rpartition("/")[0]: ["keys"],
     }
     for labels, pod in pods(example(name)):
         role = labels["outrider/role"]
         if role in WORKERS:
             assert _secrets(pod) == {str(health.TLS_DIR): [f"outrider-tls-{role}", "hub"]}
     if name == "kuberay":
-        config = launcher(monkeypatch, tmp_path)
+        config = launcher()
         assert config.ray is not None
         assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {str(health.TLS_DIR)}
         pod = of_kind(name, "Deployment")[f"{RELEASE}-launcher"]["spec"]["template"]["spec"]
@@ -440,6 +457,15 @@ def test_the_chart_of_a_release_is_that_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_machine_without_helm_is_told_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "helm_python", None)
-    monkeypatch.delitem(sys.modules, "tests.kubernetes.chart")
+    for name in ("chart", "__main__"):
+        monkeypatch.delitem(sys.modules, f"tests.kubernetes.{name}")
     with pytest.raises(SystemExit, match="helm-python-sdk has no wheel for this machine; run it where"):
         runpy.run_module("tests.kubernetes", run_name="__main__")
+
+
+def test_values_that_cannot_be_read_are_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (broken := tmp_path / "broken.yaml").write_text("targets: [{")
+    assert main([tmp_path / "missing.yaml", broken]) == 1
+    _, missing, unread = capsys.readouterr().out.splitlines()
+    assert re.match("REFUSED  missing: values: cannot be read: .*No such file", missing)
+    assert re.match("REFUSED  broken: chart: error converting YAML", unread)

@@ -266,7 +266,7 @@ class GatewayConfig(_ProcessConfig):
     """How distributions travel from draft to target at temperature > 0: full, topk or topk:N with the N likeliest
     tokens of each (128), or auto: full while a step's payload is small, else topk."""
     max_running: Positive = 64
-    """Answers decoded at once on each target; keep at or under the workers' max_slots."""
+    """Answers decoded at once on each target; times the number of gateways, keep at or under the workers' max_slots."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Answers of a model that may wait for a place; beyond it requests are refused with 429."""
     max_queue_wait_s: Seconds = 0.5

@@ -178,10 +178,17 @@ grpc: {port: {{ index . 1 }}}
 {{- if and .maxReplicas (not $.Values.kuberay) (not $.Values.prometheus.monitors) }}
 {{- fail (printf "pool %s has maxReplicas, and prometheus.monitors is false, whose labels KEDA's query asks for; set it" .name) }}
 {{- end }}
-{{- /* No draft has more answers than slots, and an autoscaler leaves alone what is a tenth too much. */}}
-{{- $slots := float64 (dig "max_slots" 64 (.settings | default dict)) }}
-{{- if and .serves .answersPerReplica (ge (mulf .answersPerReplica 1.1) $slots) }}
-{{- fail (printf "pool %s has answersPerReplica %v, and a draft takes no more than its max_slots, %v: the pool would never grow; say less than %.4g, or raise max_slots" .name .answersPerReplica $slots (divf $slots 1.1)) }}
+{{- /* No worker has more answers than slots, nor a target more than its gateways give each; and an autoscaler leaves
+alone what is a tenth too much. */}}
+{{- $most := int (dig "max_slots" 64 (.settings | default dict)) }}
+{{- $limit := "max_slots" }}
+{{- $given := mul $.Values.gateway.replicas (dig "max_running" 64 $.Values.gateway.settings) }}
+{{- if and (not .serves) (lt $given (int64 $most)) }}
+{{- $most = $given }}
+{{- $limit = "the gateways' max_running" }}
+{{- end }}
+{{- if and .answersPerReplica (ge (mulf .answersPerReplica 1.1) (float64 $most)) }}
+{{- fail (printf "pool %s has answersPerReplica %v, and a worker of it has no more than %d answers, by %s: the pool would never grow; say at most %d, or raise %s" .name .answersPerReplica $most $limit (div (sub (mul 10 $most) 1) 11) $limit) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.kuberay (ne (int .Values.loadTimeoutSeconds) 900) }}
