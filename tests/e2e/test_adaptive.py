@@ -31,13 +31,15 @@ async def ask(client: AsyncClient, max_tokens: int, speculation: Speculation) ->
 
 async def test_what_is_planned_changes_no_token_alone_and_under_load(adaptive: Stack) -> None:
     async with AsyncClient(adaptive.grpc) as client:
-        alone, num_drafted = await ask(client, 300, Speculation())
+        alone = await ask(client, 300, Speculation())
         together = await asyncio.gather(*(ask(client, 60 + 10 * i, Speculation()) for i in range(12)))
         fixed, num_fixed = await ask(client, 60, Speculation(num_draft_tokens=3))
-        later, _ = await ask(client, 100, Speculation())
-    answers = [alone, fixed, later, *(ids for ids, _ in together)]
+        later = await ask(client, 100, Speculation())
+    planned = [alone, later, *together]
+    answers = [fixed, *(ids for ids, _ in planned)]
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in answers))
-    assert num_drafted > 0 and num_fixed >= 3, "a draft that nothing is known of is tried"
+    assert any(num for _, num in planned), "a draft that nothing is known of is tried"
+    assert num_fixed >= 3
     metrics = adaptive.metrics()
     num_looked_up = total(metrics, "spec_lookup_total")
     assert 50 <= num_looked_up <= sum(len(ids) for ids in answers)
