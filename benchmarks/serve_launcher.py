@@ -36,9 +36,8 @@ from outrider.wire.processes import become_subreaper, end_descendants
 from tests.cluster.nodes import FIRST, HEAD, SECOND, THIRD, Nodes, enter_network
 from tests.cluster.run import LABELS, settings
 from tests.e2e.process_tree import Command, Tree
-from tests.e2e.registry_load import members, sizes
+from tests.e2e.registry_load import asked_through, members, sizes
 from tests.e2e.streams import PROMPT
-from tests.stack import Process
 
 NUM_CLIENTS = 4
 MAX_TOKENS = 400
@@ -325,24 +324,14 @@ def start_machine(nodes: Nodes, folder: Path, address: str) -> None:
 
 @contextlib.asynccontextmanager
 async def streaming(registry: str) -> AsyncIterator[Streams]:
-    args = ["--registry", registry, "--port", "0", "--grpc-port", "0"]
-    gateway = await asyncio.to_thread(Process, "gateway", args)
     streams = Streams()
-    try:
-        async with AsyncClient(str(gateway.ready["grpc"]), timeout_s=120) as client:
-            asking = [asyncio.create_task(streams.ask(client)) for _ in range(NUM_CLIENTS)]
-            try:
 
-                async def has_begun() -> bool:
-                    return len(streams.num_tokens) >= 2 * NUM_CLIENTS
+    async def has_begun() -> bool:
+        return len(streams.num_tokens) >= 2 * NUM_CLIENTS
 
-                await until(has_begun, time.monotonic())
-                yield streams
-            finally:
-                streams.is_over = True
-                await asyncio.gather(*asking)
-    finally:
-        await asyncio.to_thread(gateway.stop)
+    async with asked_through(registry, streams, NUM_CLIENTS):
+        await until(has_begun, time.monotonic())
+        yield streams
 
 
 def measure(kind: str, folder: Path, only: list[str], events: list[Event]) -> Streams:

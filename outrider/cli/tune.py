@@ -202,7 +202,7 @@ def _studied(address: str, options: TuneOptions, notes: Console) -> tuple[Model,
 async def _ladder(
     deployment: str, url: str, model: str, options: TuneOptions, plan: Plan, notes: Console
 ) -> list[RungFigures]:
-    speculation = {"speculation": {"drafter": Drafter.NGRAM.value}} if deployment == NGRAM else {}
+    speculation = {"speculation": {"drafter": NGRAM}} if deployment == NGRAM else {}
     load = Load(
         url_of(url, False),
         tuple(options.prompts),

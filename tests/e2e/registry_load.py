@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -77,21 +78,43 @@ class Load:
         assert len(set(self.texts)) == 1
 
 
+class Asker(Protocol):
+    """What clients of one sort ask, again and again until it is over, and what they see."""
+
+    is_over: bool
+
+    async def ask(self, client: AsyncClient) -> None: ...
+
+
 @contextlib.asynccontextmanager
-async def under_load(registry: str, num_clients: int = 3, gateway_args: tuple[str, ...] = ()) -> AsyncIterator[Load]:
-    """Through a gateway that joined the registry."""
+async def asked_at(gateway: str, asker: Asker, num_clients: int, timeout_s: float = 120.0) -> AsyncIterator[None]:
+    """With so many clients asking all the time, and until each has ended. gateway: its gRPC address."""
+    async with AsyncClient(gateway, timeout_s=timeout_s) as client:
+        asking = [asyncio.create_task(asker.ask(client)) for _ in range(num_clients)]
+        try:
+            yield
+        finally:
+            asker.is_over = True
+            await asyncio.gather(*asking)
+
+
+@contextlib.asynccontextmanager
+async def asked_through(registry: str, asker: Asker, num_clients: int, *gateway_args: str) -> AsyncIterator[None]:
+    """The same through a gateway that joined the registry, and ends with it."""
     args = ["--registry", registry, "--port", "0", "--grpc-port", "0", *gateway_args]
     gateway = await asyncio.to_thread(Process, "gateway", args)
-    load = Load()
     try:
-        async with AsyncClient(str(gateway.ready["grpc"]), timeout_s=120) as client:
-            asking = [asyncio.create_task(load.ask(client)) for _ in range(num_clients)]
-            try:
-                await load.drafted_again()
-                yield load
-                await load.drafted_again()
-            finally:
-                load.is_over = True
-                await asyncio.gather(*asking)
+        async with asked_at(str(gateway.ready["grpc"]), asker, num_clients):
+            yield
     finally:
         await asyncio.to_thread(gateway.stop)
+
+
+@contextlib.asynccontextmanager
+async def under_load(registry: str, num_clients: int = 3, gateway_args: tuple[str, ...] = ()) -> AsyncIterator[Load]:
+    """With drafts before and after."""
+    load = Load()
+    async with asked_through(registry, load, num_clients, *gateway_args):
+        await load.drafted_again()
+        yield load
+        await load.drafted_again()

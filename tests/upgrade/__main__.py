@@ -19,8 +19,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from outrider.client import AsyncClient
-from tests.e2e.registry_load import Load
+from tests.e2e.registry_load import Load, asked_at
 from tests.forked import REPO, clean_environment
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, KV_CACHE_TOKENS
 
@@ -68,14 +67,9 @@ class Part:
 async def asked(gateway: Part) -> AsyncIterator[Load]:
     """With answers under way all the time, and until each has ended."""
     load = Load(MAX_TOKENS)
-    async with AsyncClient(gateway.address, timeout_s=SLOW_S) as client:
-        asking = [asyncio.create_task(load.ask(client)) for _ in range(NUM_CLIENTS)]
-        try:
-            await load.drafted_again(SLOW_S)
-            yield load
-        finally:
-            load.is_over = True
-            await asyncio.gather(*asking)
+    async with asked_at(gateway.address, load, NUM_CLIENTS, SLOW_S):
+        await load.drafted_again(SLOW_S)
+        yield load
 
 
 async def upgrade(before: Path, parts: list[Part]) -> list[str]:

@@ -12,9 +12,10 @@ from outrider.cli.benching.figures import ArmFigures, Gain, RungFigures
 from outrider.cli.benching.plot import Arms
 from outrider.cli.tuning.report import table_of
 from outrider.cli.tuning.settings import PLAIN
+from outrider.client import Drafter
 from outrider.wire.errors import ConfigError
 
-SPLIT, NGRAM, COLOCATED = "split", "ngram", "colocated"
+SPLIT, NGRAM, COLOCATED = "split", Drafter.NGRAM.value, "colocated"
 HOUR_S = 3600.0
 _FORM = "write --price target=2.5,draft=0.4: what an hour of each one's device costs, above 0, in any currency"
 
