@@ -1,0 +1,274 @@
+"""A small pool of processes for work that a request asks for and that could take any time or memory.
+
+A grammar that is compiled and a chat template that is rendered cannot be interrupted in a thread. Here each runs in a
+process that ends when it takes too much, or when the client that asked for it leaves; another process takes its place.
+The processes are started before a request needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.confined.process import LENGTH
+from outrider.wire.errors import Overloaded
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
+
+NUM_PROCESSES = 2
+"""Processes of a pool. Two, so that one caller's work never holds all of them."""
+MEMORY_BYTES = 512 << 20
+"""Address space that one piece of work may add to its process: the largest of 300 public schemas takes 60 MB."""
+MAX_WAIT_S = 10.0
+"""Seconds that a request waits for a process at most. Each piece of work takes about a second at worst."""
+STALLED = 10
+"""How many times its CPU limit a piece of work may take by the clock, on a machine whose cores are busy."""
+END_S = 1.0
+"""Seconds that a process may take to end once it has closed its pipe."""
+RETRY_S = 1.0
+"""Seconds after which a request that found no process may come again."""
+
+
+class WorkExceeded(Exception):
+    """Work took more than its limit; the message says which, as in "1 s of CPU time"."""
+
+
+class WorkFailed(Exception):
+    """Work raised something that is no refusal."""
+
+
+class WorkRefused(Exception):
+    """Work raised InvalidRequest; `message` and `param` are its own."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits for a process."""
+
+    caller: bytes
+    granted: asyncio.Future[_Process]
+
+
+class _Process:
+    """One process of the pool and the pipe to it."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    @classmethod
+    async def start(cls, *args: str) -> _Process:
+        """Return a process that is ready for work. Raise WorkFailed when it ends before that."""
+        command = (sys.executable, "-P", "-m", "gateway.confined.process", *args)
+        pipe = asyncio.subprocess.PIPE
+        process = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        try:
+            await process._read()
+        except EOFError:
+            raise WorkFailed(f"a process for {args[0]} ended with {await process.exit_code()} at its start") from None
+        except asyncio.CancelledError:
+            await process.end()
+            raise
+        return process
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.returncode is not None
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Return the reply to `request`. Raise EOFError when the process ends before it."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(LENGTH.pack(len(request)) + request)
+            await self._child.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            raise EOFError from None
+        return await self._read()
+
+    async def _read(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        head = await self._child.stdout.readexactly(LENGTH.size)  # IncompleteReadError is an EOFError
+        data = await self._child.stdout.readexactly(LENGTH.unpack(head)[0])
+        reply: dict[str, Any] = json.loads(data)
+        return reply
+
+    async def exit_code(self) -> int:
+        """Return the exit code of a process that has closed its pipe: -N when signal N ended it."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._child.wait(), END_S)
+        return await self.end()
+
+    async def end(self) -> int:
+        """End the process, wait for it, and return its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self._child.kill()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        return await self._child.wait()
+
+
+class ConfinedPool:
+    """Runs requests to one module in processes, fairly between callers. One event loop, so no lock.
+
+    A free process goes to the caller for whom the fewest run and, of those alike, the one that has used the least CPU
+    time since the pool was last idle.
+    """
+
+    def __init__(
+        self, module: str, cpu_s: float, *, niceness: int = 0, memory_bytes: int = MEMORY_BYTES, name: str = "work"
+    ) -> None:
+        """module: has `prepare()` and `work(request)`, see `gateway.confined.process`. cpu_s: CPU seconds of one piece
+        of work at most. niceness: added to the processes'. name: of the work, for errors.
+        """
+        self._args = (module, str(cpu_s), str(memory_bytes), str(niceness))
+        self._cpu_s = cpu_s
+        self._memory_bytes = memory_bytes
+        self._name = name
+        self._idle: list[_Process] = []
+        self._waiting: list[_Waiting] = []
+        self._num_running: Counter[bytes] = Counter()
+        self._spent_s: defaultdict[bytes, float] = defaultdict(float)
+        """CPU seconds by caller, since the pool was last idle."""
+        self._starting: set[asyncio.Task[None]] = set()
+        self._num_processes = 0
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the processes that are missing, in the background. `run` calls it as well."""
+        while self._num_processes < NUM_PROCESSES and not self._is_closed:
+            self._num_processes += 1
+            task = asyncio.create_task(self._start_one())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def close(self) -> None:
+        """End all processes. Nothing may run any more."""
+        self._is_closed = True
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(process.end() for process in self._idle))
+        self._idle.clear()
+
+    async def run(self, caller: bytes, request: Any) -> Any:
+        """Return what the module's `work` returns for `request`, a JSON value.
+
+        Cancelled, the work is ended. Raise WorkRefused for an InvalidRequest of the module, WorkExceeded when the work
+        takes more than its CPU time or memory, WorkFailed for any other exception, Overloaded when no process is free
+        for too long.
+        """
+        data = json.dumps(request).encode("ascii")
+        process = await self._acquire(caller)
+        try:
+            reply = await asyncio.wait_for(process.ask(data), STALLED * self._cpu_s)
+        except EOFError:
+            self._finish(caller, None, self._cpu_s)
+            raise self._exceeded(await process.exit_code()) from None
+        except TimeoutError:
+            self._finish(caller, None, self._cpu_s)
+            await process.end()
+            raise self._overloaded("did not get enough of the processor") from None
+        except BaseException:
+            self._finish(caller, None, self._cpu_s)
+            await asyncio.shield(process.end())
+            raise
+        self._finish(caller, None if reply["is_last"] else process, reply["cpu_s"])
+        if reply["is_last"]:
+            await process.end()
+        if "result" in reply:
+            return reply["result"]
+        if "refused" in reply:
+            raise WorkRefused(reply["refused"], reply["param"])
+        if "out_of_memory" in reply:
+            raise WorkExceeded(self._memory_limit())
+        raise WorkFailed(reply["failed"])
+
+    async def _start_one(self) -> None:
+        try:
+            process = await _Process.start(*self._args)
+        except (WorkFailed, OSError) as error:
+            log.error("no process for %s: %s", self._name, error)
+            self._num_processes -= 1
+            return
+        except asyncio.CancelledError:
+            self._num_processes -= 1
+            raise
+        self._idle.append(process)
+        self._grant()
+
+    async def _acquire(self, caller: bytes) -> _Process:
+        waiting = _Waiting(caller, asyncio.get_running_loop().create_future())
+        if not self._num_running and not self._waiting:
+            self._spent_s.clear()
+        elif caller not in self._callers():
+            # A caller that comes anew has spent no less than the others have: nobody saves up.
+            self._spent_s[caller] = max(self._spent_s[caller], min(self._spent_s[each] for each in self._callers()))
+        self._waiting.append(waiting)
+        self._grant()
+        try:
+            return await asyncio.wait_for(waiting.granted, MAX_WAIT_S)
+        except TimeoutError:
+            raise self._overloaded(f"waited {MAX_WAIT_S:g} s for a process") from None
+        except asyncio.CancelledError:
+            if waiting.granted.done() and not waiting.granted.cancelled():
+                self._finish(caller, waiting.granted.result(), 0.0)
+            raise
+        finally:
+            self._waiting = [each for each in self._waiting if each is not waiting]
+
+    def _callers(self) -> set[bytes]:
+        return {*self._num_running, *(each.caller for each in self._waiting)}
+
+    def _grant(self) -> None:
+        """Give free processes to those that wait."""
+        alive = [process for process in self._idle if not process.has_ended]
+        self._num_processes -= len(self._idle) - len(alive)
+        self._idle = alive
+        self.start()
+        while self._idle:
+            pending = [each for each in self._waiting if not each.granted.done() and self._may_run(each.caller)]
+            if not pending:
+                return
+            chosen = min(pending, key=lambda each: (self._num_running[each.caller], self._spent_s[each.caller]))
+            self._num_running[chosen.caller] += 1
+            chosen.granted.set_result(self._idle.pop())
+
+    def _may_run(self, caller: bytes) -> bool:
+        """Return whether the caller may have another process: one that has a name never has all of them."""
+        return not caller or self._num_running[caller] < NUM_PROCESSES - 1
+
+    def _finish(self, caller: bytes, process: _Process | None, cpu_s: float) -> None:
+        """Note that a caller's work has ended. process: what it ran in, None when that has to be replaced."""
+        self._spent_s[caller] += cpu_s
+        self._num_running[caller] -= 1
+        self._num_running += Counter()  # drops callers for whom nothing runs
+        if process is None:
+            self._num_processes -= 1
+        else:
+            self._idle.append(process)
+        self._grant()
+
+    def _exceeded(self, code: int) -> Exception:
+        """Return what a process that ended with this code in the middle of its work has exceeded."""
+        if code == -signal.SIGPROF:
+            return WorkExceeded(f"{self._cpu_s:g} s of CPU time")
+        if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):  # SIGKILL is the kernel's, out of memory
+            return WorkExceeded(self._memory_limit())
+        return WorkFailed(f"the process for {self._name} ended with {code}")
+
+    def _memory_limit(self) -> str:
+        return f"{self._memory_bytes >> 20} MiB of memory"
+
+    def _overloaded(self, why: str) -> Overloaded:
+        return Overloaded(f"{self._name} {why}; try again later", retry_after_s=RETRY_S)

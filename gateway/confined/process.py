@@ -1,0 +1,91 @@
+"""A process that does one piece of work at a time within limits: `python -m gateway.confined.process`.
+
+The pool starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
+each request; both request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian,
+and JSON in ASCII.
+
+The limits hold for compiled code as well. The kernel counts CPU time and sends SIGPROF, whose default action ends the
+process. Memory that cannot be had raises MemoryError in Python and aborts compiled code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from outrider.wire.errors import InvalidRequest
+
+LENGTH = struct.Struct(">I")
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Return the next frame, or None when the pool has closed the pipe."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return stream.read(LENGTH.unpack(head)[0])
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    data = json.dumps(value).encode("ascii")
+    stream.write(LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def address_space_bytes() -> int:
+    """Return the size of this process's address space, which RLIMIT_AS bounds; 0 where there is no /proc."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return num_pages * resource.getpagesize()
+
+
+def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
+    """Return the reply to one request. SIGPROF ends the process when the work takes more CPU time than `cpu_s`."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        return {"result": module.work(json.loads(frame))}
+    except InvalidRequest as error:
+        return {"refused": error.message, "param": error.param}
+    except MemoryError:
+        return {"out_of_memory": True}
+    except BaseException as error:  # a panic of compiled code is no Exception
+        return {"failed": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def main(module_name: str, cpu_s: float, memory_bytes: int, niceness: int) -> None:
+    requests, replies = os.fdopen(0, "rb"), os.fdopen(1, "wb")
+    sys.stdout = sys.stderr  # nothing that a library prints passes for a reply
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; the pool ends us
+    os.nice(niceness)
+    module = importlib.import_module(module_name)
+    module.prepare()
+    base_bytes = address_space_bytes()
+    if base_bytes:
+        limit = base_bytes + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    write_frame(replies, {"ready": True})
+    while (frame := read_frame(requests)) is not None:
+        began_s = time.process_time()
+        reply = do_work(module, frame, cpu_s)
+        reply["cpu_s"] = time.process_time() - began_s
+        # What libraries keep must not count against the next request: the pool starts another process.
+        reply["is_last"] = address_space_bytes() > base_bytes + memory_bytes // 4
+        write_frame(replies, reply)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

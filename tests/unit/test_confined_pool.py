@@ -1,0 +1,93 @@
+"""Work in processes that can be ended: its limits, its callers' shares, and what is left after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.confined.pool import NUM_PROCESSES, ConfinedPool, WorkExceeded, WorkFailed, WorkRefused
+from outrider.wire.processes import descendants
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@asynccontextmanager
+async def pool_of(cpu_s: float = 5.0, memory_bytes: int = 64 * MIB) -> AsyncIterator[ConfinedPool]:
+    before = set(descendants(os.getpid()))
+    pool = ConfinedPool("tests.unit.confined_work", cpu_s, memory_bytes=memory_bytes)
+    pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+    assert set(descendants(os.getpid())) <= before
+
+
+async def test_what_takes_too_much_is_ended_and_the_next_is_served() -> None:
+    async with pool_of(cpu_s=0.1) as pool:
+        assert await pool.run(b"", {"kind": "echo", "value": ["\ud800", 2**70, None]}) == ["\ud800", 2**70, None]
+        with pytest.raises(WorkExceeded, match=r"0\.1 s of CPU time"):
+            await pool.run(b"", {"kind": "loop"})
+        with pytest.raises(WorkExceeded, match="64 MiB of memory"):
+            await pool.run(b"", {"kind": "memory", "bytes": 3_000_000_000})
+        with pytest.raises(WorkExceeded, match="64 MiB of memory"):  # as compiled code ends without memory
+            await pool.run(b"", {"kind": "abort"})
+        with pytest.raises(WorkRefused) as refused:
+            await pool.run(b"", {"kind": "refuse"})
+        assert (refused.value.message, refused.value.param) == ("x is 1, must be 2", "x")
+        with pytest.raises(WorkFailed, match="a panic"):
+            await pool.run(b"", {"kind": "panic"})
+        assert await pool.run(b"", {"kind": "memory", "bytes": MIB}) == MIB
+
+
+async def test_work_ends_when_its_client_leaves() -> None:
+    async with pool_of() as pool:
+        pids = {await pool.run(b"", {"kind": "pid"}) for _ in range(4)}
+        work = [asyncio.create_task(pool.run(b"", {"kind": "loop"})) for _ in range(NUM_PROCESSES + 1)]
+        await asyncio.sleep(0.05)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        assert not pids & set(descendants(os.getpid()))
+        assert await pool.run(b"", {"kind": "echo", "value": 1}) == 1
+
+
+async def test_a_caller_never_holds_all_processes() -> None:
+    async with pool_of() as pool:
+        greedy = [asyncio.create_task(pool.run(b"greedy", {"kind": "pid", "sleep_s": 30})) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(pool.run(b"other", {"kind": "echo", "value": 1}), 20) == 1
+        assert not any(task.done() for task in greedy)
+        for task in greedy:
+            task.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+
+
+async def test_what_a_process_keeps_does_not_count_against_the_next() -> None:
+    async with pool_of() as pool:
+        pids = [await pool.run(b"", {"kind": "keep", "bytes": 20 * MIB}) for _ in range(8)]
+        assert len(set(pids)) == 8
+
+
+async def test_a_process_that_has_ended_is_replaced() -> None:
+    async with pool_of() as pool:
+        pid = await pool.run(b"", {"kind": "pid"})
+        os.kill(pid, 9)
+        deadline_s = time.monotonic() + 20
+        while Path(f"/proc/{pid}").exists():  # until the event loop has waited for it
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        assert pid not in {await pool.run(b"", {"kind": "pid"}) for _ in range(4)}
