@@ -86,7 +86,7 @@ async def test_a_process_that_has_ended_is_replaced() -> None:
         pid = await pool.run(b"", {"kind": "pid"})
         os.kill(pid, 9)
         deadline_s = time.monotonic() + 20
-        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC240, PTH110  (until the event loop has waited for it)
+        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC240  (until the event loop has waited for it)
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
