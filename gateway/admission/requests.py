@@ -58,18 +58,17 @@ def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None
     return b"" if salt is None else _digest(b"salt", salt)
 
 
-def corpus_of(demand: Demand, config: GatewayConfig, key_name: str | None) -> bytes:
+def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
     """Return the digest under which requests share what `lookup` copies from: 32 bytes, or none for one that copies
-    from itself alone.
+    from itself alone and is not remembered.
 
-    By default that is one for each key, user and salt, and none for a request that names none of them. Where all
-    callers share, a request that could read another's text in what it is shown (`explain`), or in its own output
-    (`lenience`, under which the target keeps what it would not have said), has none.
+    scope: `lookup_scope`. Under `user` a request without key, user and salt has none. may_read: the request could read
+    what is copied: `explain` shows it, and with lenience the target keeps what it would not have said. Where callers
+    share, such a request has none.
     """
-    if config.lookup_scope == "user":
-        return _identity(key_name, demand.user, demand.cache_salt)
-    shows_drafts = demand.speculation.explain or _lenience(demand.speculation, config) < 1.0
-    return b"" if shows_drafts else _digest(b"salt", demand.cache_salt or "")
+    if scope == "user":
+        return _identity(key_name, user, salt)
+    return b"" if may_read else _digest(b"salt", salt or "")
 
 
 def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes:
@@ -236,7 +235,13 @@ async def build_requests(
     if _uses_prediction(demand.speculation, config):
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
-    corpus_id = corpus_of(demand, config, key_name)
+    corpus_id = corpus_of(
+        config.lookup_scope,
+        key_name,
+        demand.user,
+        demand.cache_salt,
+        may_read=demand.speculation.explain or lenience < 1.0,
+    )
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
     num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
     requests: list[GenerationRequest] = []

@@ -9,7 +9,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,7 +28,9 @@ LONGEST_RUN = 3
 
 @dataclass
 class Server:
-    """Two gateways with API keys over one target: beside a draft that is a model, and beside one of `lookup`."""
+    """Two gateways with API keys over one target: beside a draft that is a model, which `lookup` drafts for, and beside
+    one of `lookup`.
+    """
 
     by_draft: dict[str, Process]
     _keys: Iterator[int] = field(default_factory=itertools.count)
@@ -50,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     patient = ("--batch-invariant", "@target_service.rows.MOST_HOLD_S=3")
     workers = [
         Process("target_service", ["--model", target, *patient], **wait),
-        Process("draft_service", ["--model", draft], **wait),
+        Process("draft_service", ["--model", draft, "--drafted-by", "lookup"], **wait),
         Process("draft_service", ["--model", target, "--drafter", "lookup"], **wait),
     ]
     gateways = list[Process]()

@@ -105,8 +105,8 @@ class BareSlot:
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, translation and corpus_id, by
-name, where there are any."""
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, translation and corpus_id,
+by name, where there are any."""
 
 
 class OpenSlots(Generic[S]):
