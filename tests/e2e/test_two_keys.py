@@ -20,7 +20,7 @@ from tests.tiny_models import tiny_llama
 
 PROMPT = [7 * i % 300 + 5 for i in range(40)]
 """Of two whole blocks of the prefix cache, and some."""
-NUM_TOKENS = 12
+NUM_TOKENS = 9
 NUM_KEYS = 300
 LONGEST_RUN = 3
 """Draft tokens in a row that may be another's by chance."""
@@ -137,7 +137,7 @@ async def test_nobody_is_shown_what_another_key_was_answered(server: Server, dra
         assert answer.ids == plain.ids
         others = [await asker.ask(server.new_key(), pair) for pair in pairs]
         users = [await asker.ask(first, pair, user=f"user {i}") for i, pair in enumerate(pairs)]
-        own = await asker.ask(first, pairs[3])
+        own = await asker.ask(first, pairs[0])
     for seen in (others, users):
         assert not any(each.runs & _runs(answer.ids) for each in seen)
         assert seen == before
