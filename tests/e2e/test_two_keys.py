@@ -154,9 +154,8 @@ async def test_a_used_server_proposes_counts_and_shows_another_key_what_an_unuse
         prompt = [*PROMPT[::-1], 9, 9, 9]
         unused = await asker.ask(server.new_key(), prompt)
         first = server.new_key()
-        for temperature in (0, 1.3):
-            answer = await asker.ask(first, prompt, temperature=temperature, max_tokens=40)
-            await asker.ask(first, [*prompt, *answer.ids])
+        answer = await asker.ask(first, prompt, temperature=1.3, max_tokens=24)
+        await asker.ask(first, [*prompt, *answer.ids])
         known = await asker.ask(first, prompt)
         used = await asker.ask(server.new_key(), prompt)
     assert known.usage["prompt_tokens_details"]["cached_tokens"] == 32
