@@ -129,7 +129,7 @@ class Grower:
         if self._table is None:
             return None
         num_source, kind = len(job.source_ids), (job.params.greedy, job.params.determined)
-        follower = self._table.open([*job.source_ids, *slot.committed], num_source + slot.num_prompt, job.cache_salt)
+        follower = self._table.open([*job.source_ids, *slot.committed], num_source + slot.num_prompt, job.corpus_id)
         return Cascade(follower, num_source, SlotShares(self._table_shares.setdefault(kind, RankShares())))
 
     def _forget(self, key: SlotKey) -> None:

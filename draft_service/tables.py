@@ -59,7 +59,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
     has_encoder = bool(vocabulary.decoder_start_ids)
     sizes = (config.max_slots, vocabulary.context_limit)
-    slots = OpenSlots(partial(TableSlot, drafter), *sizes, takes_sources=has_encoder)
+    slots = OpenSlots(partial(TableSlot, drafter), *sizes, takes_sources=has_encoder, has_corpus=True)
     log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
     return TableState(config, epoch, slots, tokenizer, drafters=(kind,), vocabulary=vocabulary)
 
@@ -78,11 +78,12 @@ class TableSlot(BareSlot):
         params: SamplingParams,
         cache_salt: bytes = b"",
         source_ids: Sequence[int] = (),
+        corpus_id: bytes = b"",
     ) -> None:
         super().__init__(key, committed_ids, num_prompt, params)
         self._is_sound = True
         self._num_source = len(source_ids)
-        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + num_prompt, cache_salt)
+        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + num_prompt, corpus_id)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         super().commit_from(base_len, ids)

@@ -58,6 +58,8 @@ class GenerationRequest:
     """What the output may be like; empty where nothing is predicted, and where it would not be used."""
     cache_salt: bytes = b""
     """Requests with the same salt share cached prefixes; those with an empty one share among themselves."""
+    corpus_id: bytes = b""
+    """`lookup` copies from ended outputs of requests with the same id alone; empty = from this one alone."""
     scheduling: Scheduling = field(default_factory=Scheduling)
     key_name: str | None = None
     """Name of the caller's API key; None where the gateway asks for none."""

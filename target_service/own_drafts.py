@@ -104,7 +104,7 @@ class OwnDrafts:
             drafter = Prediction(job.prediction_ids) if is_prediction else self._drafters[kind.own or kind]
             # What an encoder reads comes before the prompt: the output may copy from it.
             before = [*job.source_ids, *slot.committed]
-            follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.cache_salt)
+            follower = drafter.open(before, len(job.source_ids) + slot.num_prompt, job.corpus_id)
             self._followers.setdefault(slot.key, {})[kind] = follower
 
     def commit(self, job: VerifyJob, slot: Slot, num_same: int) -> None:

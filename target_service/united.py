@@ -20,10 +20,11 @@ from target_service.lease import Candidate, Draft, Part, Source
 
 
 def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int, *, named: bool = False) -> list[Candidate]:
-    """Return the tree of all, best first, of at most so many guesses. shares: of each part, how often the first of what
+    """Return the tree of all, of at most so many guesses. shares: of each part, how often the first of what
     it says after a node comes. What is said where others speak before is worth what these leave it; what several say is
     one guess, as likely as the likeliest of them has it, and what hangs below is the likelier by as much. named: the
-    first have all that is named, and those behind them what is left; else the likeliest have it.
+    first have all that is named, and those behind them what is left, in this order, which nothing that was learnt from
+    other requests changes; else the likeliest have it, best first.
     """
     drafts, parents, steps = list[Draft](), list[int](), list[float]()
     places = dict[tuple[int, int], int]()
@@ -46,7 +47,7 @@ def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int, *, name
     for parent, step in zip(parents, steps, strict=True):
         chances.append(step if parent == ROOT else chances[parent] * step)
     nodes = list(zip(chances, drafts, parents, strict=True))
-    return _best_first(nodes[:most] if named else nodes)[:most]
+    return nodes[:most] if named else _best_first(nodes)[:most]
 
 
 def _best_first(nodes: Sequence[Candidate]) -> list[Candidate]:

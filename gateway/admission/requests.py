@@ -46,18 +46,40 @@ _DIGEST_BYTES = 32
 
 
 def salt_of(scope: str, key_name: str | None, user: str | None, salt: str | None) -> bytes:
-    """Return what the workers are given: 32 bytes, or none for what everybody shares.
+    """Return the digest under which requests share cached prefixes: 32 bytes, or none for what everybody shares.
 
-    scope: shared, or user: then prefixes are shared by requests of one API key and user alone. One that names neither,
-    nor a salt, shares with nobody: what cannot be told apart must not be guessed from its timing.
+    scope: `prefix_cache_scope`. Under `user` a request without key, user and salt shares with nobody: what cannot be
+    told apart must not be guessed from its timing.
     """
-    if scope == "shared":
-        return b"" if salt is None else _digest(b"salt", salt)
+    if scope == "user":
+        return _identity(key_name, user, salt) or secrets.token_bytes(_DIGEST_BYTES)
+    if scope == "key" and key_name is not None:
+        return _identity(key_name, None, salt)
+    return b"" if salt is None else _digest(b"salt", salt)
+
+
+def corpus_of(scope: str, key_name: str | None, user: str | None, salt: str | None, *, may_read: bool = False) -> bytes:
+    """Return the digest under which requests share what `lookup` copies from: 32 bytes, or none for one that copies
+    from itself alone and is not remembered.
+
+    scope: `lookup_scope`. Under `user` a request without key, user and salt has none. may_read: the request could read
+    what is copied: `explain` shows it, and with lenience the target keeps what it would not have said. Where callers
+    share, such a request has none.
+    """
+    if scope == "user":
+        return _identity(key_name, user, salt)
+    return b"" if may_read else _digest(b"salt", salt or "")
+
+
+def _identity(key_name: str | None, user: str | None, salt: str | None) -> bytes:
+    """Return the digest of who asks, the same for no two of them: no key can name what is another's. Empty where a
+    request says nothing of it.
+    """
     if key_name is not None:
         return _digest(b"key", key_name, user or "", salt or "")
-    if user is None and salt is None:
-        return secrets.token_bytes(_DIGEST_BYTES)
-    return _digest(b"anonymous", salt or "") if user is None else _digest(b"user", user, salt or "")
+    if user is not None:
+        return _digest(b"user", user, salt or "")
+    return b"" if salt is None else _digest(b"anonymous", salt)
 
 
 def caller_of(key_name: str | None, salt: str | None) -> bytes:
@@ -159,7 +181,7 @@ class Demand:
     """What the output may be like."""
     cache_salt: str | None = None
     user: str | None = None
-    """Who asks; for `prefix_cache_scope`."""
+    """Who asks, of one key; for `prefix_cache_scope` and `lookup_scope`."""
     priority: int = 0
     """Among the requests of a caller those with a lower number go first."""
     max_tpot_ms: float | None = None
@@ -213,6 +235,13 @@ async def build_requests(
     if _uses_prediction(demand.speculation, config):
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
+    corpus_id = corpus_of(
+        config.lookup_scope,
+        key_name,
+        demand.user,
+        demand.cache_salt,
+        may_read=demand.speculation.explain or lenience < 1.0,
+    )
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
     num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
     requests: list[GenerationRequest] = []
@@ -220,7 +249,7 @@ async def build_requests(
         prepared = await _tokenised(
             num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar, demand.adds_special
         )
-        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
+        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, corpus_id, key_name, scheduling)
     return tuple(requests)
 
 
@@ -581,6 +610,7 @@ def _answers(
     prepared: _Prepared,
     prediction_ids: tuple[int, ...],
     salt: bytes,
+    corpus_id: bytes,
     key_name: str | None,
     scheduling: Scheduling,
 ) -> list[GenerationRequest]:
@@ -615,6 +645,7 @@ def _answers(
             speculation=demand.speculation,
             prediction_ids=prediction_ids,
             cache_salt=salt,
+            corpus_id=corpus_id,
             key_name=key_name,
             scheduling=scheduling,
             reading=prepared.reading,

@@ -522,8 +522,8 @@ class _Body(Strict):
         "or be like, as a file before an edit. See below"
     )
     cache_salt: str | None = described(
-        f"1 to {MAX_SALT_BYTES} bytes of UTF-8: cached prefixes are shared only among requests of the same salt. See "
-        "below",
+        f"1 to {MAX_SALT_BYTES} bytes of UTF-8: cached prefixes, and what `lookup` copies from, are shared only "
+        "among requests of the same salt. See below",
         minLength=1,
         maxLength=MAX_SALT_BYTES,
     )
@@ -544,7 +544,8 @@ class _Body(Strict):
         minimum=-1,
     )
     user: str | None = described(
-        f"who asks, at most {MAX_USER_CHARS} characters. Read only under `--prefix-cache-scope user`, see below",
+        f"who asks, at most {MAX_USER_CHARS} characters: `lookup` copies nothing of another's outputs, and under "
+        "`--prefix-cache-scope user` no cached prefix is shared with another. See below",
         maxLength=MAX_USER_CHARS,
     )
     priority: int | None = described(

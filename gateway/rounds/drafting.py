@@ -258,8 +258,8 @@ class Drafting:
             return
         if outcome.is_verified:
             self._num_unused = draft.num_unused = 0
-        elif verdict.drafter in _DELIVERED and self._is_named:
-            return  # beside another it is waited for as long as it delivers
+        elif self._is_named:
+            return  # the target waits for it in each step, also where it has nothing to propose
         elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
             draft.num_unused += outcome.hit or self._pauses
             self._num_unused += 1

@@ -85,6 +85,7 @@ class Session:
             num_prompt_tokens=self.num_prompt,
             params=self.request.params.to_proto(),
             cache_salt=self.request.cache_salt,
+            corpus_id=self.request.corpus_id,
             traceparent=current_record().traceparent,
             protocol=worker.protocol,
             source_ids=self.request.source_ids,

@@ -77,7 +77,8 @@ class GenerateOptions(TypedDict, total=False):
     cache_salt: str
     """Cached prefixes are shared only with calls of the same salt; 1 to 256 bytes of UTF-8."""
     user: str
-    """Who asks; a gateway with prefix_cache_scope `user` shares cached prefixes among calls of one user alone."""
+    """Who asks: `lookup` copies nothing of another user's outputs, and a gateway with prefix_cache_scope `user` shares
+    no cached prefix with another."""
     priority: int
     """Among the requests of a caller those with a lower number go first; absent = 0."""
     max_tpot_ms: float

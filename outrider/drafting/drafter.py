@@ -53,9 +53,10 @@ class Follower(Protocol):
 class SequenceDrafter(Protocol):
     """Opens followers. It and they belong to one thread."""
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> Follower:
-        """Follow a sequence: prompt and output so far, of which the first num_prompt tokens are the prompt. No sequence
-        is guessed from one of another cache_salt.
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
+        """Follow a sequence: prompt and output so far, of which the first num_prompt tokens are the prompt. What is
+        learnt from an ended sequence is used for those with the same corpus_id alone; with an empty one nothing is
+        learnt, and nothing used.
         """
 
 

@@ -14,7 +14,7 @@ MIN_N, MAX_N = 2, 8
 """Tokens that must have come before, and tokens beyond which a longer match is no better. Doubling the first makes
 guesses rarer and oftener right; doubling the second makes a search take twice as long."""
 CORPUS_TOKENS = 65536
-"""Tokens of ended answers that are remembered for later ones of the same cache_salt. Doubling it takes 1 MiB more."""
+"""Tokens of ended outputs that are remembered for later requests, about 1 MiB."""
 
 
 class Lookup:
@@ -22,17 +22,19 @@ class Lookup:
 
     def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, corpus_tokens: int = CORPUS_TOKENS) -> None:
         """Copy behind matches of at least min_n tokens, and prefer longer ones up to max_n. corpus_tokens: tokens of
-        ended outputs that are remembered, all salts together.
+        ended outputs that are remembered, of all corpus_ids together.
         """
         self._sizes = (min_n, max_n)
         self.corpus = Corpus(min_n, max_n, corpus_tokens)
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> LookupFollower:
-        return LookupFollower(token_ids, num_prompt, cache_salt, self._sizes, self.corpus)
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> LookupFollower:
+        return LookupFollower(token_ids, num_prompt, corpus_id, self._sizes, self.corpus)
 
 
 class Corpus:
-    """The latest outputs, apart for each salt, so that nobody's speed reveals another's text."""
+    """The latest outputs, apart for each corpus_id, so that nobody is proposed another's text. What has an empty one is
+    not remembered.
+    """
 
     def __init__(self, min_n: int, max_n: int, most_tokens: int) -> None:
         self.num_tokens = 0
@@ -40,43 +42,43 @@ class Corpus:
         self._most_tokens = most_tokens
         self._shelves: dict[bytes, SuffixIndex] = {}
         self._outputs: deque[tuple[bytes, int]] = deque()
-        """Salt and number of tokens of each output, the oldest first."""
+        """corpus_id and number of tokens of each output, the oldest first."""
 
-    def shelf(self, cache_salt: bytes) -> SuffixIndex | None:
-        return self._shelves.get(cache_salt)
+    def shelf(self, corpus_id: bytes) -> SuffixIndex | None:
+        return self._shelves.get(corpus_id)
 
-    def add(self, output_ids: Sequence[int], cache_salt: bytes) -> None:
+    def add(self, output_ids: Sequence[int], corpus_id: bytes) -> None:
         """Remember an output, or the end of one that is longer than the corpus."""
         kept = output_ids[max(0, len(output_ids) - self._most_tokens) :]
-        if len(kept) <= self._sizes[0]:
-            return  # nothing follows a match
+        if not corpus_id or len(kept) <= self._sizes[0]:
+            return  # nothing follows a match in so short an output
         while self.num_tokens + len(kept) > self._most_tokens:
             self._forget_oldest()
-        shelf = self._shelves.setdefault(cache_salt, SuffixIndex(*self._sizes))
+        shelf = self._shelves.setdefault(corpus_id, SuffixIndex(*self._sizes))
         for token_id in (*kept, None):
             shelf.append(token_id)
-        self._outputs.append((cache_salt, len(kept)))
+        self._outputs.append((corpus_id, len(kept)))
         self.num_tokens += len(kept)
 
     def _forget_oldest(self) -> None:
-        cache_salt, count = self._outputs.popleft()
+        corpus_id, count = self._outputs.popleft()
         self.num_tokens -= count
-        shelf = self._shelves[cache_salt]
+        shelf = self._shelves[corpus_id]
         shelf.drop(count + 1)  # and what parts it from the next
         if shelf.is_empty:
-            del self._shelves[cache_salt]
+            del self._shelves[corpus_id]
 
 
 class LookupFollower:
     """Follows a sequence by an index of its runs of tokens."""
 
     def __init__(
-        self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes, sizes: tuple[int, int], corpus: Corpus
+        self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes, sizes: tuple[int, int], corpus: Corpus
     ) -> None:
         """sizes: tokens of the shortest and of the longest match."""
         self._own = SuffixIndex(*sizes)
         self._num_prompt = num_prompt
-        self._cache_salt = cache_salt
+        self._corpus_id = corpus_id
         self._max_n = sizes[1]
         self._corpus = corpus
         self.append(token_ids)
@@ -96,7 +98,7 @@ class LookupFollower:
     def walk(self) -> LookupWalk:
         """Go on behind the longest match; of equals, the one in the sequence itself, then the latest."""
         tail = self._own.last(self._max_n)
-        own, shelf = self._own.longest(tail), self._corpus.shelf(self._cache_salt)
+        own, shelf = self._own.longest(tail), self._corpus.shelf(self._corpus_id)
         other = None if shelf is None else shelf.longest(tail)
         if shelf is not None and other is not None and (own is None or other.length > own.length):
             return LookupWalk(shelf, other.end)
@@ -107,7 +109,7 @@ class LookupFollower:
 
     def close(self) -> None:
         output = self._own.last(self._own.end - self._num_prompt)
-        self._corpus.add([token_id for token_id in output if token_id is not None], self._cache_salt)
+        self._corpus.add([token_id for token_id in output if token_id is not None], self._corpus_id)
 
 
 class LookupWalk:

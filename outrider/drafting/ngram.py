@@ -20,7 +20,7 @@ class Ngram:
         self._orders = tuple(sorted(orders, reverse=True))
         self._history = history
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> NgramFollower:
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> NgramFollower:
         return NgramFollower(token_ids, self._orders, self._history)
 
 

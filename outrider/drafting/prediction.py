@@ -33,7 +33,7 @@ class Prediction:
         """Positions at which pairs begin, those of equal pairs together and ascending."""
         self._pairs = pairs[self._starts]
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> PredictionFollower:
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> PredictionFollower:
         return PredictionFollower(self, token_ids, num_prompt)
 
     def longest(self, tail: Sequence[int], near: int) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ class Unigram:
     def after(self, token_id: int) -> Counts:
         return self.counts
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> TextFollower:
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> TextFollower:
         return TextFollower(self, token_ids)
 
 
@@ -43,7 +43,7 @@ class Bigram:
     def after(self, token_id: int) -> Counts:
         return self._after.get(token_id, self._any)
 
-    def open(self, token_ids: Sequence[int], num_prompt: int, cache_salt: bytes = b"") -> TextFollower:
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> TextFollower:
         return TextFollower(self, token_ids)
 
 

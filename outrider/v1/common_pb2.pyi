@@ -455,7 +455,7 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
-    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs", "scheduling")
+    __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs", "scheduling", "corpus_id")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +471,7 @@ class OpenSlot(_message.Message):
     SOURCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_ID_FIELD_NUMBER: _ClassVar[int]
     slot: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -486,7 +487,8 @@ class OpenSlot(_message.Message):
     source_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_logprobs: int
     scheduling: Scheduling
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ...) -> None: ...
+    corpus_id: bytes
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., corpus_id: _Optional[bytes] = ...) -> None: ...
 
 class Scheduling(_message.Message):
     __slots__ = ("caller", "weight", "priority", "max_tpot_ms")

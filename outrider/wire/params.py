@@ -32,6 +32,8 @@ MAX_GRAMMAR_BYTES = 256 << 10
 """Bytes (UTF-8) of a grammar. Doubling it doubles what a slot's opening may carry."""
 MAX_SALT_BYTES = 256
 """Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
+MAX_CORPUS_ID_BYTES = 32
+"""Bytes of a slot's corpus_id, which is a digest of 256 bits."""
 
 AUTO: Literal["auto"] = "auto"
 """K that is chosen step by step."""

@@ -89,7 +89,7 @@ class Draft(Base):
         committed, and a token of the target's own.
         """
         self.nodes, before, ids = {}, self.num_forwards, prompt(1)
-        self.grower.handle(replace(open_job(slot, ids, **how), speculation=speculation))
+        self.grower.handle(replace(open_job(slot, ids, **how), speculation=speculation, corpus_id=b"one"))
         for turn in range(10):
             self.grower.handle(AdvanceJob(1, slot, slot, len(prompt(1)), tuple(ids[len(prompt(1)) :])))
             self.grow()

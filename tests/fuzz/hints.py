@@ -14,6 +14,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
+from outrider.wire.params import MAX_CORPUS_ID_BYTES
 from outrider.wire.scheduling import MAX_CALLER_BYTES
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
@@ -112,6 +113,7 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
         "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 8 + [OLDEST_PROTOCOL, 0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
+        "OpenSlot.corpus_id": st.sampled_from([b"", b"a", bytes(MAX_CORPUS_ID_BYTES), bytes(MAX_CORPUS_ID_BYTES + 1)]),
         "Scheduling.caller": st.sampled_from([b"", b"a", b"b" * MAX_CALLER_BYTES, b"c" * (MAX_CALLER_BYTES + 1)]),
         "Scheduling.weight": st.sampled_from([0.0, 1.0, 1.0, 0.25, 1000.0, 1001.0, -1.0, math.nan, math.inf]),
         "Scheduling.max_tpot_ms": st.sampled_from([0.0, 0.0, 0.001, 50.0, 3.7e6, -1.0, math.nan, math.inf]),

@@ -28,8 +28,9 @@ OPTIONS = (
     *("--max-queue-wait-s", "600"),
     *(f"@gateway.workers.pools.{name}=600" for name in ("MIN_SILENCE_S", "ROUND_TIMEOUT_S", "DRAFTS_WAIT_S")),
     f"@gateway.rounds.draft_limits.DEFAULT_TOPK={TOPK}",
+    *("--lookup-scope", "shared"),
 )
-"""Nobody is refused or taken for dead, however slow the machine is."""
+"""Nobody is refused or taken for dead, however slow the machine is, and `lookup` copies from all answers."""
 PATIENT = ("@target_service.rows.MOST_HOLD_S=3",)
 """Hardly a draft is ever late: what is tested is speculation, not its fallback."""
 ENDLESSLY_PATIENT = ("@target_service.rows.MOST_HOLD_S=600",)

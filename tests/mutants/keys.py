@@ -3,9 +3,31 @@
 from tests.mutants import Mutant
 
 ACCESS = "gateway/admission/keys.py"
+REQUESTS, SHARING = "gateway/admission/requests.py", ("tests/unit/test_cache_salt.py",)
 LIMITS, KEYS_TESTS = ("tests/unit/test_key_limits.py",), ("tests/unit/test_api_keys.py",)
 
 KEYS = (
+    Mutant(
+        REQUESTS,
+        '        return _digest(b"key", key_name, user or "", salt or "")',
+        '        return _digest(b"key", key_name, "", salt or "")',
+        "a user is proposed what another of the same key was answered",
+        SHARING,
+    ),
+    Mutant(
+        REQUESTS,
+        '    return b"" if may_read else _digest',
+        "    return _digest",
+        "where all share what lookup copies from, explain shows it",
+        SHARING,
+    ),
+    Mutant(
+        "outrider/drafting/lookup.py",
+        "        if not corpus_id or len(kept)",
+        "        if len(kept)",
+        "callers of whom nothing is known are proposed each other's text",
+        ("tests/unit/test_lookup.py",),
+    ),
     Mutant(
         ACCESS,
         "            if hmac.compare_digest(key.sha256, digest):",

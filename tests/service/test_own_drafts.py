@@ -49,6 +49,7 @@ def open_with(
     """k: draft tokens of each step, which are verified whatever they cost."""
     message = open_slot(slot, ids, k=k, **{"max_tokens": 40, **options})
     message.prediction_ids.extend(prediction)
+    message.corpus_id = b"of these tests"
     if drafter is not None:
         message.drafter = DRAFTERS[drafter].value
     return message
@@ -178,12 +179,12 @@ async def test_no_more_is_drafted_than_there_is_room_for(target: ControlClient) 
     target.tell(pb.CloseSlot(slot=1))
 
 
-async def test_lookup_copies_what_an_ended_answer_said_under_the_same_salt_alone(target: ControlClient) -> None:
+async def test_lookup_copies_what_an_ended_answer_said_under_the_same_corpus_id_alone(target: ControlClient) -> None:
     prompt = [200, 201, 202]
 
-    async def drafted(salt: bytes, **options: Any) -> int:
+    async def drafted(corpus_id: bytes, **options: Any) -> int:
         message = open_with("lookup", 1, prompt, **options)
-        message.cache_salt = salt
+        message.corpus_id = corpus_id
         await target.ask(message)
         num, ids = 0, list(prompt)
         while len(ids) < len(prompt) + 12:
@@ -195,6 +196,10 @@ async def test_lookup_copies_what_an_ended_answer_said_under_the_same_salt_alone
     first = await drafted(b"one")
     assert await drafted(b"other") == first
     assert await drafted(b"one") > first
+    assert await drafted(b"") == await drafted(b"") == first
+    message = open_with("lookup", 1, prompt)
+    message.corpus_id = bytes(33)
+    assert "bytes of corpus_id is 33, must be from 0 to 32" in await refused(target, message)
 
 
 async def test_what_lookup_copies_changes_no_text(target: ControlClient) -> None:

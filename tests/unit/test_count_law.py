@@ -127,7 +127,7 @@ def opened(drafter: SequenceDrafter, params: SamplingParams, source: tuple[int, 
     own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
     slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
     slot.num_source_tokens = len(source)
-    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), cache_salt=b"", source_ids=source)
+    job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), corpus_id=b"", source_ids=source)
     own.open(job, slot)
     return own, slot
 

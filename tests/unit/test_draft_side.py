@@ -163,11 +163,14 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
 @pytest.mark.parametrize(
     "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
 )
-def test_an_answer_that_names_how_much_is_drafted_never_begins_with_a_pause(wish: SpeculationOptions) -> None:
+def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: SpeculationOptions) -> None:
+    """The target waits for it in each step."""
     side = Side(wish=wish)
     side.model.drafts["draft-0"].num_unused = TRIAL
     side.goes_on()
-    assert side.drafts[0].names == ["open", "advance"]
+    for _ in range(TRIAL + 4):
+        side.goes_on(num_tokens=1)
+    assert side.drafts[0].names == ["open", "advance", *["advance"] * (TRIAL + 4)]
 
 
 def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:

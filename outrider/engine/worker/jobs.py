@@ -83,6 +83,8 @@ class OpenJob:
     respond: Callable[[Opened | JobError], None]
     """Answers the message; on a draft it takes later errors of the slot, too."""
     cache_salt: bytes = b""
+    corpus_id: bytes = b""
+    """Whose ended outputs `lookup` copies from; empty = nobody's."""
     deliver_to: str = ""
     """Address of the target's server; draft only."""
     target_epoch: int = 0

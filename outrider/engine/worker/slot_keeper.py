@@ -48,7 +48,7 @@ class SlotKeeper(Generic[S]):
         try:
             check_token_ids("committed_ids", job.committed_ids, size)
             job.params.check(size)
-            rest = (job.params, job.cache_salt, job.source_ids, translation)
+            rest = (job.params, job.cache_salt, job.source_ids, translation, job.corpus_id)
             slot = self.table.open(job.owner, job.slot_id, job.committed_ids, job.num_prompt, *rest)
         except OutriderError as error:
             fault = Fault.EXHAUSTED if isinstance(error, Overloaded) else Fault.INVALID

@@ -105,18 +105,27 @@ class BareSlot:
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids and translation, by name,
-where there are any."""
+"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, translation and corpus_id,
+by name, where there are any."""
 
 
 class OpenSlots(Generic[S]):
     """Keeps all slots of a worker. Iterates over them, the longest open first."""
 
-    def __init__(self, make: MakeSlot[S], max_slots: int, context_limit: int, *, takes_sources: bool = False) -> None:
-        """takes_sources: slots are of an encoder-decoder model."""
+    def __init__(
+        self,
+        make: MakeSlot[S],
+        max_slots: int,
+        context_limit: int,
+        *,
+        takes_sources: bool = False,
+        has_corpus: bool = False,
+    ) -> None:
+        """takes_sources: slots are of an encoder-decoder model. has_corpus: slots are opened with their corpus_id."""
         self.max_slots = max_slots
         self.context_limit = context_limit
         self.takes_sources = takes_sources
+        self.has_corpus = has_corpus
         self._make = make
         self._slots: dict[SlotKey, S] = {}
 
@@ -150,9 +159,10 @@ class OpenSlots(Generic[S]):
         cache_salt: bytes = b"",
         source_ids: Sequence[int] = (),
         translation: Translation | None = None,
+        corpus_id: bytes = b"",
     ) -> S:
         """Open a slot; one of the same key is freed first. Nothing is cached yet, and no memory is promised.
-        translation: between the tokens of messages and the model's, where they are others.
+        translation: between the tokens of messages and the model's, where they are others. corpus_id: as in OpenJob.
 
         Raises InvalidRequest when it could never fit, Overloaded when every slot is in use; both with the numbers, and
         both leave an older slot of the same key as it was.
@@ -173,6 +183,8 @@ class OpenSlots(Generic[S]):
         more: dict[str, Any] = {"source_ids": source_ids} if self.takes_sources else {}
         if translation is not None:
             more["translation"] = translation
+        if self.has_corpus:
+            more["corpus_id"] = corpus_id
         slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt, **more)
         return slot
 

@@ -32,7 +32,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, TRUNCATE_REASONS
 from outrider.wire.log import get_logger
-from outrider.wire.params import MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
+from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
@@ -128,6 +128,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         )
     check_token_ids("prediction_ids", message.prediction_ids, vocab_size)
     check_token_ids("source_ids", message.source_ids, vocab_size)
+    Range(0, MAX_CORPUS_ID_BYTES).check("bytes of corpus_id", len(message.corpus_id))
     Range(0, min(MAX_LOGPROBS, vocab_size)).check("num_prompt_logprobs", message.num_prompt_logprobs)
     return OpenJob(
         owner=owner,
@@ -137,6 +138,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         params=SamplingParams.from_proto(message.params),
         respond=respond,
         cache_salt=message.cache_salt,
+        corpus_id=message.corpus_id,
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
         drafter=drafter_of(message.drafter, "drafter"),

@@ -275,9 +275,12 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
-    prefix_cache_scope: Literal["shared", "user"] = "shared"
-    """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so
-    that tenants cannot tell each other's prompts by their timing."""
+    prefix_cache_scope: Literal["shared", "key", "user"] = "key"
+    """Who shares the workers' cached prefixes: requests of one API key (without keys all), of one user of it, or all
+    (shared), who then can find out each other's prompts by their timing. Always of the same cache_salt."""
+    lookup_scope: Literal["user", "shared"] = "user"
+    """Whose ended outputs the drafter lookup copies from: those of the same API key and user (and cache_salt), none for
+    a request that names neither, or those of all (shared), of which the number of draft tokens then tells."""
     max_body_bytes: Positive = 4 * MIB
     """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once, of each API
     key four, and as many gRPC messages more are on their way in."""
