@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.telemetry.vllm_names import ModelLoad, VllmNames
-from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
+from gateway.workers.links import RECONNECT_S, Connection, Reasons, WorkerLink, describe_failure
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import DNS, Membership, MemberSpec
@@ -318,16 +318,15 @@ class Pools:
         """Let a draft test itself against a target, again while that cannot be told. Where it reads the wrong hidden
         states, requests at that target go on without it; another life of either may be another matter.
         """
-        failures = set[str]()
+        failures = Reasons()
         try:
             while (ours := draft.connection) is not None and (theirs := target.connection) is not None:
                 try:
                     why = await draft.link.pair(target.deliver_address, theirs.epoch)
                 except grpc.aio.AioRpcError as error:
-                    said = f"{error.code().name}: {error.details()}"
-                    if said not in failures:
-                        log.warning("the draft %s cannot be paired with %s now: %s", draft.name, target.name, said)
-                    failures.add(said)
+                    why = describe_failure(error)
+                    if failures.note(why):
+                        log.warning("the draft %s cannot be paired with %s now: %s", draft.name, target.name, why)
                     await asyncio.sleep(RECONNECT_S)
                     continue
                 if why is not None:

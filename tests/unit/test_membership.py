@@ -311,10 +311,10 @@ async def test_a_start_where_workers_come_and_go_waits_on_until_one_pool_can_be_
 
 
 def test_what_a_later_target_must_be() -> None:
-    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level())
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id)
     same = pb.WorkerInfo()
     same.CopyFrom(INFO)
-    reference.check_target(same)
+    reference.check_target(same, same.model_id)
     for change, message in (
         ({"vocab_size": 127}, "has vocabulary 127"),
         ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
@@ -329,4 +329,4 @@ def test_what_a_later_target_must_be() -> None:
         other.CopyFrom(INFO)
         other.MergeFrom(pb.WorkerInfo(**change))
         with pytest.raises(IncompatiblePair, match=message):
-            reference.check_target(other)
+            reference.check_target(other, other.model_id)
