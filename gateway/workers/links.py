@@ -72,6 +72,11 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
         )
 
 
+def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
+    """Return what does not change as long as a worker lives."""
+    return info.epoch, info.model_id, info.vocab_size, info.tokenizer_fingerprint
+
+
 class Reasons:
     """Reasons why something that is tried for ever fails. The first few are kept, so that each is logged once; whoever
     gives others without end is counted.
@@ -425,6 +430,9 @@ class WorkerLink:
                 return
             else:
                 now = time.monotonic()
+                if _life(info) != _life(connection.info):
+                    connection.drop()  # who answers is not who was accepted
+                    return
                 is_resting = not info.current_step_us  # whatever it was sent is done with
                 if is_resting or (self.info is not None and info.num_steps != self.info.num_steps):
                     connection.stepped()
