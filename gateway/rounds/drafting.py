@@ -21,6 +21,7 @@ from outrider.wire.health import Outcome
 from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import PairMetrics
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
@@ -315,7 +316,8 @@ class Drafting:
             return
         slot, draft = self._session.slot_id, self._assignment.member
         name = None if draft is None else draft.name
-        log.info("the draft refused slot %d: %s", slot, error.message, extra=about(slot=slot, member=name))
+        why = bound_text(error.message, MAX_REASON_BYTES)
+        log.info("the draft refused slot %d: %s", slot, why, extra=about(slot=slot, member=name))
         self.slot.open_again()
         self._is_unfit |= error.code == pb.WORKER_ERROR_CODE_INVALID
         self._assignment.answered_with(error.code)

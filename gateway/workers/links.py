@@ -26,7 +26,7 @@ from outrider.wire.model_id import short_name
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_strings, bound_text
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.rpc import max_control_bytes, proxy_note
+from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note
 from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -93,11 +93,6 @@ class Reasons:
         if is_new:
             self._reasons.add(reason)
         return is_new
-
-
-def describe_failure(error: grpc.aio.AioRpcError) -> str:
-    """Return code and details of a call that failed, in one line: the details are a peer's words."""
-    return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 
 
 class WorkerSlot:
@@ -389,7 +384,10 @@ class WorkerLink:
         except OutriderError:
             self._refused_epoch = info.epoch
             raise
+        accepted = info
         info = await self.get_info()  # the first may be old by now
+        if _life(info) != _life(accepted):
+            return
         self._hear(info)
         connection = Connection(
             info,

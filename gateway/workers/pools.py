@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.telemetry.vllm_names import ModelLoad, VllmNames
-from gateway.workers.links import RECONNECT_S, Connection, Reasons, WorkerLink, describe_failure
+from gateway.workers.links import RECONNECT_S, Connection, Reasons, WorkerLink
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import DNS, Membership, MemberSpec
@@ -27,7 +27,7 @@ from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 from outrider.wire.transport.tls import part_certificates
 
 log = get_logger(__name__)
