@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
@@ -24,13 +25,14 @@ _LENGTH_BYTES = 8
 """Bytes of the length that precedes the target's tokenizer.json on the process's stdin."""
 
 
-async def difference_between(target_json: bytes, draft_json: bytes) -> str:
+async def difference_between(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
     """Return the first id at which two tokenizer.json disagree, or why the draft's is none, as a sentence."""
-    return await asyncio.to_thread(_run, target_json, draft_json)
+    return await asyncio.to_thread(_run, target, draft)
 
 
-def _run(target_json: bytes, draft_json: bytes) -> str:
-    document = len(target_json).to_bytes(_LENGTH_BYTES, "little") + target_json + draft_json
+def _run(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
+    target_json = target.tokenizer_json
+    document = len(target_json).to_bytes(_LENGTH_BYTES, "little") + target_json + draft.tokenizer_json
     command = [sys.executable, "-m", "gateway.workers.comparison"]
     try:
         done = subprocess.run(command, input=document, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)

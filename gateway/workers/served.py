@@ -12,6 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
+
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
@@ -30,6 +33,7 @@ from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import MAX_DRAFTS
+from outrider.wire.transport.rpc import describe_failure
 
 log = get_logger(__name__)
 
@@ -92,9 +96,18 @@ class ReferenceTarget:
         difference = None
         if self.info.tokenizer_fingerprint != info.tokenizer_fingerprint:
             async with self.comparing:
-                theirs = await link.get_tokenizer()
-                difference = await difference_between(self.files.tokenizer_json, theirs.tokenizer_json)
+                difference = await self._difference(link)
         raise IncompatiblePair(misfit(info, self.info, difference))
+
+    async def _difference(self, link: WorkerLink) -> str:
+        """Return where the draft's tokenizer differs, as a sentence."""
+        try:
+            theirs = await link.get_tokenizer()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            return f"their tokenizers differ; the draft's is not read: {describe_failure(error)}"
+        return await difference_between(self.files, theirs)
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
         """Whether it may serve these targets."""

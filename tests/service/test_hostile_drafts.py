@@ -174,12 +174,15 @@ async def test_a_drafts_tokenizer_does_not_stop_the_loop(
     facts = {**FACTS, "tokenizer_fingerprint": "another"}
     draft.info = lambda: pb.WorkerInfo(model_id="draft", epoch=1 + draft.num_infos, **facts)
     pools = pools_of(target, draft.address)
-    await until(lambda: pools.models["target"].referenced.is_set())
+    link = pools.members["draft-0"].link
     longest_s = await _longest_pause_s(pools.refusals)
     (refusal,) = pools.refusals()
     assert "draft draft does not fit target target: id 0 is " in refusal
     assert "and 'token number 0' in the draft" in refusal
     assert longest_s < 0.05
+    draft.files = pb.TokenizerFiles(tokenizer_json=bytes(33 << 20))
+    link.ask_again()
+    await until(lambda: link.refused is not None and "the draft's is not read: RESOURCE_EXHAUSTED" in str(link.refused))
 
 
 async def test_a_tokenizer_without_end_is_refused_once(
