@@ -1,95 +1,113 @@
-"""Folders and locks where every account may write: what another account made before us is not taken."""
+"""Who is decoded and who waits."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
+import asyncio
 
-import pytest
-
-from deploy import actors
-from outrider.wire import places
-from outrider.wire.errors import ConfigError
-
-OTHER = os.getuid() + 1
+from gateway.admission.queue import AdmissionQueue
+from outrider.wire.scheduling import Scheduling
+from outrider.wire.settings.config import GatewayConfig
 
 
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's folder for temporary files, beside one for the user's session and one for the cache."""
-    for name in ("tmp", "run"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "tmp"
+def queue_of(num_places: int) -> AdmissionQueue:
+    return AdmissionQueue(GatewayConfig(target="127.0.0.1:9", max_running=num_places))
 
 
-def taken_by_mode(place: Path) -> None:
-    place.mkdir()
-    place.chmod(0o777)
+async def waiting(places: AdmissionQueue, order: list[int], index: int, whose: Scheduling | None = None) -> None:
+    await places.acquire(whose or Scheduling())
+    order.append(index)
 
 
-def taken_by_link(place: Path) -> None:
-    (place.parent / "elsewhere").mkdir(mode=0o700)
-    place.symlink_to(place.parent / "elsewhere")
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
-def taken_by_file(place: Path) -> None:
-    place.touch()
+async def test_first_come_first_served_within_the_capacity() -> None:
+    places, order = queue_of(2), list[int]()
+    tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(5)]
+    await settle()
+    assert order == [0, 1]
+    places.release(Scheduling())
+    await settle()
+    assert order == [0, 1, 2]
+    places.capacity = 4
+    await settle()
+    assert order == [0, 1, 2, 3, 4]
+    assert places.num_running == 4
+    await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize(
-    ("take", "why"),
-    [
-        (taken_by_mode, "which others may enter"),
-        (taken_by_link, "is a link or a file in a folder's place"),
-        (taken_by_file, "is a link or a file in a folder's place"),
-    ],
-)
-def test_a_place_that_another_account_prepared_is_not_taken(
-    temporary: Path, caplog: pytest.LogCaptureFixture, take: object, why: str
-) -> None:
-    name = f"outrider-{os.getuid()}"
-    assert callable(take)
-    take(temporary / name)
-    cores = actors.take_cores(1, offered=frozenset({0, 1}))
-    assert cores == {0} and (temporary.parent / "run" / name / "core-0.0").exists()
-    assert why in caplog.text and name in caplog.text
-    assert list(temporary.glob("**/core-*")) == []
+async def served(places: AdmissionQueue, order: str, weights: dict[str, float] | None = None) -> str:
+    """Return in which order those of `order` get the only place, one after the other; capitals are of priority -1."""
+    got = list[str]()
+
+    def scheduling(name: str) -> Scheduling:
+        weight, priority = (weights or {}).get(name.lower(), 1.0), -int(name.isupper())
+        return Scheduling(name.lower().encode(), weight, priority)
+
+    async def wait(name: str) -> None:
+        await places.acquire(scheduling(name))
+        got.append(name)
+
+    await places.acquire(Scheduling())
+    tasks = [asyncio.create_task(wait(name)) for name in order]
+    await settle()
+    places.release(Scheduling())
+    for number in range(len(order)):
+        await settle()
+        places.release(scheduling(got[number]))
+    await asyncio.gather(*tasks)
+    return "".join(got)
 
 
-def test_a_folder_or_a_lock_of_another_account_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = places.make_private(tmp_path / "mine")
-    assert places.make_private(folder) == folder and folder.stat().st_mode & 0o777 == 0o700
-    (folder / "lock").touch()
-    monkeypatch.setattr(os, "getuid", lambda: OTHER)
-    with pytest.raises(ConfigError, match=rf"mine' belongs to another account \(uid {OTHER - 1}\)"):
-        places.make_private(folder)
-    with pytest.raises(ConfigError, match="lock' is another account's"):
-        places.try_lock(folder / "lock")
+async def test_places_go_round_between_callers_by_weight_and_within_one_by_priority() -> None:
+    assert await served(queue_of(1), "aaaaabb") == "ababaaa"
+    assert await served(queue_of(1), "aaaaaaabb", weights={"b": 0.5}) == "abaabaaaa"
+    assert await served(queue_of(1), "aaAaA") == "AAaaa"
+    assert await served(queue_of(1), "abcBdC") == "aBCdbc", "and not between them"
 
 
-def test_a_lock_is_the_users_alone_and_no_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "any-new-file")
-    with pytest.raises(ConfigError, match="link' cannot be opened"):
-        places.try_lock(tmp_path / "link")
-    assert not (tmp_path / "any-new-file").exists()
-    held = places.try_lock(tmp_path / "lock")
-    assert held is not None and (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-    assert places.try_lock(tmp_path / "lock") is None
-    os.close(held)
+async def test_places_are_held_by_weight() -> None:
+    places, order = queue_of(1), list[int]()
+    await places.acquire(Scheduling())
+    both = [(index, Scheduling(b"a", 3.0)) for index in range(8)] + [(9, Scheduling(b"b"))] * 8
+    tasks = [asyncio.create_task(waiting(places, order, *each)) for each in both]
+    await settle()
+    places.capacity = 9
+    await settle()
+    assert len(order) == 8 and order.count(9) == 2
+    places.capacity = 17
+    await asyncio.gather(*tasks)
 
 
-def test_without_any_place_for_locks_a_worker_starts_and_is_pinned_to_no_cores(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: OTHER)  # what is made from now on is another's
-    monkeypatch.setattr(actors, "is_limited", lambda: False)
-    assert actors._cores_here(1) is None
-    assert "pinned to no cores: there is no folder for locks of this user" in caplog.text
-    for parent in ("tmp", "run", "cache"):
-        assert f"{temporary.parent / parent}" in caplog.text
+async def test_a_caller_with_two_streams_has_its_part_beside_many_with_one() -> None:
+    """All ask again after each answer; the places are fewer than the callers."""
+    places, got = queue_of(4), list[bytes]()
+    callers = [b"two", b"two", *(b"%d" % index for index in range(8))]
+
+    async def ask(caller: bytes) -> None:
+        for _ in range(20):
+            await places.acquire(Scheduling(caller))
+            got.append(caller)
+            await settle()
+            places.release(Scheduling(caller))
+
+    await asyncio.gather(*map(ask, callers))
+    assert got[:100].count(b"two") >= 10
+
+
+async def test_who_gives_up_waiting_takes_no_place_with_them() -> None:
+    places, order = queue_of(1), list[int]()
+    await places.acquire(Scheduling())
+    tasks = [asyncio.create_task(waiting(places, order, index)) for index in range(3)]
+    await settle()
+    tasks[0].cancel()
+    await settle()
+    places.release(Scheduling())
+    tasks[1].cancel()  # in the moment in which it is given its place
+    await settle()
+    assert order == [2]
+    places.release(Scheduling())
+    assert places.num_running == 0
+    await asyncio.gather(*tasks, return_exceptions=True)
