@@ -15,7 +15,10 @@ import sys
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference
+from outrider.wire.log import get_logger
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+
+log = get_logger(__name__)
 
 TIMEOUT_S = 20.0
 """Seconds of a comparison; two tokenizers of 262,000 tokens take 2 s."""
@@ -33,11 +36,12 @@ async def difference_between(target: pb.TokenizerFiles, draft: pb.TokenizerFiles
 def _run(target: pb.TokenizerFiles, draft: pb.TokenizerFiles) -> str:
     target_json = target.tokenizer_json
     document = len(target_json).to_bytes(_LENGTH_BYTES, "little") + target_json + draft.tokenizer_json
-    command = [sys.executable, "-m", "gateway.workers.comparison"]
+    command = [sys.executable, "-P", "-m", "gateway.workers.comparison"]
     try:
         done = subprocess.run(command, input=document, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return f"their tokenizers differ, and were not compared within {TIMEOUT_S:g} s and {MAX_MEMORY_BYTES} bytes"
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("two tokenizers were not compared: %s", error)
+        return f"their tokenizers differ, and were not compared within {TIMEOUT_S:g} s and {MAX_MEMORY_BYTES >> 30} GiB"
     return bound_text(done.stdout.decode(errors="replace"), MAX_REASON_BYTES)
 
 

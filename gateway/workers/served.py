@@ -248,15 +248,20 @@ class ServedModel:
         )
 
     def draft_name(self, draft: DraftMember | None) -> str:
-        """Return the name of a draft's model, with its pool where a model of another pool has the same; without a draft
-        the name of the last.
-        """
-        if draft is None or draft.link.info is None:
-            return self._draft_name
-        name = draft.link.info.model_id
-        if any(_has_same_name(draft, other) for other in self.drafts.values()):
-            return f"{name}@{draft.spec.pool}"
-        return name
+        """Return the label of a draft's series; without a draft that of the last."""
+        return self._draft_name if draft is None else self._labels().get(draft.name, self._draft_name)
+
+    def _labels(self) -> dict[str, str]:
+        """Return the names of the drafts' models by draft, with the pool where two models have one name."""
+        known = [(draft, draft.link.info) for draft in self.drafts.values() if draft.link.info is not None]
+        paths: dict[str, set[str]] = {}
+        for draft, info in known:
+            paths.setdefault(info.model_id, set()).add(draft.link.model_path)
+        labels: dict[str, str] = {}
+        for draft, info in known:
+            is_alone = len(paths[info.model_id]) == 1
+            labels[draft.name] = info.model_id if is_alone else f"{info.model_id}@{draft.spec.pool}"
+        return labels
 
     def pair_metrics(self, draft_name: str) -> PairMetrics:
         """Return the series of rounds that a draft of this name is asked for."""
@@ -269,7 +274,7 @@ class ServedModel:
         """Remove the series of drafts that are gone: those that counted nothing, and all but the last few, whose counts
         a scrape may still read.
         """
-        present = {self.draft_name(draft) for draft in self.drafts.values() if draft.link.info is not None}
+        present = set(self._labels().values())
         for name in present & self._draft_names.keys():
             del self._draft_names[name]
             self._draft_names[name] = None  # at the end: the last to go
@@ -368,6 +373,7 @@ class ServedModel:
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
+            self._shared.paths_by_name.pop(self._target_name, None)
         self.note_change()
 
     def note_change(self) -> None:
@@ -375,10 +381,10 @@ class ServedModel:
         usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
         self.places.capacity = self.config.max_running * max(1, usable)
         if self.referenced.is_set():
-            for draft in self.drafts.values():
-                if draft.connection is not None:
-                    self._draft_name = self.draft_name(draft)
-                    self.pair_metrics(self._draft_name)  # there from now on: a rate misses what a series is born with
+            for name, label in self._labels().items():
+                if self.drafts[name].connection is not None:
+                    self._draft_name = label
+                    self.pair_metrics(label)  # there from now on: a rate misses what a series is born with
             self._forget_drafts()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -465,13 +471,6 @@ class ServedModel:
     def _fits(self, draft: DraftMember) -> bool:
         """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
-
-
-def _has_same_name(draft: DraftMember, other: DraftMember) -> bool:
-    """Return whether another pool's draft is of another model of this one's name."""
-    if draft.link.info is None or other.link.info is None or draft.spec.pool == other.spec.pool:
-        return False
-    return draft.link.info.model_id == other.link.info.model_id and draft.link.model_path != other.link.model_path
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:
