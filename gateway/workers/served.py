@@ -383,8 +383,8 @@ class ServedModel:
         if self.referenced.is_set():
             for name, label in self._labels().items():
                 if self.drafts[name].connection is not None:
-                    self._draft_name = label
                     self.pair_metrics(label)  # there from now on: a rate misses what a series is born with
+                    self._draft_name = label
             self._forget_drafts()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -274,6 +274,8 @@ async def test_users_are_shown_no_path_of_the_servers_disk(
         assert "/srv" not in response.text and "private" not in response.text, path
     model = found["/v1/models/target"].json()
     assert (model["id"], model["draft"]) == ("target", "draft@a")
+    (served,) = pools.models.values()
+    assert served.draft_name(None) in ("draft@a", "draft@b"), "rounds without a draft count as the last one's"
     assert "draft misfit does not fit target target" in found["/readyz"].text
     for name in ("draft@a", "draft@b"):
         assert f'spec_rounds_total{{draft="{name}",target="target"}}' in found["/metrics"].text, "they are told apart"
