@@ -7,11 +7,9 @@ holder's process has ended, however that was.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ from typing import Any
 
 from deploy import node_drain
 from deploy.placement import Placement
-from outrider.wire.errors import OutriderError
+from outrider.wire import places
+from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import configure_logging, get_logger
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import format_cores
@@ -44,31 +43,22 @@ def is_limited() -> bool:
 def take_cores(count: int, folder: Path | None = None, offered: frozenset[int] | None = None) -> frozenset[int]:
     """Take the `count` least occupied of the offered cores until this process ends; all of them where they are fewer.
 
-    `folder`: where the workers of a machine meet; None = the user's own in the system's folder for such. `offered`:
-    None = those that this process may run on.
+    `folder`: where the workers of a machine meet; None = `places.shared_folder`. `offered`: None = those that this
+    process may run on. Raises ConfigError when there is no place for locks.
     """
-    folder = folder or Path(tempfile.gettempdir()) / f"outrider-cores-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = places.shared_folder() if folder is None else folder
     cores = sorted(os.sched_getaffinity(0) if offered is None else offered)
     taken: set[int] = set()
     for level in itertools.count():
         for core in cores:
             if len(taken) >= min(count, len(cores)):
                 return frozenset(taken)
-            if core not in taken and _lock(folder / f"{core}.{level}"):
+            if core in taken:
+                continue
+            lock = places.try_lock(folder / f"core-{core}.{level}")  # stays open for the life of the process
+            if lock is not None:
                 taken.add(core)
     raise AssertionError("some level is free")
-
-
-def _lock(path: Path) -> bool:
-    """Whether the lock was free. Its file stays open, and with it the lock, for the life of the process."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +196,17 @@ def _settings_here(spec: ActorSpec, node: str) -> dict[str, Any]:
 
 
 def _cores_here(num_cores: int | None) -> str | None:
-    """Under a quota of CPU time all threads share it, and others of the machine may be pinned where we would be."""
-    return None if num_cores is None or is_limited() else format_cores(take_cores(num_cores))
+    """Return the cores to pin to, or None for all.
+
+    Under a quota of CPU time all threads share it, and others of the machine may be pinned where we would be.
+    """
+    if num_cores is None or is_limited():
+        return None
+    try:
+        return format_cores(take_cores(num_cores))
+    except ConfigError as error:
+        log.warning("this worker is pinned to no cores: %s", error.message)
+        return None
 
 
 def _config(role: str, settings: dict[str, Any]) -> WorkerConfig:

@@ -45,7 +45,11 @@ class Ranks:
         num_ranks = placement.num_ranks
         self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
         self._followers: list[Any] = []
-        self.folder = str(Path(parent or tempfile.gettempdir()) / f"outrider-ranks-{name.replace('/', '-')}")
+        folder = f"outrider-ranks-{name.replace('/', '-')}"
+        if parent is None:  # every account may write there, and must not make it before us
+            parent = tempfile.gettempdir()
+            folder += f"-{secrets.token_hex(4)}"
+        self.folder = str(Path(parent) / folder)
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
         labels = {"bundle_label_selector": [dict(placement.labels)] * num_ranks} if placement.labels else {}

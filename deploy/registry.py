@@ -15,6 +15,7 @@ from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import bound_strings
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.serving import ServerThread
@@ -90,8 +91,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         name = ""
         try:
             async for report in reports:
+                bound_strings(report)
                 if not name:
-                    name = report.gateway[:200]  # it goes into the log
+                    name = report.gateway
                     log.info("gateway %s joined", name)
                 self._reports[join] = (time.monotonic(), report)
         except grpc.aio.AioRpcError as error:

@@ -18,9 +18,10 @@ import grpc.aio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import bound_strings
 from outrider.wire.settings.pools import Role
 from outrider.wire.transport.roles import Role as Part
-from outrider.wire.transport.rpc import CONTROL_BYTES
+from outrider.wire.transport.rpc import CONTROL_BYTES, describe_failure
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
@@ -107,6 +108,7 @@ class Sightings:
         try:
             stub = _STUBS[role](dialer.channel())
             info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
+            bound_strings(info)
             return Seen(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:
             is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -119,4 +121,4 @@ def _refusal(error: grpc.aio.AioRpcError) -> str | None:
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and not any(word in details for word in _LIVING):
         return None
-    return f"{error.code().name}: {details}"
+    return describe_failure(error)

@@ -17,6 +17,7 @@ from outrider.engine.speculation.nodes import Nodes, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
+from outrider.wire.peer_text import bound_strings
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -92,6 +93,7 @@ class Deliverer:
         """Return what a target says of itself, and how to ask it for its tokenizer. Raises grpc.aio.AioRpcError."""
         stub = target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
         info: pb.WorkerInfo = await stub.GetInfo(pb.GetInfoRequest(), timeout=PAIR_S)
+        bound_strings(info)
         return info, lambda: stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=PAIR_S)
 
     async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:

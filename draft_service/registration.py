@@ -14,6 +14,7 @@ from draft_service.jobs import RowsRequest
 from outrider.engine.heads.opening import OpeningMap, digest_of
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 
 log = get_logger(__name__)
 
@@ -124,8 +125,9 @@ class Registration:
                 self._request(request)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
             self._stop_sending()
-            log.warning("%s refused the head: %s", self._address, reply.why)
-            self._settle(reply.why or "the target gave no reason")
+            why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
+            log.warning("%s refused the head: %s", self._address, why)
+            self._settle(why)
 
     async def _send_weights(self) -> None:
         offer = self._offer

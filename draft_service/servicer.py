@@ -13,6 +13,7 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_CHOICES
+from outrider.wire.peer_text import bound_strings
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -31,6 +32,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return self._service.tokenizer
 
     async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
+        bound_strings(request)
         why = await self._pair(request.deliver_to, request.target_epoch)
         return dpb.PairReply(ok=why is None, why=why or "")
 

@@ -18,6 +18,8 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.transport.rpc import describe_failure
 from outrider.wire.transport.streams import Outbox
 from outrider.wire.transport.tls import Dialer
 
@@ -109,7 +111,8 @@ class TargetLink:
             del self._probes[probe_id]
         num, data = len(token_ids) * len(taps), reply.taps
         if reply.why or not data or len(data) % (2 * num) or len(reply.best_ids) != len(token_ids):
-            raise Unavailable(f"the target ran no probe: {reply.why or 'its answer has not the form of one'}")
+            why = bound_text(reply.why, MAX_REASON_BYTES) or "its answer has not the form of one"
+            raise Unavailable(f"the target ran no probe: {why}")
         rows = np.frombuffer(data, dtype=np.uint16).reshape(len(token_ids), len(taps), -1)
         return Probed(rows, tuple(reply.best_ids))
 
@@ -125,7 +128,7 @@ class TargetLink:
                 await self._take(batch)
             reason = "the target ended the stream"
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            reason = describe_failure(error)
         except asyncio.CancelledError:  # by `close`, or by grpc when a write failed
             reason = "cancelled"
         if not self.broken:

@@ -17,6 +17,7 @@ from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.model_id import short_name
 
 log = get_logger(__name__)
 
@@ -93,7 +94,7 @@ class TargetVocabularies:
         except ConfigError as error:
             return error.message
         except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read
-            return f"the tokenizer of {target.model_id} cannot be read: {error}"
+            return f"the tokenizer of {short_name(target.model_id)} cannot be read: {error}"
         if isinstance(translation, Intersection):
             shared = f"{translation.num_shared} of {translation.num_texts} tokens"
             log.info("translating for %s: %s of the smaller vocabulary are one in both", target.model_id, shared)

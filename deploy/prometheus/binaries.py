@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from outrider.wire.places import cache_folder
+
 
 class NotFound(Exception):
     """There is no such program here, and it cannot be fetched; says why and what to do."""
@@ -21,19 +23,13 @@ def find(program: str, *, fetch: bool = True) -> Path:
     in_path = shutil.which(program)
     if in_path is not None:
         return Path(in_path)
-    folder = _cache_folder()
+    folder = cache_folder() / "prometheus"
     unpacked = folder / "usr" / "bin" / program
     if not unpacked.exists():
         if not fetch:
             raise NotFound(f"{program} is neither in PATH nor in {folder}; make check-alerts fetches it")
         _unpack_debian(folder, program)
     return unpacked
-
-
-def _cache_folder() -> Path:
-    """Beside what the engine compiles: $OUTRIDER_CACHE_DIR, or the user's cache."""
-    root = os.environ.get("OUTRIDER_CACHE_DIR")
-    return (Path(root) if root else Path.home() / ".cache" / "outrider") / "prometheus"
 
 
 def _unpack_debian(folder: Path, program: str) -> None:

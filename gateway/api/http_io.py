@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.admission import IncomingRequest
 from gateway.telemetry.request_record import note_failure
 from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
-from outrider.wire.log import describe, get_logger
+from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
@@ -91,7 +91,7 @@ def error_response(error: OutriderError, path: str) -> JsonResponse:
 
 def unexpected(error: Exception) -> OutriderError:
     """Logs where it happened. The client learns that it is our fault."""
-    log.error("a handler failed with %s\n%s", type(error).__name__, describe(error))
+    log.error("a handler failed with %s", type(error).__name__, exc_info=error)
     return OutriderError("internal error; the gateway's log has the place")
 
 

@@ -174,7 +174,7 @@ class Decoder:
         if verdict.drafter == Drafter.PREDICTION.value:
             own = Drafter.PREDICTION
         if is_forced(verdict):
-            pair, record.draft = metrics.pair(self.model.reference.info.model_id, GRAMMAR), GRAMMAR
+            pair, record.draft = self.model.grammar_metrics(), GRAMMAR
         elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
             pair, record.draft = self.model.own_metrics(own), own.label
         else:

@@ -20,6 +20,8 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.health import Outcome
 from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
+from outrider.wire.metrics import PairMetrics
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
@@ -141,9 +143,9 @@ class Drafting:
     def __init__(self, model: ServedModel, session: Session, place: int = 0, pool: str | None = None) -> None:
         """place: among the drafts of the request."""
         self.slot = WorkerSlot(session.slot_id, dpb.DraftRequest)
-        self.metrics = model.pair_metrics(None)
-        """Of the target's model and that of the draft it has, or had last."""
         self._model = model
+        self._draft_name = model.draft_name(None)
+        """Of the draft that it has, or had last."""
         self._session = session
         self._place = place
         request, config = session.request, model.config
@@ -169,6 +171,11 @@ class Drafting:
         """Return the draft it has."""
         return self._assignment.member
 
+    @property
+    def metrics(self) -> PairMetrics:
+        """Return the series of the target's model and that of the draft."""
+        return self._model.pair_metrics(self._draft_name)
+
     def choose(self, target: TargetMember) -> pb.WorkerInfo | None:
         """Return what the draft is that it has, or would be given at that target."""
         draft = self.member or self._assignment.choose(target)
@@ -184,7 +191,7 @@ class Drafting:
         had = self.member
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
-            self.metrics = self._model.pair_metrics(self.member)
+            self._draft_name = self._model.draft_name(self.member)
             self._num_unused = 0 if self._is_named else self.member.num_unused  # what is named is waited for
         return is_left
 
@@ -309,7 +316,8 @@ class Drafting:
             return
         slot, draft = self._session.slot_id, self._assignment.member
         name = None if draft is None else draft.name
-        log.info("the draft refused slot %d: %s", slot, error.message, extra=about(slot=slot, member=name))
+        why = bound_text(error.message, MAX_REASON_BYTES)
+        log.info("the draft refused slot %d: %s", slot, why, extra=about(slot=slot, member=name))
         self.slot.open_again()
         self._is_unfit |= error.code == pb.WORKER_ERROR_CODE_INVALID
         self._assignment.answered_with(error.code)

@@ -167,7 +167,7 @@ class VllmNames(Collector):
         }
         for name, (series, text) in summed.items():
             family = CounterMetricFamily(name, text, labels=LABELS)
-            counts = _totals(series, names)
+            counts = _totals(own.counts(series), names)
             for model, count in counts.items():
                 family.add_metric([model, ENGINE], count)
             yield family
@@ -181,7 +181,7 @@ class VllmNames(Collector):
         )
         counts: defaultdict[tuple[str, str], float] = defaultdict(float)
         for series, factor in ((self._metrics.drafted_per_position, 0), (self._metrics.accepted_per_position, 1)):
-            for labels, count in _samples(series):
+            for labels, count in self._metrics.counts(series):
                 counts[names.get(labels["target"], labels["target"]), labels["position"]] += factor * count
         for (model, position), count in sorted(counts.items(), key=lambda item: (item[0][0], int(item[0][1]))):
             family.add_metric([model, ENGINE, position], count)
@@ -204,17 +204,12 @@ def _gauges(loads: Sequence[ModelLoad]) -> Iterable[Metric]:
     return running, waiting, kv_share, cache
 
 
-def _totals(series: Counter, names: dict[str, str]) -> dict[str, float]:
-    """Sum a series of rounds by the names of the models; an id that no model has any more keeps its own."""
+def _totals(samples: Iterable[tuple[dict[str, str], float]], names: dict[str, str]) -> dict[str, float]:
+    """Sum counts of rounds by the names of the models; an id that no model has any more keeps its own."""
     counts = defaultdict(float, dict.fromkeys(names.values(), 0.0))
-    for labels, count in _samples(series):
+    for labels, count in samples:
         counts[names.get(labels["target"], labels["target"])] += count
     return counts
-
-
-def _samples(series: Counter) -> Iterable[tuple[dict[str, str], float]]:
-    (family,) = series.collect()
-    return [(sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_total")]
 
 
 def _renamed(series: Counter | Histogram, name: str, text: str) -> Metric:

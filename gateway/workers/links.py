@@ -8,6 +8,7 @@ whether it makes steps. Each life of its Control stream is a `Connection`, and w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -21,9 +22,11 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerLost
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
+from outrider.wire.model_id import short_name
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_strings, bound_text
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
-from outrider.wire.transport.rpc import max_control_bytes, proxy_note
+from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note
 from outrider.wire.transport.streams import Outbox, PendingReplies, Replies
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -32,7 +35,16 @@ log = get_logger(__name__)
 RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 
 RECONNECT_S = 0.2
-"""Seconds between two attempts to connect. Doubled, a worker that is back waits so much longer for its requests."""
+"""Seconds between two attempts to connect."""
+MAX_PAUSE_S = 30.0
+"""Seconds that the pause before the next attempt grows to, where a worker was refused or its stream ended at once. A
+stream that lived longer did not end at once."""
+MAX_INFO_BYTES = 1 << 16
+"""Bytes of a WorkerInfo; ours have at most some hundred."""
+MAX_PATH_BYTES = 4096
+"""Bytes of a path, as Linux has them at most."""
+MAX_REASONS = 8
+"""Reasons why a worker is away or refused that are logged and kept; further ones are counted."""
 CALL_TIMEOUT_S = 10.0
 """Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
 PAIR_TIMEOUT_S = 120.0
@@ -58,6 +70,29 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
             f"the {role} {info.model_id} (version {info.version or 'unknown'}) speaks protocol {info.protocol}, "
             f"this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the older one; see docs/releases.md"
         )
+
+
+def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
+    """Return what does not change as long as a worker lives."""
+    return info.epoch, info.model_id, info.vocab_size, info.tokenizer_fingerprint
+
+
+class Reasons:
+    """Reasons why something that is tried for ever fails. The first few are kept, so that each is logged once; whoever
+    gives others without end is counted.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self.num_failures = 0
+
+    def note(self, reason: str) -> bool:
+        """Count a failure. Return whether its reason is a new one, to be logged."""
+        self.num_failures += 1
+        is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS
+        if is_new:
+            self._reasons.add(reason)
+        return is_new
 
 
 class WorkerSlot:
@@ -219,6 +254,8 @@ class WorkerLink:
         self.address = address
         self.info: pb.WorkerInfo | None = None
         """What the worker said of itself last."""
+        self.model_path = ""
+        """What it was told to load, of which `model_id` is the name. For comparing and for the log."""
         self.rtt_s = 0.0
         """Round-trip time of a call, smoothed."""
         self.refused: OutriderError | None = None
@@ -233,8 +270,11 @@ class WorkerLink:
         self._count_bytes = count_bytes
         self._on_change = on_change
         self._on_info = on_info
-        self._failures: set[str] = set()
-        """Why calls have not reached the worker since it was connected last."""
+        self._failures = Reasons()
+        """Why the worker is away or refused."""
+        self._pause_s = RECONNECT_S
+        self._again = asyncio.Event()
+        """Set when a worker that was refused is to be tried at once."""
         self._dialer = Dialer(address, Role(name), max_message_bytes, certificates)
         self._stub_type, self._batch_type = _TYPES[name]
         self._stub = self._stub_type(self._dialer.channel())
@@ -260,7 +300,18 @@ class WorkerLink:
         return watch.silent_s(connection.heard_s, time.monotonic())
 
     async def get_info(self, timeout_s: float = CALL_TIMEOUT_S) -> pb.WorkerInfo:
+        """Return what the worker says of itself, its texts bounded, the model by its short name.
+
+        Raises grpc.aio.AioRpcError, and IncompatiblePair when there is too much of it.
+        """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
+        if info.ByteSize() > MAX_INFO_BYTES:
+            raise IncompatiblePair(
+                f"the {self.name} describes itself in {info.ByteSize()} bytes, must be at most {MAX_INFO_BYTES}"
+            )
+        self.model_path = bound_text(info.model_id, MAX_PATH_BYTES)
+        info.model_id = short_name(info.model_id)
+        bound_strings(info)
         return info
 
     async def get_tokenizer(self) -> pb.TokenizerFiles:
@@ -274,30 +325,52 @@ class WorkerLink:
         """
         request = dpb.PairRequest(deliver_to=target_address, target_epoch=target_epoch)
         reply: dpb.PairReply = await self._stub.Pair(request, timeout=PAIR_TIMEOUT_S)
-        return None if reply.ok else reply.why
+        return None if reply.ok else bound_text(reply.why, MAX_REASON_BYTES)
 
     async def _keep_connected(self) -> None:
+        """Try for ever. One that is away is tried again soon; one that was refused, or leaves at once, later and
+        later, whatever it says that it is.
+        """
         while True:
+            began_s, is_away = time.monotonic(), False
             try:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:
-                self._note_failure(f"{error.code().name}: {error.details()}")
+                is_away = True
+                why = describe_failure(error)
+                if self._failures.note(why):
+                    log.warning(
+                        "no answer from the %s at %s: %s", self.name, self.address, why + proxy_note(self.address)
+                    )
             except OutriderError as error:
-                log.warning("the %s at %s is not used: %s", self.name, self.address, error.message)
+                if self._failures.note(error.message):
+                    log.warning(
+                        "the %s at %s is not used: %s (it loaded %s)",
+                        self.name,
+                        self.address,
+                        error.message,
+                        self.model_path,
+                    )
                 self._set(None, error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise  # else it is grpc's: the call was cancelled, or its channel closed for new certificates
-            except Exception:  # whatever it was, the worker may come back
-                log.exception("the connection to the %s at %s failed", self.name, self.address)
-            await asyncio.sleep(RECONNECT_S)
+            except Exception as error:  # whatever it was, the worker may come back
+                if self._failures.note(type(error).__name__):
+                    log.exception("the connection to the %s at %s failed", self.name, self.address)
+            if time.monotonic() - began_s > MAX_PAUSE_S:
+                self._pause_s = RECONNECT_S
+            await self._pause()
+            if not is_away:
+                self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
-    def _note_failure(self, why: str) -> None:
-        """Log each reason once while a worker is away: it is asked again for ever, and they take turns."""
-        if why not in self._failures:
-            log.warning("no answer from the %s at %s: %s", self.name, self.address, why + proxy_note(self.address))
-        self._failures.add(why)
+    async def _pause(self) -> None:
+        """Wait before the next attempt, or until `ask_again`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._again.wait()
+        self._again.clear()
 
     async def _connect_once(self) -> None:
         """Connect, and return when the stream ends."""
@@ -311,7 +384,10 @@ class WorkerLink:
         except OutriderError:
             self._refused_epoch = info.epoch
             raise
+        accepted = info
         info = await self.get_info()  # the first may be old by now
+        if _life(info) != _life(accepted):
+            return
         self._hear(info)
         connection = Connection(
             info,
@@ -319,8 +395,9 @@ class WorkerLink:
             lambda items: self._batch_type(items=items),
             self._count_bytes,
         )
-        log.info("connected to the %s %s at %s", self.name, info.model_id, self.address)
-        self._failures.clear()
+        tries = f" after {self._failures.num_failures} that failed" if self._failures.num_failures else ""
+        log.info("connected to the %s %s at %s%s", self.name, self.model_path, self.address, tries)
+        self._failures = Reasons()
         reading = asyncio.create_task(connection.run())
         watching = asyncio.create_task(self._watch(connection))
         try:
@@ -346,8 +423,14 @@ class WorkerLink:
                 info = await self.get_info(POLL_TIMEOUT_S)
             except grpc.aio.AioRpcError:
                 now = time.monotonic()
+            except IncompatiblePair:  # it is refused at the next attempt
+                connection.drop()
+                return
             else:
                 now = time.monotonic()
+                if _life(info) != _life(connection.info):
+                    connection.drop()  # who answers is not who was accepted
+                    return
                 is_resting = not info.current_step_us  # whatever it was sent is done with
                 if is_resting or (self.info is not None and info.num_steps != self.info.num_steps):
                     connection.stepped()
@@ -384,7 +467,10 @@ class WorkerLink:
 
     def ask_again(self) -> None:
         """Try one that was refused again: what it must fit has changed."""
-        self._refused_epoch = 0
+        if self.refused is not None:
+            self._refused_epoch = 0
+            self._pause_s = RECONNECT_S
+            self._again.set()
 
     async def close(self) -> None:
         self._task.cancel()

@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.telemetry.vllm_names import ModelLoad, VllmNames
-from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
+from gateway.workers.links import RECONNECT_S, Connection, Reasons, WorkerLink
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import DNS, Membership, MemberSpec
@@ -27,7 +27,7 @@ from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 from outrider.wire.transport.tls import part_certificates
 
 log = get_logger(__name__)
@@ -38,6 +38,9 @@ a wrong address is reported twice as late."""
 ROUND_TIMEOUT_S = 30.0
 """Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
 requests held up."""
+DRAFT_MESSAGE_BYTES = 32 << 20
+"""Bytes of a draft's message, of which its tokenizer is the largest: Gemma's tokenizer.json has 33.4 MB. To receive as
+much takes 40 ms of the event loop."""
 DRAFTS_WAIT_S = 20.0
 """At start. A gateway that comes back while a draft is away serves without it."""
 HEARD_S = 2.0
@@ -271,7 +274,7 @@ class Pools:
             link = WorkerLink(
                 spec.role,
                 spec.address,
-                max_message_bytes=MAX_MESSAGE_BYTES,
+                max_message_bytes=MAX_MESSAGE_BYTES if spec.role == "target" else DRAFT_MESSAGE_BYTES,
                 silence_s=(MIN_SILENCE_S, ROUND_TIMEOUT_S),
                 accept=accept,
                 count_bytes=count,
@@ -318,16 +321,15 @@ class Pools:
         """Let a draft test itself against a target, again while that cannot be told. Where it reads the wrong hidden
         states, requests at that target go on without it; another life of either may be another matter.
         """
-        failures = set[str]()
+        failures = Reasons()
         try:
             while (ours := draft.connection) is not None and (theirs := target.connection) is not None:
                 try:
                     why = await draft.link.pair(target.deliver_address, theirs.epoch)
                 except grpc.aio.AioRpcError as error:
-                    said = f"{error.code().name}: {error.details()}"
-                    if said not in failures:
-                        log.warning("the draft %s cannot be paired with %s now: %s", draft.name, target.name, said)
-                    failures.add(said)
+                    why = describe_failure(error)
+                    if failures.note(why):
+                        log.warning("the draft %s cannot be paired with %s now: %s", draft.name, target.name, why)
                     await asyncio.sleep(RECONNECT_S)
                     continue
                 if why is not None:

@@ -21,6 +21,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
 from outrider.wire.log import get_logger
 from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import describe_failure
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 log = get_logger(__name__)
@@ -85,7 +86,7 @@ class RegistryClient:
             try:
                 await self._join()
             except grpc.aio.AioRpcError as error:
-                failure = f"{error.code().name}: {error.details()}"
+                failure = describe_failure(error)
                 if failure != self._failure:
                     log.warning("no answer from the registry at %s: %s", self._address, failure)
                 self._failure = failure

@@ -12,10 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
+
 from gateway.admission.queue import AdmissionQueue
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer
+from gateway.workers.comparison import difference_between
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
@@ -23,18 +27,22 @@ from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
+from outrider.wire.kinds import DRAFTERS, GRAMMAR, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import MAX_DRAFTS
+from outrider.wire.transport.rpc import describe_failure
 
 log = get_logger(__name__)
 
 POLL_S = 0.1
 """Seconds after which a request without a target looks again: a pause ends without a word. Doubled, it waits so much
 longer."""
+MAX_GONE_DRAFTS = 8
+"""Models of drafts that are gone and whose series are kept: a scrape comes every few seconds, and reads their last
+counts."""
 TARGET_WAIT_S = 120.0
 """How long a request waits for a target when none is usable. Twice as much: it fails twice as late."""
 
@@ -46,10 +54,14 @@ class ReferenceTarget:
     info: pb.WorkerInfo
     files: pb.TokenizerFiles
     tokenizer: Tokenizer
+    model_path: str
+    """What its worker was told to load. Two folders of one name are told apart by it; users are not shown it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
+    comparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a draft's tokenizer is here and compared: one at a time."""
 
-    def check_target(self, info: pb.WorkerInfo) -> None:
+    def check_target(self, info: pb.WorkerInfo, model_path: str) -> None:
         """Raises IncompatiblePair."""
         first = self.info
         if info.vocab_size != first.vocab_size or info.tokenizer_fingerprint != first.tokenizer_fingerprint:
@@ -61,6 +73,11 @@ class ReferenceTarget:
             raise IncompatiblePair(
                 f"the target came back as {_identity(info)}, the pool was started with {_identity(first)}; "
                 "restart the gateway to serve another model"
+            )
+        if model_path != self.model_path:
+            raise IncompatiblePair(
+                f"the target is of another folder named {info.model_id} than the one the pool was started with; give "
+                "all targets of a pool one folder, or restart the gateway to serve another model"
             )
         if info.decoder_start_ids != first.decoder_start_ids:
             raise IncompatiblePair(
@@ -76,9 +93,21 @@ class ReferenceTarget:
         """Raises IncompatiblePair naming the first difference."""
         if self.fits(info):
             return
-        differs = self.info.tokenizer_fingerprint != info.tokenizer_fingerprint
-        theirs = (await link.get_tokenizer()).tokenizer_json if differs else b""
-        raise IncompatiblePair(misfit(info, self.info, theirs, self.files.tokenizer_json))
+        difference = None
+        if self.info.tokenizer_fingerprint != info.tokenizer_fingerprint:
+            async with self.comparing:
+                difference = await self._difference(link)
+        raise IncompatiblePair(misfit(info, self.info, difference))
+
+    async def _difference(self, link: WorkerLink) -> str:
+        """Return where the draft's tokenizer differs, as a sentence."""
+        try:
+            theirs = await link.get_tokenizer()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            return f"their tokenizers differ; the draft's is not read: {describe_failure(error)}"
+        return await difference_between(self.files, theirs)
 
     def fits(self, draft: pb.WorkerInfo) -> bool:
         """Whether it may serve these targets."""
@@ -105,6 +134,8 @@ class Shared:
         """The loss of a target is paid for at once: the reserve holds two retries for each of its answers."""
         self.pools_by_id: dict[str, str] = {}
         """Target pools by the ids of the models they serve."""
+        self.paths_by_name: dict[str, str] = {}
+        """What the targets load by the label `target` of their series."""
 
 
 class ServedModel:
@@ -125,7 +156,7 @@ class ServedModel:
         self.draft_pools: tuple[str, ...] = ()
         """Their names, of those without a member now, too."""
         self.places = AdmissionQueue(self.config)
-        self.warn_once = functools.cache(log.warning)
+        self.warn_once = functools.lru_cache(maxsize=64)(log.warning)
         self.referenced = asyncio.Event()
         """Set once `reference` is known."""
         self.num_rounds = self.num_late = 0
@@ -133,7 +164,12 @@ class ServedModel:
         self.removed = False
         self._shared = shared
         self._reference: ReferenceTarget | None = None
-        self._draft_id = ""
+        self._target_name = ""
+        """Label `target` of its series."""
+        self._draft_name = ""
+        """Label `draft` of the series of rounds without a draft: that of the pool's last."""
+        self._draft_names: dict[str, None] = {}
+        """Labels `draft` that there are series of, those of drafts that are gone first, in the order of going."""
         self._changed = asyncio.Event()
 
     @property
@@ -146,14 +182,14 @@ class ServedModel:
         info = self.reference.info
         drafter = DRAFTERS[self.config.drafter]
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
-        ids = [draft.connection.info.model_id for draft in drafts if draft.connection is not None]
+        names = [self.draft_name(draft) for draft in drafts if draft.connection is not None]
         return ServedFacts(
             id=self.id,
             context_limit=info.context_limit,
             vocab_size=info.vocab_size,
             created=self.reference.created,
             max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
-            draft_id=ids[0] if ids else None,
+            draft_id=names[0] if names else None,
             drafters=self._drafters(),
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
@@ -165,7 +201,7 @@ class ServedModel:
         targets = [target for target in self.targets.values() if target.connection is not None]
         return ModelLoad(
             name=self.id,
-            target=self.reference.info.model_id,
+            target=self._target_name,
             num_running=self.places.num_running,
             num_waiting=self.places.num_queued,
             kv_share=sum(target.load.kv_share for target in targets) / max(1, len(targets)),
@@ -211,11 +247,44 @@ class ServedModel:
             f"the target {refusing.model_id} runs no token trees on the path {refusing.attention_path}, as beams need"
         )
 
-    def pair_metrics(self, draft: DraftMember | None) -> PairMetrics:
-        """Return the series of rounds that this draft is asked for; without one, of the pool's last."""
-        if draft is not None and draft.link.info is not None:
-            self._draft_id = draft.link.info.model_id
-        return self.metrics.pair(self.reference.info.model_id, self._draft_id)
+    def draft_name(self, draft: DraftMember | None) -> str:
+        """Return the label of a draft's series; without a draft that of the last."""
+        return self._draft_name if draft is None else self._labels().get(draft.name, self._draft_name)
+
+    def _labels(self) -> dict[str, str]:
+        """Return the names of the drafts' models by draft, with the pool where two models have one name."""
+        known = [(draft, draft.link.info) for draft in self.drafts.values() if draft.link.info is not None]
+        paths: dict[str, set[str]] = {}
+        for draft, info in known:
+            paths.setdefault(info.model_id, set()).add(draft.link.model_path)
+        labels: dict[str, str] = {}
+        for draft, info in known:
+            is_alone = len(paths[info.model_id]) == 1
+            labels[draft.name] = info.model_id if is_alone else f"{info.model_id}@{draft.spec.pool}"
+        return labels
+
+    def pair_metrics(self, draft_name: str) -> PairMetrics:
+        """Return the series of rounds that a draft of this name is asked for."""
+        if draft_name not in self._draft_names:
+            self._forget_drafts()
+            self._draft_names[draft_name] = None
+        return self.metrics.pair(self._target_name, draft_name)
+
+    def _forget_drafts(self) -> None:
+        """Remove the series of drafts that are gone: those that counted nothing, and all but the last few, whose counts
+        a scrape may still read.
+        """
+        present = set(self._labels().values())
+        for name in present & self._draft_names.keys():
+            del self._draft_names[name]
+            self._draft_names[name] = None  # at the end: the last to go
+        gone = [name for name in self._draft_names if name and name not in present]
+        for place, name in enumerate(gone):
+            if place < len(gone) - MAX_GONE_DRAFTS or not self.metrics.has_counts(self._target_name, name):
+                self.metrics.forget_pair(self._target_name, name)
+                del self._draft_names[name]
+        if self._draft_name not in self._draft_names:
+            self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
         """Return what the request asks for, a model where it asks for a tree, or else the gateway's default. What it
@@ -239,7 +308,11 @@ class ServedModel:
 
     def own_metrics(self, drafter: Drafter) -> PairMetrics:
         """Return the series of rounds that the target drafts for itself."""
-        return self.metrics.pair(self.reference.info.model_id, drafter.label)
+        return self.metrics.pair(self._target_name, drafter.label)
+
+    def grammar_metrics(self) -> PairMetrics:
+        """Return the series of rounds whose draft tokens a grammar forced."""
+        return self.metrics.pair(self._target_name, GRAMMAR)
 
     # who may serve
 
@@ -249,8 +322,8 @@ class ServedModel:
             files = await link.get_tokenizer()
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._shared.chat_template)
             if not self.referenced.is_set():
-                self.refer(ReferenceTarget(info, files, tokenizer))
-        self.reference.check_target(info)
+                self.refer(ReferenceTarget(info, files, tokenizer, link.model_path))
+        self.reference.check_target(info, link.model_path)
 
     def refer(self, reference: ReferenceTarget) -> None:
         """Learn what the model is. Raises IncompatiblePair when another pool serves one of its id."""
@@ -262,8 +335,16 @@ class ServedModel:
                 "them a model_name"
             )
         self._reference = reference
+        self._target_name = self._label(reference)
         self._name(name)
         self.referenced.set()
+
+    def _label(self, reference: ReferenceTarget) -> str:
+        """Return the label `target` of the series: the model's name, with the pool where another model has the same."""
+        name = reference.info.model_id
+        if self._shared.paths_by_name.setdefault(name, reference.model_path) != reference.model_path:
+            name = f"{name}@{self.spec.name}"
+        return name
 
     def change(self, spec: PoolSpec) -> None:
         """Take another description of the pool, whose model may be served under another id from now on."""
@@ -292,6 +373,7 @@ class ServedModel:
         self.removed = True
         if self.referenced.is_set():
             self._shared.pools_by_id.pop(self.id, None)
+            self._shared.paths_by_name.pop(self._target_name, None)
         self.note_change()
 
     def note_change(self) -> None:
@@ -299,9 +381,11 @@ class ServedModel:
         usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
         self.places.capacity = self.config.max_running * max(1, usable)
         if self.referenced.is_set():
-            for draft in self.drafts.values():
-                if draft.connection is not None:
-                    self.pair_metrics(draft)
+            for name, label in self._labels().items():
+                if self.drafts[name].connection is not None:
+                    self.pair_metrics(label)  # there from now on: a rate misses what a series is born with
+                    self._draft_name = label
+            self._forget_drafts()
         self._changed.set()
         self._changed = asyncio.Event()
 

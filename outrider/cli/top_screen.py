@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.series import Labels, Span, ratio
-from outrider.wire.model_id import short_name
 
 BAR_WIDTH = 30
 """Columns of a whole round: beside label and figures it fits a terminal of 80."""
@@ -152,7 +151,7 @@ def _worker_figures(worker: Span | None, gateway: Span, member: Labels) -> tuple
     is_, now = "outrider_worker_", worker.after
     info = next((found for found, _ in now.find(f"{is_}info")), {})
     return (
-        _name(f"{short_name(info.get('model', '-'))} {info.get('device', '')}".strip()),
+        _name(f"{info.get('model', '-')} {info.get('device', '')}".strip()),
         percent(_busy(worker)),
         f"{number(now.value(f'{is_}slots_in_use'))}/{number(now.value(f'{is_}slots'))}",
         f"{number(now.value(f'{is_}kv_blocks_in_use'))}/{number(now.value(f'{is_}kv_blocks'))}",
@@ -182,8 +181,8 @@ def _pairs(view: View) -> Table:
         accepted = gateway.increase("spec_accepted_tokens_total", **pair)
         kept = ratio(accepted, gateway.increase("spec_rounds_total", **pair))
         table.add_row(
-            _name(short_name(target)),
-            _name(short_name(draft) or "none"),
+            _name(target),
+            _name(draft or "none"),
             percent(ratio(accepted, gateway.increase("spec_draft_tokens_total", **pair))),
             number(None if kept is None else 1 + kept, 2),
             number(gateway.rate("spec_rounds_total", **pair), 1),

@@ -31,7 +31,6 @@ from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import short_name
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of
@@ -162,7 +161,7 @@ def tune(
             if money is not None:
                 show_money(money, _commands(workers), console)
         if png is not None:
-            draw(studies, money, f"{short_name(served.id)}, drafted for by {short_name(served.draft_id or '')}", png)
+            draw(studies, money, f"{served.id}, drafted for by {served.draft_id}", png)
             notes.print(f"drawn: {png}")
 
 

@@ -41,7 +41,7 @@ from outrider.engine.loading.quantize import method_of
 from outrider.engine.native.build import BuildError, library_place
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.fingerprint import tokenizer_fingerprint
+from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.model_id import local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
@@ -204,7 +204,8 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Fi
         pard_token(files)
         model.info.translates = False
     if not fits(model.info, target.info):
-        raise ConfigError(misfit(model.info, target.info, model.tokenizer_json, target.tokenizer_json))
+        difference = first_difference(target.tokenizer_json, model.tokenizer_json)
+        raise ConfigError(misfit(model.info, target.info, difference))
     if is_same(draft, task.target):
         return model, ("warning", "the draft is the target itself: nothing gets faster", "name a smaller model")
     return model, _tokens(model, target)

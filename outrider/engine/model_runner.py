@@ -23,6 +23,7 @@ from outrider.engine.paths.module_taps import decoder_layers
 from outrider.engine.step_plan import Row, Source
 from outrider.engine.token_tree import check_parents, check_path, positions
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.model_id import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class ModelFacts:
     """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
     decoder_start_ids: tuple[int, ...] = ()
     """What every answer of an encoder-decoder model begins with; empty for the others."""
+
+    @property
+    def name(self) -> str:
+        """Return the model's name for messages that leave this process."""
+        return short_name(self.model_id)
 
     @property
     def num_ids(self) -> int:
@@ -142,13 +148,13 @@ class ModelRunner:
         bad = next((tap for tap in taps if not (0 <= tap <= num_layers or tap == NORMED)), None)
         if bad is not None:
             raise InvalidRequest(
-                f"tap {bad} is outside the layers of {self.facts.model_id}: taps are 0 to {num_layers}, "
+                f"tap {bad} is outside the layers of {self.facts.name}: taps are 0 to {num_layers}, "
                 f"and {NORMED} for after the final norm",
                 param="taps",
             )
         if taps and self.features_refusal is not None:
             raise InvalidRequest(
-                f"the {self.path.name} path of {self.facts.model_id} gives no features: {self.features_refusal}; "
+                f"the {self.path.name} path of {self.facts.name} gives no features: {self.features_refusal}; "
                 "use a draft that reads none, or another attention_path",
                 param="taps",
             )
@@ -233,7 +239,7 @@ class ModelRunner:
         """Return the number of tokens in its longest chain, those before the tree included."""
         if self.tree_refusal is not None:
             raise InvalidRequest(
-                f"the {self.path.name} path of {self.facts.model_id} runs no token trees: {self.tree_refusal}; "
+                f"the {self.path.name} path of {self.facts.name} runs no token trees: {self.tree_refusal}; "
                 "draft chains",
                 param="tree",
             )

@@ -58,7 +58,7 @@ def _read(tokenizer_json: bytes) -> _Vocabulary:
         added = document.get("added_tokens") or []
         tokens.update((int(token["id"]), str(token["content"])) for token in added)
         special = frozenset(int(token["id"]) for token in added if token.get("special"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise ConfigError(
             f"tokenizer.json ({len(tokenizer_json)} bytes) is not a tokenizers file: {type(error).__name__} {error}; "
             "save it again with PreTrainedTokenizerFast.save_pretrained"

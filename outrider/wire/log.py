@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
 
+from outrider.wire.peer_text import one_line
+
 LogFormat = Literal["text", "json"]
 Fields = Mapping[str, str | int | float | None]
 
@@ -103,15 +105,21 @@ def describe(error: BaseException, *, in_worker: bool = False) -> str:
     kind = type(error)
     is_plain = isinstance(error, _OF_THE_MACHINE) or kind.__module__.startswith("torch")
     is_plain = is_plain or (in_worker and kind is RuntimeError)  # what torch raises for most of its own
-    return f"{before}{places}{kind.__name__}{f': {error}' if is_plain else ''}"
+    if not is_plain:
+        return f"{before}{places}{kind.__name__}"
+    message = "\n  ".join(one_line(line) for line in str(error).split("\n"))  # no line of it passes for a record
+    return f"{before}{places}{kind.__name__}: {message}"
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a line for people."""
+    """Formats a record for people: one line, control characters escaped, then the places of an exception."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
         self._in_worker = process != GATEWAY
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is of logging
+        return one_line(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the name is of logging
         return "" if ei[1] is None else describe(ei[1], in_worker=self._in_worker)
@@ -138,7 +146,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in known.items() if value is not None}
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = describe(record.exc_info[1], in_worker=self._process != GATEWAY)
-        return json.dumps(line, default=repr)
+        return json.dumps(line, default=repr).replace("\x7f", "\\u007f")  # the one control character that json leaves
 
 
 def _is_json() -> bool:

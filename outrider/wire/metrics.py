@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -59,6 +59,10 @@ class AcceptanceRates(Collector):
     def of(self, target: str, draft: str) -> AcceptanceWindow:
         return self._windows.setdefault((target, draft), AcceptanceWindow())
 
+    def forget(self, target: str, draft: str) -> None:
+        """Remove the window of a pair that is gone."""
+        self._windows.pop((target, draft), None)
+
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
             "spec_acceptance_rate",
@@ -72,7 +76,7 @@ class AcceptanceRates(Collector):
 
 
 _PAIR = ("target", "draft")
-"""Labels of what rounds do: the ids of the two models. The draft's is empty where there is none."""
+"""Labels of what rounds do: the names of the two models. The draft's is empty where there is none."""
 
 PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_pay", "refused")
 """Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; none
@@ -92,6 +96,8 @@ class GatewayMetrics:
         r = self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=r)
         self._pairs: dict[tuple[str, str], PairMetrics] = {}
+        # Counts of pairs whose series were removed, by series and labels, with no draft.
+        self._gone: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         self.rates = AcceptanceRates()
         """`spec_acceptance_rate`; over any other span: rate(spec_accepted_tokens_total[5m]) /
         rate(spec_draft_tokens_total[5m])"""
@@ -204,11 +210,55 @@ class GatewayMetrics:
         return AnswerMetrics(self, model)
 
     def pair(self, target: str, draft: str) -> PairMetrics:
-        """Return the series of a pair of models by their ids; `draft` is empty where there is none."""
+        """Return the series of a pair of models by their names; `draft` is empty where there is none."""
         key = (target, draft)
         if key not in self._pairs:
             self._pairs[key] = PairMetrics(self, target, draft)
         return self._pairs[key]
+
+    def has_counts(self, target: str, draft: str) -> bool:
+        """Return whether any round of the pair was counted."""
+        pair = {"target": target, "draft": draft}.items()
+        return any(
+            count > 0 and pair <= labels.items()
+            for series in (self.emitted_tokens, self.draft_tokens, self.wasted_tokens)
+            for labels, count in _samples(series)
+        )
+
+    def forget_pair(self, target: str, draft: str) -> None:
+        """Remove the series of a pair that is gone. `counts` goes on to return what they counted."""
+        pair = {"target": target, "draft": draft}
+        counters = (
+            self.draft_tokens,
+            self.accepted_tokens,
+            self.rounds,
+            self.wasted_tokens,
+            self.emitted_tokens,
+            self.plain_steps,
+            self.drafted_per_position,
+            self.accepted_per_position,
+        )
+        for series in counters:
+            for labels, count in _samples(series):
+                if pair.items() <= labels.items():
+                    self._gone[series, tuple({**labels, "draft": ""}.items())] += count
+            series.remove_by_labels(pair)
+        for histogram in (self.round_seconds, self.accepted_length):
+            histogram.remove_by_labels(pair)
+        self.rates.forget(target, draft)
+        self._pairs.pop((target, draft), None)
+
+    def counts(self, series: Counter) -> Iterator[tuple[dict[str, str], float]]:
+        """Yield the labels and counts of a series of pairs, of those that are gone, too: their sum never falls."""
+        yield from _samples(series)
+        for (counted, labels), count in self._gone.items():
+            if counted is series:
+                yield dict(labels), count
+
+
+def _samples(series: Counter) -> list[tuple[dict[str, str], float]]:
+    (family,) = series.collect()
+    return [(sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_total")]
 
 
 class PairMetrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -27,5 +28,10 @@ def local_folder(model: str) -> Path | None:
 
 
 def short_name(model: str) -> str:
-    """Return the last folder of a path, or a hub id as it is."""
-    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
+    """Return the name of a model in ids, metrics and messages: the last folder of a path, or a hub id as it is.
+
+    A path itself stands in the log alone: who asks for metrics need not know the server's disk.
+    """
+    if not model.startswith(("/", ".", "~")):
+        return model
+    return os.path.basename(os.path.abspath(os.path.expanduser(model))) or "model"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.fingerprint import first_difference
 from outrider.wire.kinds import TABLES
+from outrider.wire.model_id import short_name
 
 
 def has_same_tokens(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
@@ -20,14 +20,13 @@ def fits(draft: pb.WorkerInfo, target: pb.WorkerInfo) -> bool:
     return draft.attention_path == TABLES or draft.decoder_start_ids == target.decoder_start_ids
 
 
-def misfit(draft: pb.WorkerInfo, target: pb.WorkerInfo, draft_json: bytes, target_json: bytes) -> str:
-    """Return why a draft that does not fit does not: the first difference, and what to do.
+def misfit(draft: pb.WorkerInfo, target: pb.WorkerInfo, difference: str | None) -> str:
+    """Return why a draft that does not fit does not, and what to do.
 
-    draft_json, target_json: their tokenizer.json, which are read where they differ.
+    difference: the first between their tokenizers, as a sentence; needed where the fingerprints differ.
     """
-    pair = f"draft {draft.model_id} does not fit target {target.model_id}"
+    pair = f"draft {short_name(draft.model_id)} does not fit target {short_name(target.model_id)}"
     if target.tokenizer_fingerprint != draft.tokenizer_fingerprint:
-        difference = first_difference(target_json, draft_json)
         return (
             f"{pair}: {difference or 'their tokenizers differ'}; use two models of one tokenizer, or a draft that "
             "is a decoder-only model, which translates"

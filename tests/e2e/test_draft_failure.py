@@ -15,6 +15,7 @@ import pytest
 
 from outrider.client import AcceptanceRule, AsyncClient, Drafter, FinishReason, Round, Speculation, TokenKind
 from outrider.wire.health import FIRST_PAUSE_S
+from outrider.wire.model_id import short_name
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from target_service.rows import MOST_HOLD_S
 from tests.e2e.faults import lying_draft
@@ -183,7 +184,7 @@ async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_to
         await asyncio.gather(*(one.read(stream, enough) for one, stream in zip(seen, streams, strict=True)))
 
     await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 4)
-    model = paced.draft_info().model_id
+    model = short_name(paced.draft_info().model_id)
     paced.draft.kill()
     num_before = [len(one.rounds) for one in seen]
     await read_all(lambda rounds: sum(r.num_drafted > 0 for r in rounds) > 3)
@@ -210,7 +211,7 @@ async def test_of_two_drafts_of_one_tree_either_is_killed_and_comes_back_and_no_
     head = Process("draft_service", ["--model", folder, "--target-model", DEMO_TARGET])
     with gateway_beside(paced, "--draft", f"{paced.draft.address};{head.address}") as gateway:
         stack = Stack(paced.target, paced.draft, gateway)
-        models = [info_of(draft).model_id for draft in (paced.draft, head)]
+        models = [short_name(info_of(draft).model_id) for draft in (paced.draft, head)]
 
         def counted() -> list[float]:
             return [total(stack.metrics(), "spec_draft_tokens_total", draft=model) for model in models]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from outrider.client import Client, Drafter, InvalidRequest, Speculation, Usage
+from outrider.wire.model_id import short_name
 from tests.e2e.streams import PROMPT
 from tests.samples import total
 from tests.stack import Process, Stack, gateway_beside, read_metrics
@@ -46,8 +47,8 @@ def test_every_drafter_leaves_the_text_the_targets(
     stack: Stack, expected: dict[str, list[int]], drafter: Drafter
 ) -> None:
     alone = drafter.value.removesuffix("+model").removesuffix("&model")
-    own = {"target": stack.target_info().model_id, "draft": alone}
-    model = {**own, "draft": stack.draft_info().model_id}
+    own = {"target": short_name(stack.target_info().model_id), "draft": alone}
+    model = {**own, "draft": short_name(stack.draft_info().model_id)}
     before, drafted, accepted, rounds = stack.metrics(), 0, 0, 0
     for prompt, ids in expected.items():
         found, usage = said(stack.grpc, prompt, Speculation(drafter=drafter, num_draft_tokens=4))
@@ -83,7 +84,7 @@ def test_two_in_one_tree_take_fewer_passes_than_either(stack: Stack) -> None:
 def test_who_drafts_changes_back_and_forth(stack: Stack) -> None:
     """Who drafted is told by the series that a round counts in, as it comes."""
     wish = Speculation(drafter=Drafter.NGRAM_MODEL, num_draft_tokens=4)
-    pairs, seen, before = ("ngram", stack.draft_info().model_id), list[str](), stack.metrics()
+    pairs, seen, before = ("ngram", short_name(stack.draft_info().model_id)), list[str](), stack.metrics()
     with Client(stack.grpc) as client:
         for _ in client.stream(PROMPT, max_tokens=96, temperature=0.0, ignore_eos=True, speculation=wish):
             after = stack.metrics()

@@ -57,6 +57,7 @@ def test_prometheus_is_told_where_the_workers_metrics_are(fresh: Process, stack:
         assert set(found[role]["labels"]) == {"role", "pool", "member"}
         samples = read_metrics(f"http://{found[role]['targets'][0]}/metrics")
         assert total(samples, "outrider_worker_slots", worker=role) > 0
+        assert total(samples, "outrider_worker_info", worker=role, model=role) == 1, "a folder's name without its path"
     assert len(groups) == 2
 
 

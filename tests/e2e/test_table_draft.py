@@ -82,9 +82,9 @@ async def test_it_changes_no_token(stack: Stack, prompts: list[str], how: dict[s
     info = stack.draft_info()
     assert (info.model_id, info.num_kv_blocks, info.num_parameters) == ("ngram", 0, 0)
     counted = stack.metrics()
-    of_pair = f'draft="ngram",target="{DEMO_TARGET}"'
+    of_pair = 'draft="ngram",target="target"'
     assert counted[f"spec_accepted_tokens_total{{{of_pair}}}"] > 0
-    assert counted[f'spec_plain_steps_total{{draft="ngram",reason="nothing",target="{DEMO_TARGET}"}}'] > 0
+    assert counted['spec_plain_steps_total{draft="ngram",reason="nothing",target="target"}'] > 0
     assert counted["spec_proposals_refused_total"] == 0
 
 

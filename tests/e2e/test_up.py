@@ -136,8 +136,8 @@ def test_a_killed_launcher_is_reported_and_takes_ray_with_it(monkeypatch: pytest
     monkeypatch.setenv("TMPDIR", str(folders))
 
     def sessions() -> list[Path]:
-        """Not the seats of cores, which every system of the user shares."""
-        return [path for path in folders.glob("outrider-*") if not path.name.startswith("outrider-cores-")]
+        """Not the folder of locks, which every system of the user shares."""
+        return [path for path in folders.glob("outrider-*") if path.name != f"outrider-{os.getuid()}"]
 
     with tree() as left:
         command = up(*WITH_RAY)

@@ -12,6 +12,7 @@ import pytest
 
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.native import build, library
+from outrider.engine.native.build import BuildError
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from tests.tiny_models import tiny_llama
@@ -95,3 +96,24 @@ def test_two_workers_build_a_broken_file_again_and_a_third_needs_no_compiler(
     assert broken.stat().st_size > 10_000 and files(cache) == [".so"]
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert path_name(model, "fused") == "fused"
+
+
+@pytest.mark.parametrize(("mode", "why"), [(0o755, "another account"), (0o775, "written by other")])
+def test_a_library_that_another_account_may_have_written_is_built_again_or_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, mode: int, why: str
+) -> None:
+    monkeypatch.setattr(build, "compile_to", lambda path, _: (cache.mkdir(), path.write_bytes(b"another's code")))
+    path = build.built_library()
+    path.chmod(mode)
+    if mode == 0o755 and os.getuid() == 0:
+        os.chown(path, 1, 1)  # root's own are loaded by everybody
+    elif mode == 0o755:
+        monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(BuildError, match=why):
+        build.check_owner(path)
+    built = list[Path]()
+    monkeypatch.setattr(library, "compile_to", lambda path, _: built.append(path))
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda _: pytest.fail("it was loaded"))
+    with pytest.raises(BuildError, match=why):
+        library.library()
+    assert built == [path]

@@ -15,7 +15,7 @@ from transformers import BloomConfig, LlamaConfig
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_can_split
-from outrider.engine.parallel.meeting import join_host, make_private, receive_guests
+from outrider.engine.parallel.meeting import join_host, make_meeting_place, receive_guests
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, Unavailable
 
@@ -77,13 +77,13 @@ def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
 
 
 def test_the_meeting_place_is_private(tmp_path: Path) -> None:
-    mode = make_private(tmp_path / "new").stat().st_mode
+    mode = make_meeting_place(tmp_path / "new").stat().st_mode
     assert mode & 0o077 == 0
     os.chmod(tmp_path / "new", 0o755)
     with pytest.raises(ConfigError, match="which others may enter"):
-        make_private(tmp_path / "new")
+        make_meeting_place(tmp_path / "new")
     with pytest.raises(ConfigError, match="too long"):
-        make_private(tmp_path / ("x" * 100))
+        make_meeting_place(tmp_path / ("x" * 100))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ INFO = pb.WorkerInfo(
 
 def link_of(connection: object | None, info: pb.WorkerInfo = INFO) -> Any:
     """What a Member reads of a WorkerLink."""
-    return SimpleNamespace(connection=connection, info=info, refused=None, silent_s=0.0, rtt_s=0.001)
+    return SimpleNamespace(
+        connection=connection, info=info, model_path=info.model_id, refused=None, silent_s=0.0, rtt_s=0.001
+    )
 
 
 def connection_of(epoch: int = 7) -> Any:
@@ -41,7 +43,7 @@ def served_model(
     """Links by the names of their workers. draft_pools: over which the drafts are spread in turn."""
     config = gateway or GatewayConfig(target="127.0.0.1:9")
     model = ServedModel(PoolSpec("target", "target"), Shared(config, GatewayMetrics(), None))
-    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level()))
+    model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id))
     for name, link in targets.items():
         model.targets[name] = TargetMember(MemberSpec(name, "target", "target", name, name), cast(Any, link))
     model.draft_pools = tuple(f"draft {number}" for number in range(draft_pools)) if drafts else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -64,8 +65,25 @@ def test_workers_size_their_caches_in_turn(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_a_place_for_the_lock_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", "/dev/null/cache")
     with memory.in_turn(), memory.in_turn():
         pass
+
+
+def test_a_lock_that_is_not_let_go_is_waited_for_with_a_limit_and_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(memory, "TURN_TIMEOUT_S", 0.15)
+    caplog.set_level("INFO")
+    with memory.in_turn(), memory.in_turn():
+        pass
+    lock = f"{tmp_path}/outrider-{os.getuid()}/memory.lock"
+    assert caplog.messages == [
+        f"waiting for another process of this user, which holds {lock}",
+        f"{lock} was held for 0.15 s by another process of this user: going on without it",
+    ]
 
 
 @pytest.mark.parametrize("limit", ["max", str(64 * GIB), None])

@@ -55,6 +55,21 @@ def test_a_line_says_when_who_and_what(written: Callable[[], list[str]]) -> None
     assert len(written()) == 1
 
 
+@both
+def test_a_record_is_one_line_whatever_others_wrote_into_it(written: Callable[[], list[str]]) -> None:
+    forged = "x\n2026-11-27 00:00:00,000 ERROR target forged: \r\x1b[31m\x9b\x7f\u2028\u202e"
+    log.warning("joined: %s", forged)
+    log.warning(forged)
+    assert len(written()) == 2
+    assert all(line.isprintable() for line in written())
+    assert "forged" in written()[0]
+    try:
+        raise OSError(forged)
+    except OSError:
+        log.exception("failed")
+    assert not any(line.startswith("2026-11-27") or "\x1b" in line for line in written())
+
+
 @only_json
 async def test_lines_of_a_block_and_of_tasks_begun_in_it_are_about_its_fields(written: Callable[[], list[str]]) -> None:
     async def work() -> None:

@@ -311,10 +311,10 @@ async def test_a_start_where_workers_come_and_go_waits_on_until_one_pool_can_be_
 
 
 def test_what_a_later_target_must_be() -> None:
-    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level())
+    reference = ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), INFO.model_id)
     same = pb.WorkerInfo()
     same.CopyFrom(INFO)
-    reference.check_target(same)
+    reference.check_target(same, same.model_id)
     for change, message in (
         ({"vocab_size": 127}, "has vocabulary 127"),
         ({"tokenizer_fingerprint": "other"}, "has vocabulary 128 other"),
@@ -329,4 +329,17 @@ def test_what_a_later_target_must_be() -> None:
         other.CopyFrom(INFO)
         other.MergeFrom(pb.WorkerInfo(**change))
         with pytest.raises(IncompatiblePair, match=message):
-            reference.check_target(other)
+            reference.check_target(other, other.model_id)
+    with pytest.raises(IncompatiblePair, match="another folder named model than the one the pool was started with"):
+        reference.check_target(same, "/elsewhere/model")
+
+
+async def test_two_models_of_one_short_name_are_told_apart_or_refused(pools: Pools) -> None:
+    pools.update(Membership((CHAT, CODE, PoolSpec("more", "target")), ()))
+    chat, code, more = (pools.models[name] for name in ("chat", "code", "more"))
+    for model, path in ((chat, "/a/model"), (code, "/b/model")):
+        model.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), path))
+    assert [model.id for model in (chat, code)] == ["model", "coder"], "one has a model_name"
+    assert [model.load().target for model in (chat, code)] == ["model", "model@code"], "their rounds are counted apart"
+    with pytest.raises(IncompatiblePair, match="model id 'model' of the pool more is that of the pool chat already"):
+        more.refer(ReferenceTarget(INFO, pb.TokenizerFiles(), byte_level(), "/c/model"))

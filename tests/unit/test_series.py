@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -62,9 +63,9 @@ def drawn(view: View, width: int = 80) -> str:
 def system(serving: int, **workers: Span) -> View:
     """A gateway at work with one target; `serving`: whether that serves."""
     metrics = GatewayMetrics()
-    pair = metrics.pair("/models/" + 40 * "target", "hub/" + 40 * "draft")
+    pair = metrics.pair(40 * "target", "hub/" + 40 * "draft")
     members = MEMBERS.format(serving=serving, lost=1 - serving)
-    metrics.pair("/models/target", "idle").rounds.inc(3)
+    metrics.pair("target", "idle").rounds.inc(3)
     read = [Scrape.parse(generate_latest(metrics.registry).decode() + members, 0.0)]
     for phase, value in (("deliver", 0.004), ("verify", 0.008), ("overhead", 0.001), ("total", 0.01)):
         pair.round_seconds.labels(phase=phase).observe(value)
@@ -85,7 +86,7 @@ def system(serving: int, **workers: Span) -> View:
 
 def test_figures_are_those_of_the_span_and_every_line_fits_80_columns() -> None:
     worker = WorkerMetrics("target")
-    labels = {"model": "/models/" + 40 * "target", "device": "cuda:0", "dtype": "bfloat16", "path": "flash"}
+    labels = {"model": 40 * "target", "device": "cuda:0", "dtype": "bfloat16", "path": "flash"}
     worker.info.labels(**labels).set(1)
     for name, value in (("slots", 64), ("slots_in_use", 61), ("kv_blocks", 20480), ("kv_blocks_in_use", 20111)):
         getattr(worker, name).set(value)
@@ -158,5 +159,12 @@ def test_what_is_said_is_checked_before_it_is_shown_or_asked(
 
 
 def test_names_and_times_are_short() -> None:
-    assert short_name("/models/demo/target/") == "target" and short_name("hub/model") == "hub/model"
+    names = {
+        "/models/demo/target/": "target",
+        "~/target": "target",
+        "./x/../target": "target",
+        "hub/model": "hub/model",
+    }
+    assert {model: short_name(model) for model in names} == names
+    assert short_name(".") == Path.cwd().name
     assert [duration(each) for each in (0, 59, 3600, 90061)] == ["0 s", "59 s", "1 h 0 min", "1 d 1 h"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
+from outrider.wire import places
 from outrider.wire.errors import ConfigError
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (
@@ -25,6 +27,9 @@ _LIMITS = (
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 )
 """(folder, limit, use, page cache entries of memory.stat) of cgroup v2, and of v1, where no limit is a huge number."""
+
+TURN_TIMEOUT_S = 300.0
+"""Seconds that a worker waits for others to size their caches: a third of what a launcher gives it to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +136,13 @@ def readable_bytes(count: int) -> str:
 def in_turn() -> Iterator[None]:
     """Hold a lock while free memory of a GPU is counted and taken, so that two workers do not count the same.
 
-    The lock is this user's on this machine. Without a folder for temporary files nobody waits.
+    The lock is this user's on this machine. Without a place for it nobody waits.
     """
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            file = held.enter_context((Path(tempfile.gettempdir()) / f".outrider-memory-{os.getuid()}.lock").open("a"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            held.enter_context(places.hold_lock(places.shared_folder() / "memory.lock", TURN_TIMEOUT_S))
+        except ConfigError as error:
+            log.warning("free memory is counted without a lock: %s", error.message)
         yield
 
 

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from outrider.wire.places import cache_folder
+
 FLAGS = (
     "-std=c++17",
     "-O2",
@@ -73,9 +75,13 @@ def find_compiler() -> str:
     raise BuildError(f"no C++ compiler: {', '.join(names)} not found; install g++ or set CXX")
 
 
-def cache_folder() -> Path:
-    """Return $OUTRIDER_CACHE_DIR, or a folder in the user's cache."""
-    return Path(os.environ.get("OUTRIDER_CACHE_DIR") or Path.home() / ".cache" / "outrider")
+def check_owner(path: Path) -> None:
+    """Raise BuildError for a library that another account wrote or may write: to load it is to run its code."""
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise BuildError(f"{path} belongs to another account (uid {found.st_uid})")
+    if found.st_mode & 0o022:
+        raise BuildError(f"{path} may be written by other accounts")
 
 
 def compile_to(path: Path, compiler: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.engine.native.build import BuildError, built_library, compile_to, find_compiler
+from outrider.engine.native.build import BuildError, built_library, check_owner, compile_to, find_compiler
 
 NO_LAYER = 0
 """Layer index for a matrix or a vector that belongs to no layer."""
@@ -104,8 +104,8 @@ def library() -> ctypes.CDLL:
     path = built_library()
     try:
         return _open(path)
-    except (OSError, AttributeError):
-        compile_to(path, find_compiler())
+    except (OSError, AttributeError, BuildError) as error:
+        _build_again(path, error)
     try:
         return _open(path)
     except (OSError, AttributeError) as error:
@@ -117,7 +117,15 @@ def loaded() -> ctypes.CDLL | None:
     return library() if library.cache_info().currsize else None
 
 
+def _build_again(path: Path, error: Exception) -> None:
+    try:
+        compile_to(path, find_compiler())
+    except BuildError as failure:
+        raise BuildError(f"{path} is not loaded: {error}; it cannot be built again: {failure}") from None
+
+
 def _open(path: Path) -> ctypes.CDLL:
+    check_owner(path)
     opened = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(opened, name)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.wire import places
 from outrider.wire.errors import ConfigError, Unavailable
 
 _SOCKET = "control.sock"
@@ -29,15 +30,12 @@ GRACE_S = 1.0
 what an answer waits for the reason why it failed."""
 
 
-def make_private(folder: Path) -> Path:
-    """Create the folder for this user alone. Raises ConfigError when it is another's or its name is too long."""
+def make_meeting_place(folder: Path) -> Path:
+    """Create the ranks' folder for this user alone. Raises ConfigError when it is another's or its name is too long."""
     if len(os.fsencode(folder / _SOCKET)) > _MAX_PATH_BYTES:
         raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"the ranks' folder is {str(folder)!r}, which others may enter; give one of your own alone")
-    return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return places.make_private(folder)
 
 
 class Line:

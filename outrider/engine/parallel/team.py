@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
-from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Guest, make_private, receive_guests
+from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Guest, make_meeting_place, receive_guests
 from outrider.engine.paths.forward_path import ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
@@ -84,7 +84,7 @@ class Team:
             self._folder, self._is_ours = Path(tempfile.mkdtemp(prefix="outrider-ranks-")), True
             self._spawn(device)
         else:
-            self._folder = make_private(Path(shared_folder))
+            self._folder = make_meeting_place(Path(shared_folder))
         self._guests = receive_guests(self._folder, self.num_ranks, MEETING_TIMEOUT_S)
         store = self._folder / _STORE
         store.unlink(missing_ok=True)  # an earlier run's

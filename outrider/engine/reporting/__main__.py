@@ -16,10 +16,10 @@ import torch
 
 from outrider import __version__
 from outrider.engine.loading.loader import resolve_device
-from outrider.engine.native.build import cache_folder
 from outrider.engine.reporting.laws import laws
 from outrider.engine.reporting.steps import StepsTask, steps
 from outrider.engine.widening import Sizes, widen_folder
+from outrider.wire.places import cache_folder
 from outrider.wire.processes import Event, tell_all
 from outrider.wire.settings.system import demo_model
 

@@ -26,6 +26,7 @@ from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import PROTOCOL, Drafter
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.model_id import short_name
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.trace import Spans, open_spans
 from outrider.wire.transport.address import join_host_port
@@ -194,7 +195,12 @@ def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerS
     info = loaded.info()
     metrics.kv_blocks.set(info.num_kv_blocks)
     metrics.slots.set(config.max_slots)
-    labels = {"model": info.model_id, "device": info.device, "dtype": info.dtype, "path": info.attention_path}
+    labels = {
+        "model": short_name(info.model_id),
+        "device": info.device,
+        "dtype": info.dtype,
+        "path": info.attention_path,
+    }
     metrics.info.labels(**labels).set(1)
     if config.metrics_port is None:
         return None

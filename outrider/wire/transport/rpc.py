@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.wire.errors import InvalidRequest, OutriderError
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.transport.address import is_loopback
 
 log = get_logger(__name__)
@@ -210,6 +211,11 @@ def tune_malloc() -> None:
         libc.mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
     except (OSError, AttributeError):  # not glibc
         return
+
+
+def describe_failure(error: grpc.aio.AioRpcError) -> str:
+    """Return code and details of a call that failed, in one line and bounded: the details are a peer's words."""
+    return bound_text(f"{error.code().name}: {error.details()}", MAX_REASON_BYTES)
 
 
 def error_trailers(error: OutriderError) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ import grpc.aio
 
 from outrider.wire.errors import InvalidRequest, Unavailable, WorkerLost
 from outrider.wire.log import get_logger
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 
 log = get_logger(__name__)
 
@@ -199,7 +199,7 @@ class PendingReplies(Generic[Reply]):
                     elif future is not None and not future.done():
                         future.set_result(reply)
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            reason = describe_failure(error)
         finally:
             self.fail(WorkerLost(f"lost the worker: {reason}"))
 
