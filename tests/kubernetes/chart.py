@@ -16,6 +16,7 @@ HelmError = helm_python.HelmError
 
 CHART = REPO / "deploy/helm/outrider"
 RELEASE, NAMESPACE = "prod", "serving"
+FULLNAME = f"{RELEASE}-outrider"
 EXAMPLES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 VERSION = helm_python.helm_sdk_version()
 Manifest = dict[str, Any]
