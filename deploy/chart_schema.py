@@ -171,7 +171,7 @@ VALUES: Schema = {
     "gateway": closed(GATEWAY),
     "launcher": closed({**POD, "resources": MAP}),
     "head": closed({**POD, "resources": MAP}),
-    "secrets": closed({name: TEXT for name in ("apiKeys", "tls", "publicTls", "hubToken")}),
+    "secrets": closed(dict.fromkeys(("apiKeys", "tls", "publicTls", "hubToken"), TEXT)),
     "prometheus": closed(
         {
             "monitors": FLAG,
