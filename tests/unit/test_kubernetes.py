@@ -113,7 +113,16 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
             "pool t has values of its gateways",
         ),
         (
-            {"gateway": {"ingress": {"enabled": True}}, "targets": [TARGET, TARGET | {"name": "u"}], "drafts": []},
+            {"gateway": {"ingress": {"enabled": True}}},
+            "ingress is enabled for prod-outrider-gateway-demo, and names no hosts",
+        ),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "httpRoute is enabled .* names no parentRefs"),
+        (
+            {
+                "gateway": {"ingress": {"enabled": True, "hosts": [{"host": "a", "paths": []}]}},
+                "targets": [TARGET, TARGET | {"name": "u"}],
+                "drafts": [],
+            },
             "gateway-t and prod-outrider-gateway-u have the same ingress",
         ),
         ({"drafts": [POOL | {"serves": ["chat"]}]}, "d serves chat, which is no target pool; there are demo"),
@@ -504,6 +513,17 @@ def test_values_that_cannot_be_read_are_said_in_a_line(tmp_path: Path, capsys: p
     assert re.match("REFUSED  broken: chart: error converting YAML", unread)
 
 
+def test_the_values_in_the_docs_can_be_installed() -> None:
+    text = (REPO / "docs/deploy.md").read_text()
+    text = text[text.index("## Kubernetes") : text.index("### KubeRay")]
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    whole = [values for values in shown if "..." not in str(values)]
+    assert len(whole) == 3
+    for values in whole:
+        for manifest in rendered(values):
+            assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
 def test_rules_and_dashboards_are_those_of_the_folders() -> None:
     (rule,) = of_kind("monitored", "PrometheusRule").values()
     files = sorted((REPO / "deploy/prometheus/rules").glob("*.yml"))
@@ -577,7 +597,7 @@ def test_a_worker_gets_what_its_pool_names() -> None:
 
     chat = resources("tainted-gpus", "chat")
     assert chat["limits"] == {"cpu": "7500m", "memory": "32Gi", "nvidia.com/gpu": 1}
-    assert chat["requests"] == chat["limits"] | {"ephemeral-storage": "10Gi"}
+    assert chat["requests"] == chat["limits"] | {"ephemeral-storage": "50Gi"}
     assert resources("mig", "small")["limits"]["nvidia.com/mig-1g.10gb"] == 1
     assert resources("mig", "code")["limits"]["amd.com/gpu"] == 2
     (spec,) = [

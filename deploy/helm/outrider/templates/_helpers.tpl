@@ -348,6 +348,9 @@ alone what is a tenth too much. */}}
 {{- range $kind := list "ingress" "httpRoute" }}
 {{- $given := get $gateway $kind }}
 {{- $route := printf "%s of %s" $kind (pick $given "hosts" "hostnames" "rules" | toJson) }}
+{{- if and $given.enabled (not (get $given (ternary "hosts" "parentRefs" (eq $kind "ingress")))) }}
+{{- fail (printf "%s is enabled for %s, and names no %s" $kind $name (ternary "hosts" "parentRefs" (eq $kind "ingress"))) }}
+{{- end }}
 {{- if and $given.enabled (hasKey $routes $route) }}
 {{- fail (printf "%s and %s have the same %s; give each target pool its own, in its gateway.%s" (get $routes $route) $name $route $kind) }}
 {{- end }}
