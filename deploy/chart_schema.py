@@ -15,10 +15,10 @@ Schema = dict[str, Any]
 
 KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 """Of what pydantic says of a setting."""
-ADDRESSES = {"host", "port", "tls_dir", "metrics_port"}
+IN_ALL = {"port", "tls_dir", "metrics_port"}
 SET_BY_CHART = {
     GatewayConfig: {
-        *ADDRESSES,
+        *IN_ALL,
         "grpc_port",
         "target",
         "draft",
@@ -28,8 +28,8 @@ SET_BY_CHART = {
         "public_tls_dir",
         "api_keys",
     },
-    TargetConfig: {*ADDRESSES, "model"},
-    DraftConfig: {*ADDRESSES, "model"},
+    TargetConfig: {*IN_ALL, "host", "model"},
+    DraftConfig: {*IN_ALL, "host", "model"},
 }
 """Settings that follow from other values."""
 TEXT: Schema = {"type": "string"}

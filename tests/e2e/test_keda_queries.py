@@ -46,12 +46,7 @@ def gateway(manifests: list[Manifest]) -> Iterator[Process]:
         for name, worker in ((f"{TARGET}:7200", pools.targets[0]), (f"{DRAFT}:7100", pools.drafts[0])):
             assert line.count(name) == 1
             line = line.replace(name, worker.address)
-        line = (
-            line.replace("0.0.0.0", "127.0.0.1")
-            .replace("--port=8000", "--port=0")
-            .replace("=8001", "=0")
-            .replace("=9000", "=0")
-        )
+        line = line.replace("--port=8000", "--port=0").replace("=8001", "=0").replace("=9000", "=0")
         limits = ["--max-running", str(MAX_RUNNING), "--max-queue-wait-s", "600"]
         pools.gateways.append(Process("gateway", [*line.split(), *limits]))
         yield pools.gateways[0]

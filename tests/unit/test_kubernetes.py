@@ -151,6 +151,7 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
             "endpointPicker is p, and with kuberay the same gateways serve t and u",
         ),
         ({"loadTimeoutSeconds": 95}, "/loadTimeoutSeconds': multipleOf: got 95, want 10"),
+        ({"kuberay": True, "drafts": [POOL | {"strategy": {"type": "Recreate"}}]}, "pool d has a strategy"),
         ({"kuberay": True, "loadTimeoutSeconds": 1800}, "loadTimeoutSeconds is 1800, and with kuberay"),
         ({"gateway": {"settings": {"grpc_port": 1}}}, "'grpc_port' not allowed"),
     ],

@@ -20,16 +20,16 @@
 {{- default (ternary (include "outrider.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
-{{/* What selects the pods of a component: (list ROOT [COMPONENT [POOL]]). */}}
+{{/* What selects the pods of a component: (list ROOT [COMPONENT [POOL]]), where the pool may be "". */}}
 {{- define "outrider.selectorLabels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "outrider.name" $root }}
 app.kubernetes.io/instance: {{ $root.Release.Name }}
-{{- if gt (len .) 1 }}
-app.kubernetes.io/component: {{ index . 1 }}
+{{- with rest . }}
+app.kubernetes.io/component: {{ first . }}
+{{- with rest . | compact }}
+outrider/pool: {{ first . }}
 {{- end }}
-{{- if gt (len .) 2 }}
-outrider/pool: {{ index . 2 }}
 {{- end }}
 {{- end }}
 
@@ -52,7 +52,7 @@ app.kubernetes.io/part-of: outrider
 {{- toJson $part }}
 {{- end }}
 
-{{/* The rest of these is of (dict "root" ROOT "part" PART "labels" LIST), the list as above. First a pod's metadata. */}}
+{{/* A pod's metadata. These are of (dict "root" ROOT "part" PART "labels" LIST), the list as above, unless they say else. */}}
 {{- define "outrider.podMetadata" -}}
 labels:
   {{- merge (include "outrider.selectorLabels" .labels | fromYaml) .part.podLabels | toYaml | nindent 2 }}
@@ -104,7 +104,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The probes in .probes, with the part's over them. */}}
+{{/* Probes, with the part's over them: (dict "part" PART "probes" PROBES). */}}
 {{- define "outrider.probes" -}}
 {{- range $name := list "startupProbe" "livenessProbe" "readinessProbe" }}
 {{- with mergeOverwrite (get $.probes $name | default dict) (get $.part $name | default dict) }}
@@ -311,6 +311,9 @@ readinessProbe:
 {{- if and $.Values.kuberay .gateway }}
 {{- fail (printf "pool %s has values of its gateways, and with kuberay the same serve all pools; say them in gateway" .name) }}
 {{- end }}
+{{- if and $.Values.kuberay .strategy }}
+{{- fail (printf "pool %s has a strategy, which is a Deployment's, and kuberay is on: leave one out" .name) }}
+{{- end }}
 {{- if and .answersPerReplica $.Values.kuberay }}
 {{- fail (printf "pool %s has answersPerReplica, which is for KEDA, and kuberay is on: its launcher scales; leave one out" .name) }}
 {{- end }}
@@ -362,4 +365,30 @@ alone what is a tenth too much. */}}
 {{/* A Service's name is a label of DNS. */}}
 {{- define "outrider.fits" -}}
 {{- if gt (len .) 63 }}{{ fail (printf "%s is longer than the 63 characters of a Service's name: shorten the release's or the pool's" .) }}{{ end }}
+{{- end }}
+
+{{/* The pools as the launcher reads them, docs/cluster.md, as JSON. */}}
+{{- define "outrider.cluster" -}}
+{{- $cluster := dict "ray" (dict "address" "auto" "name" (include "outrider.fullname" .)) }}
+{{- if .Values.secrets.tls }}{{ $_ := set $cluster.ray "tls_dir" "/etc/outrider/secrets" }}{{ end }}
+{{- range $role, $pools := dict "target" .Values.targets "draft" .Values.drafts }}
+{{- $of_role := dict }}
+{{- range $pools }}
+{{- $pool := dict }}
+{{- range $key, $value := .settings }}{{ $_ := set $pool $key $value }}{{ end }}
+{{- $port := ternary 7200 7100 (eq $role "target") }}
+{{- range $key, $value := dict "count" .replicas "labels" (dict "outrider/pool" .name) "num_cpus" (include "outrider.cores" .cpu | float64) "port" $port "metrics_port" (add $port 2000) }}
+{{- $_ := set $pool $key $value }}
+{{- end }}
+{{- with .model }}{{ $_ := set $pool "model" . }}{{ end }}
+{{- with .maxReplicas }}{{ $_ := set $pool "max" . }}{{ end }}
+{{- with .gpus }}{{ $_ := set $pool "num_gpus" . }}{{ end }}
+{{- with .servedName }}{{ $_ := set $pool "model_name" . }}{{ end }}
+{{- with .serves }}{{ $_ := set $pool "serves" . }}{{ end }}
+{{- if $.Values.secrets.tls }}{{ $_ := set $pool "tls_dir" "/etc/outrider/secrets" }}{{ end }}
+{{- $_ := set $of_role .name $pool }}
+{{- end }}
+{{- $_ := set $cluster (printf "%ss" $role) $of_role }}
+{{- end }}
+{{- toPrettyJson $cluster }}
 {{- end }}
