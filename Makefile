@@ -234,7 +234,11 @@ compose-test: $(STAMP)
 check-kubernetes: $(STAMP)
 	$(BIN)/python -m tests.kubernetes $(ARGS)
 
-.PHONY: openai-table env-example compose-test check-kubernetes
+# values.schema.json of the Helm chart, whose settings are those of the processes.
+chart-schema: $(STAMP)
+	$(BIN)/python -m deploy.chart_schema > deploy/helm/outrider/values.schema.json
+
+.PHONY: openai-table env-example compose-test check-kubernetes chart-schema
 
 # Three machines of a Ray cluster, played on this one: a draft added and drained, a machine lost, clients all the while.
 cluster-test: $(STAMP)

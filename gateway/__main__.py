@@ -18,6 +18,7 @@ from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
+from gateway.api.operations import Operations
 from gateway.coordinator import Coordinator
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
@@ -61,8 +62,11 @@ async def serve(config: GatewayConfig) -> None:
     certificates = public_certificates(config.public_tls_dir, config.host)
     listener = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
+    coordinator = Coordinator(pools)
     source: RegistryClient | NamedWorkers | None = None
+    operations = _Operations(coordinator, pools)
     try:
+        await operations.start()
         source = _source(pools)
         starting = asyncio.create_task(_start(pools, source))
         stopping = asyncio.create_task(signals.stop.wait())
@@ -70,7 +74,7 @@ async def serve(config: GatewayConfig) -> None:
         stopping.cancel()
         if starting.done():
             starting.result()
-            await _serve(pools, Coordinator(pools), listener, certificates, signals)
+            await _serve(pools, coordinator, listener, certificates, signals, operations.address)
         else:
             starting.cancel()
     finally:
@@ -78,6 +82,32 @@ async def serve(config: GatewayConfig) -> None:
         if source is not None:
             await source.close()
         await pools.close()
+        await operations.stop()
+
+
+class _Operations:
+    """The server of `metrics_port`, from before the first target is there to the end; none without that setting."""
+
+    def __init__(self, coordinator: Coordinator, pools: Pools) -> None:
+        config = pools.config
+        self.address: str | None = None
+        if config.metrics_port is None:
+            return
+        self._listener = bind(config.host, config.metrics_port, "--metrics-port")
+        self.address = join_host_port(config.host, self._listener.getsockname()[1])
+        app = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values())).app()
+        self._server = HttpServer(app)
+
+    async def start(self) -> None:
+        if self.address is not None:
+            self._listener.listen(BACKLOG)
+            self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            log.info("metrics and health on %s", self.address)
+
+    async def stop(self) -> None:
+        if self.address is not None:
+            self._server.should_exit = True
+            await self._serving
 
 
 def _source(pools: Pools) -> RegistryClient | NamedWorkers:
@@ -101,6 +131,7 @@ async def _serve(
     listener: socket.socket,
     certificates: CertificateFolder | None,
     signals: Signals,
+    metrics_address: str | None,
 ) -> None:
     config = pools.config
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
@@ -114,7 +145,8 @@ async def _serve(
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
-    announce(http=join_host_port(config.host, listener.getsockname()[1]), grpc=grpc_address, pid=os.getpid())
+    http_address = join_host_port(config.host, listener.getsockname()[1])
+    announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True

@@ -55,12 +55,17 @@ def extract(tree: Path) -> None:
 def build(tree: Path, dist: Path, version: str, epoch: str) -> None:
     """Pack the source and the chart, and build the wheel, which leaves files of its own in `tree`."""
     pack(tree, f"outrider-{version}", dist / f"outrider-{version}.tar.gz", int(epoch))
-    pack(tree / CHART, "outrider", dist / f"outrider-{version}.tgz", int(epoch))
+    pack_chart(tree / CHART, dist / f"outrider-{version}.tgz", int(epoch))
     command: list[str | Path] = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, tree]
     output(command, SOURCE_DATE_EPOCH=epoch)
 
 
-def pack(tree: Path, folder: str, path: Path, epoch: int) -> None:
+def pack_chart(tree: Path, path: Path, epoch: int) -> None:
+    """Write the chart as Helm does, with the rules and dashboards that its links lead to."""
+    pack(tree, "outrider", path, epoch, follow_links=True)
+
+
+def pack(tree: Path, folder: str, path: Path, epoch: int, *, follow_links: bool = False) -> None:
     """Write `tree` as `folder` of a .tar.gz, without what is this machine's of it: times, users, the order of files."""
 
     def settled(one: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -68,7 +73,7 @@ def pack(tree: Path, folder: str, path: Path, epoch: int) -> None:
         return one
 
     with io.BytesIO() as plain:
-        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT, dereference=follow_links) as tar:
             tar.add(tree, folder, filter=settled)  # in the order of their names
         path.write_bytes(gzip.compress(plain.getvalue(), mtime=epoch))
 

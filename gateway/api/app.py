@@ -17,6 +17,7 @@ import outrider
 from gateway.admission.admission import Admission
 from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, is_anthropics, unexpected
 from gateway.api.openapi import App
+from gateway.api.operations import Operations
 from gateway.api.page import page_routes
 from gateway.api.routes import Routes
 from gateway.telemetry.request_record import note_failure, request_id_of
@@ -63,7 +64,8 @@ def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = t
     description = "OpenAI's interface, over disaggregated speculative decoding."
     version = outrider.__version__
     app = App(title="Outrider", version=version, description=description, openapi_url=None, redirect_slashes=False)
-    app.include_router(Routes(admission, members).router())
+    operations = Operations(admission.generator, admission.registry, members)
+    app.include_router(Routes(admission, operations).router())
     if admission.config.page:
         app.router.routes.extend(page_routes())
     app.add_exception_handler(OutriderError, _outrider_error)

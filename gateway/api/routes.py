@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,7 +14,6 @@ from typing import Any, get_type_hints
 from fastapi import APIRouter, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
@@ -57,6 +56,7 @@ from gateway.api.openai_responses import (
     with_scores,
 )
 from gateway.api.openapi import errors, events, named_events
+from gateway.api.operations import Operations
 from gateway.api.responses_form import ResponseForm
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
@@ -64,37 +64,11 @@ from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
 from gateway.rounds.draft_limits import longest_draft
 from gateway.tokenizer import Tokenizer
-from gateway.workers.member import Member
 from outrider import __version__
 from outrider.wire.params import check_token_ids
-from outrider.wire.transport.address import join_host_port
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """Transformers' class for what a tokenizer.json describes."""
-EVERYWHERE = ("0.0.0.0", "[::]")
-"""Where a worker listens that was told no host: nothing that anybody could connect to."""
-
-
-def target_groups(members: Iterable[Member]) -> list[Json]:
-    """Return where the metrics of all workers are that have said so, whether they are connected now or not, in the form
-    of Prometheus' HTTP service discovery.
-    """
-    groups: list[Json] = []
-    for member in members:
-        spec, info = member.spec, member.link.info
-        address = spec.metrics_address or ("" if info is None else info.metrics_address)
-        if address:
-            labels = {"role": spec.role, "pool": spec.pool, "member": spec.name}
-            groups.append({"targets": [reachable(address, spec.address)], "labels": labels})
-    return groups
-
-
-def reachable(metrics_address: str, worker_address: str) -> str:
-    """A worker that listens on every address is asked for its metrics where its gRPC is."""
-    host, _, port = metrics_address.rpartition(":")
-    if host not in EVERYWHERE:
-        return metrics_address
-    return join_host_port(worker_address.rpartition(":")[0].strip("[]"), int(port))
 
 
 class BodyRoute(APIRoute):
@@ -116,8 +90,7 @@ class BodyRoute(APIRoute):
 @dataclass(frozen=True, slots=True)
 class Routes:
     admission: Admission
-    members: Callable[[], Iterable[Member]]
-    """The workers, for /sd."""
+    operations: Operations
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -137,12 +110,13 @@ class Routes:
         get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
         one = errors(401, 404)
         get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=one, dependencies=keys)
-        get("/metrics", self.metrics, response_class=PlainTextResponse)
-        get("/sd", self.discovery, response_model=list[TargetGroup])
+        if self.admission.config.metrics_port is None:
+            get("/metrics", self.operations.metrics, response_class=PlainTextResponse)
+            get("/sd", self.operations.discovery, response_model=list[TargetGroup])
         get("/health", self.health, response_class=Response, responses={503: {}})
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
-        get("/healthz", self.healthz, response_model=Alive)
-        get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
+        get("/healthz", self.operations.healthz, response_model=Alive)
+        get("/readyz", self.operations.readyz, response_model=Ready, responses={503: {"model": Ready}})
         info = errors(400, 401)
         get("/tokenizer_info", self.tokenizer_info, response_model=TokenizerInfo, responses=info, dependencies=keys)
         get("/version", self.version, response_model=Version)
@@ -357,27 +331,9 @@ class Routes:
         """Describe one of them."""
         return JsonResponse(_model(find_model(self.admission.generator.models(), model_id)))
 
-    async def metrics(self) -> Response:
-        """Return Prometheus series."""
-        return Response(generate_latest(self.admission.registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-    async def discovery(self) -> Response:
-        """Tell Prometheus' http_sd_configs where the workers' metrics are."""
-        return JsonResponse(target_groups(self.members()))
-
     async def health(self) -> Response:
         """Answer as vLLM: no body, 200 while a request would be served and 503 while not."""
         return Response(status_code=200 if self.admission.generator.ready() is None else 503)
-
-    async def healthz(self) -> Response:
-        """Say that the process lives."""
-        return JsonResponse({"alive": True})
-
-    async def readyz(self) -> Response:
-        """Say whether a request would be served now, and which workers are not used."""
-        reason, refusals = self.admission.generator.ready(), self.admission.generator.refusals()
-        said = {"ready": reason is None, "reason": reason, "refused": list(refusals)}
-        return JsonResponse(said, 200 if reason is None else 503)
 
     async def openapi(self, request: Request) -> Response:
         """Return this document."""

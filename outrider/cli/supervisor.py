@@ -8,6 +8,7 @@ each time, and no more once it keeps ending.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -117,7 +118,8 @@ class Gateway:
     http: str
     grpc: str
     url: str
-    """URL of its HTTP server; its metrics are at /metrics there."""
+    """URL of its HTTP server."""
+    metrics_url: str
     refused: Sequence[str] = ()
     """Workers that it does not use, and why."""
 
@@ -194,6 +196,7 @@ class Supervisor:
             wanted = self._gateway_config(index, target="127.0.0.1:0")
             check_free(wanted.host, wanted.port, "--port")
             check_free(wanted.host, wanted.grpc_port, "--grpc-port")
+            check_free(wanted.host, wanted.metrics_port or 0, "--metrics-port")
             if wanted.api_keys is not None:
                 read_keys(wanted.api_keys)  # what is wrong with it is said before the models load
         if self._config.ray is None:
@@ -327,8 +330,9 @@ class Supervisor:
         """Return each gateway's own ports: counted up from the first one's, but for 0."""
         config = gateway_config(self._config.gateway, **workers)
         ports = {"port": config.port, "grpc_port": config.grpc_port}
-        between = abs(config.port - config.grpc_port)
-        step = between + 1 if between < self._config.gateways else 1  # neither meets the other
+        if config.metrics_port is not None:
+            ports["metrics_port"] = config.metrics_port
+        step = _step([port for port in ports.values() if port], self._config.gateways)
         own = {name: port and port + index * step for name, port in ports.items()}
         for name, port in own.items():
             if port > 65535:
@@ -343,9 +347,12 @@ class Supervisor:
         ready = self._await_ready(self._spawn_gateway(name, config), _SERVED_TIMEOUT_S)
         scheme = "http" if config.public_tls_dir is None else "https"
         url = f"{scheme}://{ready['http']}"
-        gateway = Gateway(str(ready["http"]), str(ready["grpc"]), url, self._await_served(url))
+        metrics_url = url if config.metrics_port is None else f"http://{ready['metrics']}"
+        gateway = Gateway(str(ready["http"]), str(ready["grpc"]), url, metrics_url, self._await_served(url))
         self._progress(name, "ready", gateway.http)
         ports = {"port": _port(gateway.http), "grpc_port": _port(gateway.grpc)}  # where its users look for it
+        if config.metrics_port is not None:
+            ports["metrics_port"] = _port(str(ready["metrics"]))
         self._keep(name, lambda: self._spawn_gateway(name, config.model_copy(update={**self._where(), **ports})))
         return gateway
 
@@ -437,6 +444,15 @@ def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
     workers = {name: (pool.role, pool.worker) for name, pool in pools.items()}
     shared = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))
     return {name: None if cores is None else format_cores(cores) for name, cores in shared.items()}
+
+
+def _step(ports: Sequence[int], num_gateways: int) -> int:
+    """Return the smallest step by which the ports of gateways count up so that none has another's."""
+    for step in itertools.count(1):
+        numbers = {port + index * step for port in ports for index in range(num_gateways)}
+        if len(numbers) == len(ports) * num_gateways:
+            return step
+    raise AssertionError("the ports of one gateway differ")
 
 
 def _port(address: str) -> int:

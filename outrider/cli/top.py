@@ -33,7 +33,9 @@ much more seldom."""
 
 
 def top(
-    gateway: Annotated[str, typer.Option(help="URL of a gateway's HTTP server.")] = "http://127.0.0.1:8000",
+    gateway: Annotated[
+        str, typer.Option(help="URL of a gateway's HTTP port, or of its metrics_port.")
+    ] = "http://127.0.0.1:8000",
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds that rates are taken over.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval, and end.")] = False,
     tls_ca: Annotated[

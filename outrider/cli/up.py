@@ -160,7 +160,7 @@ def _show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) 
     workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
     console.print(Text.assemble("\n", ("ready", "bold green"), f"  {workers}{'' if with_draft else no_draft}"))
     for gateway in endpoints.gateways:
-        console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.url}/metrics")
+        console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.metrics_url}/metrics")
         console.print(f"  gRPC  {gateway.grpc}")
         if settings.gateway.get("page", True):
             console.print(f"  page  {gateway.url}/")

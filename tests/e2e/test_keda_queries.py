@@ -17,12 +17,12 @@ import pytest
 
 from deploy.prometheus.binaries import NotFound
 from outrider.client import AsyncClient
-from tests.kubernetes.chart import NAMESPACE, RELEASE, Manifest, rendered
+from tests.kubernetes.chart import FULLNAME, NAMESPACE, Manifest, rendered
 from tests.stack import Process, running_pools
 from tests.watching.prometheus import Prometheus
 
 MAX_RUNNING = 4
-TARGET, DRAFT = f"{RELEASE}-demo", f"{RELEASE}-demo-draft"
+TARGET, DRAFT = f"{FULLNAME}-demo", f"{FULLNAME}-demo-draft"
 SIZES = {"replicas": 1, "maxReplicas": 3, "cpu": 1, "memory": "4Gi"}
 VALUES: dict[str, Any] = {
     "targets": [SIZES | {"name": "demo", "model": "m", "answersPerReplica": 4}],
@@ -39,14 +39,14 @@ def manifests() -> list[Manifest]:
 @pytest.fixture(scope="module")
 def gateway(manifests: list[Manifest]) -> Iterator[Process]:
     (deployment,) = [
-        one for one in manifests if one["metadata"]["name"] == f"{RELEASE}-gateway-demo" and "replicas" in one["spec"]
+        one for one in manifests if one["metadata"]["name"] == f"{FULLNAME}-gateway-demo" and "replicas" in one["spec"]
     ]
     line = " ".join(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
     with running_pools(1, 1, 0) as pools:
         for name, worker in ((f"{TARGET}:7200", pools.targets[0]), (f"{DRAFT}:7100", pools.drafts[0])):
             assert line.count(name) == 1
             line = line.replace(name, worker.address)
-        line = line.replace("0.0.0.0", "127.0.0.1").replace("--port=8000", "--port=0").replace("=8001", "=0")
+        line = line.replace("--port=8000", "--port=0").replace("=8001", "=0").replace("=9000", "=0")
         limits = ["--max-running", str(MAX_RUNNING), "--max-queue-wait-s", "600"]
         pools.gateways.append(Process("gateway", [*line.split(), *limits]))
         yield pools.gateways[0]
@@ -55,9 +55,9 @@ def gateway(manifests: list[Manifest]) -> Iterator[Process]:
 @pytest.fixture(scope="module")
 def prometheus(gateway: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """With the labels that the Prometheus operator gives to what a ServiceMonitor finds."""
-    labels = {"namespace": NAMESPACE, "service": f"{RELEASE}-gateway-demo"}
+    labels = {"namespace": NAMESPACE, "service": f"{FULLNAME}-gateway-demo-metrics"}
     try:
-        found = Prometheus(tmp_path_factory.mktemp("prometheus"), str(gateway.ready["http"]), labels)
+        found = Prometheus(tmp_path_factory.mktemp("prometheus"), str(gateway.ready["metrics"]), labels)
     except NotFound as error:
         pytest.skip(str(error))
     with closing(found):

@@ -16,6 +16,7 @@ HelmError = helm_python.HelmError
 
 CHART = REPO / "deploy/helm/outrider"
 RELEASE, NAMESPACE = "prod", "serving"
+FULLNAME = f"{RELEASE}-outrider"
 EXAMPLES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 VERSION = helm_python.helm_sdk_version()
 Manifest = dict[str, Any]
@@ -32,7 +33,7 @@ def rendered(values: Values, release: str = RELEASE, path: Path = CHART) -> list
     with helm_python.Chart.load(path) as chart:
         texts = chart.render(values, name=release, namespace=NAMESPACE)
     files = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
-    return [one for text in files for one in yaml.safe_load_all(text) if one]
+    return [one for text in files for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def _problem(text: str) -> str | None:
 def _misread(manifest: Manifest) -> str | None:
     """What a process would say of its settings instead of starting."""
     try:
-        if manifest["kind"] == "ConfigMap":
+        if "cluster.yaml" in manifest.get("data", {}):
             launcher_settings(manifest)
         for template in pod_templates(manifest):
             for container in template["spec"]["containers"]:

@@ -110,6 +110,7 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
     "flags, message",
     [
         (["--port", "80", "--grpc-port", "80"], "port and grpc_port are both 80"),
+        (["--metrics-port", "8000"], "port and metrics_port are both 8000"),
         (["--registry", "127.0.0.1:7000"], "registry and target contradict each other"),
         (["--num-draft-tokens", "4", "--tree", "4x2x1"], "tree is 4x2x1 and num_draft_tokens 4"),
         (["--num-draft-tokens", "33"], "num_draft_tokens is 33, 33 drafted tokens, and max_draft_tokens 32"),

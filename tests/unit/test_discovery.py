@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.routes import reachable, target_groups
+from gateway.api.operations import reachable, target_groups
 from gateway.workers.membership import MemberSpec
 from outrider.v1 import common_pb2 as pb
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import sys
@@ -14,8 +13,9 @@ import pytest
 import yaml
 
 from deploy import node_drain
+from deploy.chart_schema import SET_BY_CHART, values_schema
 from deploy.docker import health
-from deploy.release.__main__ import pack
+from deploy.release.__main__ import pack_chart
 from gateway.workers.membership import DNS, from_config
 from gateway.workers.named_workers import LOOK_S
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
@@ -26,6 +26,7 @@ from tests.kubernetes.__main__ import main
 from tests.kubernetes.chart import (
     CHART,
     EXAMPLES,
+    FULLNAME,
     NAMESPACE,
     RELEASE,
     HelmError,
@@ -35,9 +36,19 @@ from tests.kubernetes.chart import (
     rendered,
     values_of,
 )
-from tests.kubernetes.check import Settings, launcher_settings, pods, problem, selects, settings, variables
+from tests.kubernetes.check import (
+    Settings,
+    launcher_settings,
+    pod_templates,
+    pods,
+    problem,
+    selects,
+    settings,
+    variables,
+)
 
 NAMES = [path.stem for path in EXAMPLES]
+VALUES = {path.stem: values_of(path) for path in EXAMPLES}
 WORKERS = ("target", "draft")
 WITH_ALL = ("plain", "kuberay")
 
@@ -62,7 +73,7 @@ def gateway(name: str, deployment: str) -> GatewayConfig:
 
 
 def launcher() -> SystemConfig:
-    return launcher_settings(of_kind("kuberay", "ConfigMap")[f"{RELEASE}-cluster"])
+    return launcher_settings(of_kind("kuberay", "ConfigMap")[f"{FULLNAME}-cluster"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,9 +82,9 @@ def test_every_manifest_fits_its_schema(name: str) -> None:
         assert problem(manifest) is None, manifest["metadata"]["name"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
-def test_the_linter_has_no_complaint(path: Path) -> None:
-    assert complaints(values_of(path)) == []
+@pytest.mark.parametrize("name", [*WITH_ALL, "monitored"])
+def test_the_linter_has_no_complaint(name: str) -> None:
+    assert complaints(VALUES[name]) == []
 
 
 TARGET = {"name": "t", "model": "m", "replicas": 2, "cpu": 1, "memory": "1Gi"}
@@ -85,7 +96,35 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
     [
         ({"kubray": True}, "'kubray' not allowed"),
         ({"drafts": [POOL | {"name": "A b"}]}, "'A b' does not match"),
-        ({"drafts": [POOL | {"settings": {"maxSlots": 4}}]}, "'maxSlots' does not match"),
+        ({"drafts": [POOL | {"settings": {"max_slot": 4}}]}, "'max_slot' not allowed"),
+        ({"drafts": [POOL | {"settings": {"tensor_parallel": 4}}]}, "'tensor_parallel' not allowed"),
+        ({"targets": [TARGET | {"settings": {"max_slots": 0}}]}, "max_slots': minimum: got 0, want 1"),
+        ({"targets": [TARGET | {"settings": {"dtype": "fp16"}}]}, "dtype': value must be one of 'auto'"),
+        ({"targets": [TARGET | {"gateway": {"settings": {"max_runing": 4}}}]}, "'max_runing' not allowed"),
+        ({"gateway": {"settings": {"num_draft_tokens": "many"}}}, "num_draft_tokens': value must be 'auto'"),
+        ({"targets": [TARGET | {"cpu": "half"}]}, "cpu': 'half' does not match"),
+        (
+            {"drafts": [], "targets": [TARGET | {"gpus": 1, "settings": {"tensor_parallel": 4}}]},
+            "pool t has gpus 1, and a worker of it takes 4, one for each rank of tensor_parallel",
+        ),
+        ({"drafts": [POOL | {"gpus": 2}]}, "pool d has gpus 2, and a worker of it takes 1"),
+        (
+            {"kuberay": True, "drafts": [], "targets": [TARGET | {"gateway": {"replicas": 3}}]},
+            "pool t has values of its gateways",
+        ),
+        (
+            {"gateway": {"ingress": {"enabled": True}}},
+            "ingress is enabled for prod-outrider-gateway-demo, and names no hosts",
+        ),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "httpRoute is enabled .* names no parentRefs"),
+        (
+            {
+                "gateway": {"ingress": {"enabled": True, "hosts": [{"host": "a", "paths": []}]}},
+                "targets": [TARGET, TARGET | {"name": "u"}],
+                "drafts": [],
+            },
+            "gateway-t and prod-outrider-gateway-u have the same ingress",
+        ),
         ({"drafts": [POOL | {"serves": ["chat"]}]}, "d serves chat, which is no target pool; there are demo"),
         ({"drafts": [POOL | {"name": "demo"}]}, "two pools have one name: demo, demo"),
         ({"drafts": [POOL | {"maxReplicas": 4}]}, "pool d has one of maxReplicas and answersPerReplica"),
@@ -104,16 +143,17 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
         ),
         ({"drafts": [POOL | {"name": "gateway-demo"}]}, "pool gateway-demo has a name that gateways"),
         ({"kuberay": True, "drafts": [POOL | {"name": "head"}]}, "pool head has a name that"),
-        ({"drafts": [POOL | {"settings": {"host": "::"}}]}, "pool d has the setting host, which the chart sets"),
-        ({"targets": [POOL]}, "targets/0/serves"),
-        ({"drafts": [POOL | {"servedName": "d"}]}, "drafts/0/servedName"),
+        ({"drafts": [POOL | {"settings": {"host": "::"}}]}, "'host' not allowed"),
+        ({"targets": [POOL]}, "'serves' not allowed"),
+        ({"drafts": [POOL | {"servedName": "d"}]}, "'servedName' not allowed"),
         (
             {"kuberay": True, "endpointPicker": "p", "targets": [TARGET, TARGET | {"name": "u"}], "drafts": []},
             "endpointPicker is p, and with kuberay the same gateways serve t and u",
         ),
         ({"loadTimeoutSeconds": 95}, "/loadTimeoutSeconds': multipleOf: got 95, want 10"),
+        ({"kuberay": True, "drafts": [POOL | {"strategy": {"type": "Recreate"}}]}, "pool d has a strategy"),
         ({"kuberay": True, "loadTimeoutSeconds": 1800}, "loadTimeoutSeconds is 1800, and with kuberay"),
-        ({"gateway": {"settings": {"grpc_port": 1}}}, "gateway has the setting grpc_port, which the chart sets"),
+        ({"gateway": {"settings": {"grpc_port": 1}}}, "'grpc_port' not allowed"),
     ],
 )
 def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str) -> None:
@@ -121,22 +161,22 @@ def test_values_that_nobody_means_are_refused(values: dict[str, Any], words: str
         rendered(values)
 
 
-@pytest.mark.parametrize("setting", sorted({*Pool.model_fields, "model"} - {"name", "role", "worker"}))
-def test_what_a_pool_says_is_not_said_again_by_its_settings(setting: str) -> None:
-    """The chart's own would win in silence, or the launcher's file would have it."""
-    for key, pool in (("targets", TARGET), ("drafts", POOL)):
-        with pytest.raises(HelmError, match=f"has the setting {setting}, which the chart sets"):
-            rendered({"kuberay": True, "drafts": [], key: [pool | {"settings": {setting: 1}}]})
+def test_settings_are_those_of_the_processes_but_for_what_other_values_say() -> None:
+    """With kuberay they stand in the launcher's file, beside what that says of a pool."""
+    assert values_schema() == (CHART / "values.schema.json").read_text(), "make chart-schema"
+    own = {*Pool.model_fields, "model"} - {"name", "role", "worker"}
+    for cls, chosen in SET_BY_CHART.items():
+        assert chosen <= cls.model_fields.keys()
+        assert own.isdisjoint(cls.model_fields.keys() - chosen)
 
 
 @pytest.mark.parametrize("kuberay", [False, True])
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"drafts": [POOL | {"settings": {"max_slot": 100}}]}, "max_slot.*did you mean .*max_slots"),
-        ({"drafts": [], "targets": [TARGET | {"settings": {"lookup_min_n": 3}}]}, "lookup_min_n.* no setting any more"),
-        ({"drafts": [POOL | {"settings": {"max_slots": 0}}]}, "max_slots is '?0'?"),
-        ({"gateway": {"settings": {"max_runing": 32}}}, "did you mean outrider_gateway_max_running"),
+        ({"drafts": [POOL | {"settings": {"drafter": "unigram"}}]}, "drafter is 'unigram' and drafter_text is missing"),
+        ({"drafts": [], "targets": [TARGET | {"settings": {"lookahead": "5"}}]}, "lookahead is '5'"),
+        ({"gateway": {"settings": {"tree": "4x"}}}, "tree is '4x'"),
     ],
 )
 def test_settings_at_which_no_pod_would_start_are_refused(values: dict[str, Any], words: str, kuberay: bool) -> None:
@@ -172,9 +212,9 @@ def _grows_up_to(most: int, limit: str, key: str, pool: dict[str, Any], more: di
 
 
 def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None:
-    rendered({}, "r" * 50)
-    with pytest.raises(HelmError, match="r-gateway-demo is longer than the 63 characters"):
-        rendered({}, "r" * 51)
+    rendered({}, "r" * 33)
+    with pytest.raises(HelmError, match="r-outrider-gateway-demo-metrics is longer than the 63 characters"):
+        rendered({}, "r" * 34)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,6 +254,8 @@ def test_every_port_that_is_named_exists(name: str) -> None:
             asked = each.get(probe, {})
             if "grpc" in asked:
                 assert str(asked["grpc"]["port"]) in numbers
+            if "httpGet" in asked:
+                assert asked["httpGet"]["port"] in {port["name"] for port in each["ports"]}
             *_, kind, address = asked.get("exec", {}).get("command", ("tcp", ":" + min(numbers)))
             assert kind in health.CHECKS
             assert address.rpartition(":")[2] in numbers
@@ -236,14 +278,15 @@ def test_pods_have_no_rights_to_spare(name: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
 def test_nobody_is_ended_while_models_are_loaded(path: Path) -> None:
-    """A gateway does not listen before a target is there: a probe that ended it would keep it from ever serving."""
+    """A gateway whose targets load is not ready; a probe that ended it would bring none."""
     limit_s = (values_of(CHART / "values.yaml") | values_of(path))["loadTimeoutSeconds"]
     for labels, each in containers(path.stem):
-        if labels["outrider/role"] == "gateway":
-            assert not {"startupProbe", "livenessProbe"} & set(each)
-        else:
-            assert "livenessProbe" in each, labels
-        if labels["outrider/role"] in ("target", "draft") and path.stem != "kuberay":
+        assert "livenessProbe" in each, labels
+        if labels["app.kubernetes.io/component"] == "gateway":
+            asked = {each[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe")}
+            assert asked == {"/healthz"}, "which is of the event loop, not of targets"
+            assert each["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        elif labels["app.kubernetes.io/component"] in WORKERS and path.stem != "kuberay":
             probe = each["startupProbe"]
             assert probe["periodSeconds"] * probe["failureThreshold"] == limit_s
     for name, deployment in of_kind(path.stem, "Deployment").items():
@@ -262,13 +305,13 @@ def test_gateways_find_the_workers_of_their_pools_by_the_services() -> None:
     services = of_kind("plain", "Service")
     deployments = of_kind("plain", "Deployment")
     for pool, drafts, served in (("chat", ["small"], "llama-3b"), ("code", ["small", "copies"], None)):
-        membership = from_config(gateway("plain", f"{RELEASE}-gateway-{pool}"))
+        membership = from_config(gateway("plain", f"{FULLNAME}-gateway-{pool}"))
         assert [one.name for one in membership.pools] == [pool, *drafts]
         assert membership.pools[0].model_name == served
         for member in membership.members:
             host, _, port = member.address.removeprefix(DNS).rpartition(":")
             assert member.address.startswith(DNS)
-            assert host == f"{RELEASE}-{member.pool}"
+            assert host == f"{FULLNAME}-{member.pool}"
             assert services[host]["spec"]["clusterIP"] == "None", "its name has the addresses of its pods"
             template = deployments[host]["spec"]["template"]
             assert services[host]["spec"]["selector"] == template["metadata"]["labels"]
@@ -278,7 +321,7 @@ def test_gateways_find_the_workers_of_their_pools_by_the_services() -> None:
 def test_a_pods_settings_are_those_of_its_pool() -> None:
     read: dict[str, Settings] = {}
     for pool, role in (("chat", "target"), ("code", "target"), ("small", "draft"), ("copies", "draft")):
-        found = container("plain", f"{RELEASE}-{pool}")
+        found = container("plain", f"{FULLNAME}-{pool}")
         assert found["args"] == ["python", "-m", f"{role}_service"]
         read[pool] = settings(found)
     chat, code, small, copies = read.values()
@@ -293,7 +336,7 @@ def test_a_pods_settings_are_those_of_its_pool() -> None:
     assert isinstance(code, TargetConfig) and code.tensor_parallel == 4
     assert isinstance(small, DraftConfig) and small.target_model == chat.model, "in case it is a head"
     assert isinstance(copies, DraftConfig) and (copies.drafter, copies.model) == ("lookup", code.model)
-    served = gateway("plain", f"{RELEASE}-gateway-chat")
+    served = gateway("plain", f"{FULLNAME}-gateway-chat")
     assert (served.max_running, served.page, served.drain_timeout_s) == (48, False, 0)
 
 
@@ -301,7 +344,7 @@ def test_the_pools_of_a_ray_cluster_find_their_nodes() -> None:
     config = launcher()
     assert config.ray is not None
     assert config.ray.name is not None, "a launcher that is started again must take over what runs"
-    groups = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]
+    groups = of_kind("kuberay", "RayCluster")[FULLNAME]["spec"]["workerGroupSpecs"]
     for pool in config.pools:
         (group,) = [one for one in groups if pool.labels.items() <= one["labels"].items()]
         ports = {one["name"]: one["containerPort"] for one in group["template"]["spec"]["containers"][0]["ports"]}
@@ -315,9 +358,9 @@ def test_the_pools_of_a_ray_cluster_find_their_nodes() -> None:
         ("copies", 1, 1, ("code",)),
         ("small", 1, 4, ("chat", "code")),
     ]
-    registry = gateway("kuberay", f"{RELEASE}-gateway").registry
-    (port,) = of_kind("kuberay", "Service")[f"{RELEASE}-launcher"]["spec"]["ports"]
-    assert registry == f"{RELEASE}-launcher:{port['port']}"
+    registry = gateway("kuberay", f"{FULLNAME}-gateway").registry
+    (port,) = of_kind("kuberay", "Service")[f"{FULLNAME}-launcher"]["spec"]["ports"]
+    assert registry == f"{FULLNAME}-launcher:{port['port']}"
     assert (config.targets[0].model_name, config.targets[0].worker.kv_cache_tokens) == ("llama-3b", 1048576)
 
 
@@ -326,11 +369,11 @@ def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> N
     graces = {
         labels["outrider/pool"]: spec["terminationGracePeriodSeconds"]
         for labels, spec in pods(example(name))
-        if labels["outrider/role"] in WORKERS
+        if labels["app.kubernetes.io/component"] in WORKERS
     }
     assert graces == {"chat": 151, "code": 65, "small": 65, "copies": 65}, "60 s more than it drains"
     if name == "kuberay":
-        for group in of_kind(name, "RayCluster")[RELEASE]["spec"]["workerGroupSpecs"]:
+        for group in of_kind(name, "RayCluster")[FULLNAME]["spec"]["workerGroupSpecs"]:
             command = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
             assert command == ["python", "-m", node_drain.__name__]
 
@@ -338,34 +381,37 @@ def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> N
 @pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
 def test_gateways_can_be_upgraded_before_any_other_pod(path: Path) -> None:
     values = values_of(path)
-    images = values.get("images", {}) | {"gateway": "new"}
+    gateway = values.get("gateway", {})
+    gateway = gateway | {"image": gateway.get("image", {}) | {"tag": "new"}}
     moved = [
         after
-        for before, after in zip(example(path.stem), rendered(values | {"images": images}), strict=True)
+        for before, after in zip(example(path.stem), rendered(values | {"gateway": gateway}), strict=True)
         if before != after
     ]
     assert moved
-    assert {(one["kind"], one["metadata"]["labels"]["outrider/role"]) for one in moved} == {("Deployment", "gateway")}
+    assert {(one["kind"], one["metadata"]["labels"]["app.kubernetes.io/component"]) for one in moved} == {
+        ("Deployment", "gateway")
+    }
 
 
 @pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])
 def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
-    read = gateway(name, f"{RELEASE}-{deployment}")
-    spec = of_kind(name, "Deployment")[f"{RELEASE}-{deployment}"]["spec"]["template"]["spec"]
+    read = gateway(name, f"{FULLNAME}-{deployment}")
+    spec = of_kind(name, "Deployment")[f"{FULLNAME}-{deployment}"]["spec"]["template"]["spec"]
     assert _secrets(spec) == {
         read.tls_dir: ["outrider-tls-gateway"],
         read.public_tls_dir: ["public"],
         str(read.api_keys).rpartition("/")[0]: ["keys"],
     }
     for labels, pod in pods(example(name)):
-        role = labels["outrider/role"]
+        role = labels["app.kubernetes.io/component"]
         if role in WORKERS:
             assert _secrets(pod) == {str(health.TLS_DIR): [f"outrider-tls-{role}", "hub"]}
     if name == "kuberay":
         config = launcher()
         assert config.ray is not None
         assert {config.ray.tls_dir, *(pool.worker.tls_dir for pool in config.pools)} == {str(health.TLS_DIR)}
-        pod = of_kind(name, "Deployment")[f"{RELEASE}-launcher"]["spec"]["template"]["spec"]
+        pod = of_kind(name, "Deployment")[f"{FULLNAME}-launcher"]["spec"]["template"]["spec"]
         assert _secrets(pod) == {str(health.TLS_DIR): ["outrider-tls-launcher"]}
 
 
@@ -383,15 +429,12 @@ def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:
 
 @pytest.mark.parametrize("name", WITH_ALL)
 def test_what_is_served_by_tls_is_named_so(name: str) -> None:
-    """To ingresses and meshes, and to Prometheus; workers' metrics are plain."""
-    services = {key: one for key, one in of_kind(name, "Service").items() if "gateway" in key}
-    assert {port["appProtocol"] for one in services.values() for port in one["spec"]["ports"]} == {"https"}
-    (monitor,) = of_kind(name, "ServiceMonitor").values()
-    assert {one["scheme"] for one in monitor["spec"]["endpoints"]} == {"https"}
-    assert "http://" not in json.dumps(of_kind(name, "ScrapeConfig"))
-    services = {key: one for key, one in of_kind("minimal", "Service").items() if "gateway" in key}
-    ports = {port["name"]: port["appProtocol"] for one in services.values() for port in one["spec"]["ports"]}
-    assert ports == {"http": "http", "grpc": "kubernetes.io/h2c"}
+    """To ingresses and meshes; metrics are plain."""
+    for example_name, protocols in ((name, {"https"}), ("minimal", {"http", "kubernetes.io/h2c"})):
+        services = of_kind(example_name, "Service").values()
+        ports = [port for one in services for port in one["spec"]["ports"] if "appProtocol" in port]
+        assert {port["appProtocol"] for port in ports if port["name"] != "metrics"} == protocols
+        assert {port["appProtocol"] for port in ports if port["name"] == "metrics"} == {"http"}
 
 
 @pytest.mark.parametrize("name", WITH_ALL)
@@ -403,14 +446,15 @@ def test_scraped_as_alerts_and_dashboards_ask(name: str) -> None:
     jobs = {one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"}
     (workers,) = of_kind(name, "ScrapeConfig").values()
     assert jobs | {workers["spec"]["jobName"]} == {one["job_name"] for one in ours}
-    gateways = {
-        key: one for key, one in of_kind(name, "Service").items() if selects(monitor["spec"]["selector"], _labels(one))
+    services = {
+        key: {port["name"]: port["port"] for port in one["spec"]["ports"]}
+        for key, one in of_kind(name, "Service").items()
+        if selects(monitor["spec"]["selector"], _labels(one))
     }
-    assert gateways.keys() == {key for key in of_kind(name, "Service") if "gateway" in key}
-    port = {one["name"]: one["port"] for one in gateways.popitem()[1]["spec"]["ports"]}[endpoint["port"]]
-    assert {one["url"] for one in workers["spec"]["httpSDConfigs"]} == {
-        f"https://{key}.{NAMESPACE}.svc:{port}/sd" for key in of_kind(name, "Service") if "gateway" in key
-    }
+    scraped = {key: ports[endpoint["port"]] for key, ports in services.items() if endpoint["port"] in ports}
+    assert {f"{key}-metrics" for key, ports in services.items() if "http" in ports} == scraped.keys()
+    urls = {one["url"] for one in workers["spec"]["httpSDConfigs"]}
+    assert urls == {f"http://{key}.{NAMESPACE}.svc:{port}/sd" for key, port in scraped.items()}
 
 
 def _labels(manifest: Manifest) -> dict[str, str]:
@@ -422,8 +466,8 @@ def test_keda_sizes_pools_that_no_release_sizes() -> None:
     """What its queries return is asked of a real Prometheus, by tests/e2e/test_keda_queries.py."""
     scaled = of_kind("plain", "ScaledObject")
     assert {name: (one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"]) for name, one in scaled.items()} == {
-        f"{RELEASE}-chat": (2, 8),
-        f"{RELEASE}-small": (1, 4),
+        f"{FULLNAME}-chat": (2, 8),
+        f"{FULLNAME}-small": (1, 4),
     }
     for name, deployment in of_kind("plain", "Deployment").items():
         assert ("replicas" in deployment["spec"]) is (name not in scaled), "an upgrade would undo what KEDA did"
@@ -434,25 +478,24 @@ def test_keda_sizes_pools_that_no_release_sizes() -> None:
 
 def test_an_inference_pool_is_the_gateways_of_one_model() -> None:
     for pool in ("chat", "code"):
-        spec = of_kind("plain", "InferencePool")[f"{RELEASE}-gateway-{pool}"]["spec"]
+        spec = of_kind("plain", "InferencePool")[f"{FULLNAME}-gateway-{pool}"]["spec"]
         (found,) = [one for one, _ in pods(example("plain")) if selects(spec["selector"], one)]
-        assert (found["outrider/role"], found["outrider/pool"]) == ("gateway", pool)
-        ports = container("plain", f"{RELEASE}-gateway-{pool}")["ports"]
+        assert (found["app.kubernetes.io/component"], found["outrider/pool"]) == ("gateway", pool)
+        ports = container("plain", f"{FULLNAME}-gateway-{pool}")["ports"]
         assert spec["targetPorts"] == [{"number": one["containerPort"]} for one in ports if one["name"] == "http"]
 
 
 def test_the_chart_is_of_the_versions_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == version("outrider")
-    ray = of_kind("kuberay", "RayCluster")[RELEASE]["spec"]["rayVersion"]
+    ray = of_kind("kuberay", "RayCluster")[FULLNAME]["spec"]["rayVersion"]
     assert f"ray=={ray}" in (REPO / "constraints.txt").read_text().splitlines()
 
 
 def test_the_chart_of_a_release_is_that_of_the_folder(tmp_path: Path) -> None:
-    pack(CHART, CHART.name, tmp_path / "outrider.tgz", 1_700_000_000)
-    for path in EXAMPLES:
-        assert complaints(values_of(path), tmp_path / "outrider.tgz") == []
-        assert rendered(values_of(path), path=tmp_path / "outrider.tgz") == example(path.stem)
+    pack_chart(CHART, tmp_path / "outrider.tgz", 1_700_000_000)
+    assert complaints(VALUES["monitored"], tmp_path / "outrider.tgz") == []
+    assert rendered(VALUES["monitored"], path=tmp_path / "outrider.tgz") == example("monitored")
 
 
 def test_a_machine_without_helm_is_told_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,3 +512,165 @@ def test_values_that_cannot_be_read_are_said_in_a_line(tmp_path: Path, capsys: p
     _, missing, unread = capsys.readouterr().out.splitlines()
     assert re.match("REFUSED  missing: values: cannot be read: .*No such file", missing)
     assert re.match("REFUSED  broken: chart: error converting YAML", unread)
+
+
+def test_the_values_in_the_docs_can_be_installed() -> None:
+    text = (REPO / "docs/deploy.md").read_text()
+    text = text[text.index("## Kubernetes") : text.index("### KubeRay")]
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    whole = [values for values in shown if "..." not in str(values)]
+    assert len(whole) == 3
+    for values in whole:
+        for manifest in rendered(values):
+            assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
+def test_rules_and_dashboards_are_those_of_the_folders() -> None:
+    (rule,) = of_kind("monitored", "PrometheusRule").values()
+    files = sorted((REPO / "deploy/prometheus/rules").glob("*.yml"))
+    assert rule["spec"]["groups"] == [one for file in files for one in yaml.safe_load(file.read_text())["groups"]]
+    (boards,) = of_kind("monitored", "ConfigMap").values()
+    files = sorted((REPO / "deploy/grafana/dashboards").glob("*.json"))
+    assert boards["data"] == {f"outrider-{file.name}": file.read_text() for file in files}
+    assert boards["metadata"]["labels"].items() >= {("grafana_dashboard", "1")}
+    for kind in ("PrometheusRule", "ServiceMonitor", "ScrapeConfig"):
+        (found,) = of_kind("monitored", kind).values()
+        assert found["metadata"]["labels"].items() >= {("release", "kube-prometheus-stack")}
+
+
+@pytest.mark.parametrize("kuberay", [False, True])
+def test_every_pod_has_the_values_of_all_pods_under_those_of_its_part(kuberay: bool) -> None:
+    everywhere = {
+        "podLabels": {"team": "search"},
+        "podAnnotations": {"a": "all", "b": "all"},
+        "nodeSelector": {"zone": "all"},
+        "tolerations": [{"key": "all", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        "priorityClassName": "all",
+        "runtimeClassName": "all",
+        "extraEnv": [{"name": "ALL", "value": "1"}],
+        "volumes": [{"name": "all", "emptyDir": {}}],
+        "volumeMounts": [{"name": "all", "mountPath": "/all"}],
+        "imagePullSecrets": [{"name": "all"}],
+        "image": {"tag": "all"},
+    }
+    own = {
+        "podAnnotations": {"b": "own"},
+        "priorityClassName": "own",
+        "nodeSelector": {"gpu": "own"},
+        "tolerations": [],
+    }
+    values = everywhere | {"kuberay": kuberay, "drafts": [POOL | own | {"serves": ["t"]}], "targets": [TARGET | own]}
+    manifests = rendered(values | {"gateway": own, "launcher": own, "head": own})
+    assert [problem(one) for one in manifests if problem(one)] == []
+    found = list(pods(manifests))
+    assert len(found) == (5 if kuberay else 3)
+    for template in (template for one in manifests for template in pod_templates(one)):
+        assert template["metadata"]["labels"]["team"] == "search"
+        assert template["metadata"]["annotations"].items() >= {"a": "all", "b": "own"}.items()
+    for labels, spec in found:
+        (container,) = spec["containers"]
+        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("own", "all")
+        assert spec["nodeSelector"] == {"zone": "all", "gpu": "own"}
+        assert "tolerations" not in spec
+        assert spec["imagePullSecrets"] == everywhere["imagePullSecrets"]
+        assert spec["affinity"] == everywhere["affinity"]
+        (spread,) = spec["topologySpreadConstraints"]
+        assert spread["maxSkew"] == 2 and selects(spread["labelSelector"], labels)
+        assert container["image"].endswith(":all")
+        assert {"name": "ALL", "value": "1"} in container["env"]
+        assert {"name": "all", "mountPath": "/all"} in container["volumeMounts"]
+        assert {"name": "all", "emptyDir": {}} in spec["volumes"]
+
+
+def test_replicas_are_spread_over_nodes_unless_values_say_how() -> None:
+    for name in WITH_ALL:
+        for labels, spec in pods(example(name)):
+            (spread,) = spec["topologySpreadConstraints"]
+            assert spread["topologyKey"] == "kubernetes.io/hostname" and selects(spread["labelSelector"], labels)
+
+
+def test_a_worker_gets_what_its_pool_names() -> None:
+    def resources(name: str, pool: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = container(name, f"{FULLNAME}-{pool}")["resources"]
+        return found
+
+    chat = resources("tainted-gpus", "chat")
+    assert chat["limits"] == {"cpu": "7500m", "memory": "32Gi", "nvidia.com/gpu": 1}
+    assert chat["requests"] == chat["limits"] | {"ephemeral-storage": "50Gi"}
+    assert resources("mig", "small")["limits"]["nvidia.com/mig-1g.10gb"] == 1
+    assert resources("mig", "code")["limits"]["amd.com/gpu"] == 2
+    (spec,) = [
+        spec for labels, spec in pods(example("mig")) if labels.get("outrider/pool") == "code" and "gpu" in str(spec)
+    ]
+    assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert "ephemeral-storage" not in resources("cache-claim", "chat")["requests"], "the cache is no part of the node"
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for labels, spec in pods(example("cache-claim"))
+        for volume in spec["volumes"]
+        if volume["name"] == "cache"
+    ]
+    assert sorted(claims) == ["cache-chat", "cache-small"]
+    merged = rendered({"drafts": [], "targets": [TARGET | {"resources": {"limits": {"cpu": 4}}}]})
+    (limits,) = [
+        one["resources"]["limits"] for _, spec in pods(merged) for one in spec["containers"] if one["name"] == "target"
+    ]
+    assert limits == {"cpu": 4, "memory": "1Gi"}
+
+
+def test_half_a_cpu_is_a_whole_one_of_ray() -> None:
+    values = {
+        "kuberay": True,
+        "targets": [TARGET | {"cpu": "1500m"}],
+        "drafts": [POOL | {"cpu": "500m", "serves": ["t"]}],
+    }
+    manifests = rendered(values)
+    (cluster,) = [one for one in manifests if one["kind"] == "RayCluster"]
+    groups = {group["groupName"]: group["resources"]["CPU"] for group in cluster["spec"]["workerGroupSpecs"]}
+    assert groups == {"t": "2", "d": "1"}
+    (config,) = [launcher_settings(one) for one in manifests if one["kind"] == "ConfigMap"]
+    assert {pool.name: pool.num_cpus for pool in config.pools} == {"t": 2, "d": 1}
+
+
+def test_a_target_pool_may_have_gateways_of_its_own_making() -> None:
+    deployments = of_kind("http-routes", "Deployment")
+    replicas = [deployments[f"{FULLNAME}-gateway-{pool}"]["spec"]["replicas"] for pool in ("chat", "code")]
+    assert replicas == [3, 2]
+    limits = [gateway("http-routes", f"{FULLNAME}-gateway-{pool}").max_running for pool in ("chat", "code")]
+    assert limits == [32, 64]
+    for pool in ("chat", "code"):
+        spec = of_kind("http-routes", "HTTPRoute")[f"{FULLNAME}-gateway-{pool}"]["spec"]
+        assert spec["hostnames"] == [f"{pool}.example.com"]
+        assert spec["rules"][0]["backendRefs"] == [{"name": f"{FULLNAME}-gateway-{pool}", "port": 8000}]
+    (scaled,) = of_kind("autoscaling", "HorizontalPodAutoscaler").values()
+    assert "replicas" not in of_kind("autoscaling", "Deployment")[scaled["spec"]["scaleTargetRef"]["name"]]["spec"]
+
+
+def test_the_metrics_of_gateways_are_for_prometheus_alone() -> None:
+    (policy,) = [one for name, one in of_kind("monitored", "NetworkPolicy").items() if name.endswith("-gateways")]
+    users, prometheus = policy["spec"]["ingress"]
+    assert "from" not in users and {port["port"] for port in users["ports"]} == {"http", "grpc"}
+    assert {port["port"] for port in prometheus["ports"]} == {"metrics"}
+    (source,) = prometheus["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert gateway("monitored", f"{FULLNAME}-gateway-demo").metrics_port == 9000
+
+
+@pytest.mark.parametrize("name", ["plain", "kuberay", "monitored", "ingress", "autoscaling"])
+def test_every_object_has_the_standard_labels(name: str) -> None:
+    standard = {
+        "app.kubernetes.io/name": "outrider",
+        "app.kubernetes.io/instance": RELEASE,
+        "app.kubernetes.io/version": version("outrider"),
+        "app.kubernetes.io/managed-by": "Helm",
+        "helm.sh/chart": f"outrider-{version('outrider')}",
+    }
+    for manifest in example(name):
+        assert manifest["metadata"]["labels"].items() >= standard.items(), manifest["metadata"]["name"]
+
+
+def test_images_are_of_the_charts_version_unless_values_say_another() -> None:
+    images = {one["image"] for _, one in containers("minimal")}
+    assert images == {f"outrider-{part}:{version('outrider')}" for part in ("gateway", "worker")}

@@ -12,7 +12,7 @@ from outrider.cli.up import _show_ready
 from outrider.wire.settings.system import merged
 
 ENDPOINTS = Endpoints(
-    [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1")],
+    [Gateway("127.0.0.1:1", "127.0.0.1:2", "https://127.0.0.1:1", "http://127.0.0.1:3")],
     [StartedWorker("target", "target", "127.0.0.1:3", None, "KV cache 64 tokens")],
     None,
 )

@@ -6,6 +6,7 @@ Field `port` of the draft is `--port` on its command line and OUTRIDER_DRAFT_POR
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -237,6 +238,9 @@ class GatewayConfig(_ProcessConfig):
     """HTTP port; 0 takes a free one and prints it."""
     grpc_port: Port = 8001
     """gRPC port; 0 takes a free one and prints it."""
+    metrics_port: Port | None = None
+    """Port of /metrics, /sd, /healthz and /readyz, in plain HTTP and before the first target is there; 0 takes a free
+    one and prints it. Absent = they are on the HTTP port, where every client reads them."""
     page: bool = True
     """Serve a page at / of the HTTP port, on which one asks the model and watches the rounds; off = 404."""
     num_draft_tokens: DraftTokens = AUTO
@@ -358,8 +362,11 @@ class GatewayConfig(_ProcessConfig):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        if self.port and self.port == self.grpc_port:
-            raise ValueError(f"port and grpc_port are both {self.port}; HTTP and gRPC need a port each")
+        names = ("port", "grpc_port", "metrics_port")
+        for name, other in itertools.combinations(names, 2):
+            port = getattr(self, name)
+            if port and port == getattr(self, other):
+                raise ValueError(f"{name} and {other} are both {port}; each needs one of its own")
         return self
 
 

@@ -1,39 +1,117 @@
-{{/* Labels of what belongs to a part: (list ROOT ROLE [POOL]). They are its selector, too. */}}
-{{- define "outrider.labels" -}}
-app.kubernetes.io/part-of: outrider
-app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
-outrider/role: {{ index . 1 }}
-{{- if gt (len .) 2 }}
-outrider/pool: {{ index . 2 }}
+{{/* As Helm's starter chart has them. */}}
+{{- define "outrider.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "outrider.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
-{{/* What every pod has. */}}
+{{- define "outrider.serviceAccountName" -}}
+{{- default (ternary (include "outrider.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{/* What selects the pods of a component: (list ROOT [COMPONENT [POOL]]), where the pool may be "". */}}
+{{- define "outrider.selectorLabels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "outrider.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{- with rest . }}
+app.kubernetes.io/component: {{ first . }}
+{{- with rest . | compact }}
+outrider/pool: {{ first . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every object, of the same list. */}}
+{{- define "outrider.labels" -}}
+{{- $root := index . 0 -}}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "outrider.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/part-of: outrider
+{{- end }}
+
+{{/* The values of a part as JSON: those of every pod, and what the part has over them, (list ROOT OVER...). */}}
+{{- define "outrider.part" -}}
+{{- $part := pick (first .).Values "image" "imagePullSecrets" "podAnnotations" "podLabels" "podSecurityContext" "securityContext" "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "extraEnv" "volumes" "volumeMounts" "gpuResource" "cache" | deepCopy }}
+{{- range rest . }}
+{{- $part = mergeOverwrite $part (deepCopy (. | default dict)) }}
+{{- end }}
+{{- toJson $part }}
+{{- end }}
+
+{{/* A pod's metadata. These are of (dict "root" ROOT "part" PART "labels" LIST), the list as above, unless they say else. */}}
+{{- define "outrider.podMetadata" -}}
+labels:
+  {{- merge (include "outrider.selectorLabels" .labels | fromYaml) .part.podLabels | toYaml | nindent 2 }}
+{{- with .part.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What every pod has beside its containers and volumes. */}}
 {{- define "outrider.pod" -}}
-automountServiceAccountToken: false
+{{- $labels := .labels -}}
+serviceAccountName: {{ include "outrider.serviceAccountName" .root }}
+automountServiceAccountToken: {{ .root.Values.serviceAccount.automount }}
 # Else a Service called outrider-gateway would set OUTRIDER_GATEWAY_PORT, a setting of ours.
 enableServiceLinks: false
+{{- range $key := list "imagePullSecrets" "priorityClassName" "runtimeClassName" "nodeSelector" "affinity" }}
+{{- with get $.part $key }}
+{{ $key }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .part.podSecurityContext }}
 securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  seccompProfile: {type: RuntimeDefault}
-{{- with .Values.images.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or .part.tolerations .part.gpus }}
+tolerations:
+  {{- if .part.gpus }}
+  - {key: {{ .part.gpuResource }}, operator: Exists, effect: NoSchedule}
   {{- end }}
+  {{- with .part.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+topologySpreadConstraints:
+  {{- $spread := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" }}
+  {{- range .part.topologySpreadConstraints | default (list $spread) }}
+  - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (include "outrider.selectorLabels" $labels | fromYaml))) | toYaml | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* What every container has beside what it runs, its probes and resources. */}}
+{{- define "outrider.container" -}}
+image: "{{ .part.image.repository }}:{{ .part.image.tag | default .root.Chart.AppVersion }}"
+imagePullPolicy: {{ .part.image.pullPolicy }}
+{{- with .part.securityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* What every container has. */}}
-{{- define "outrider.container" -}}
-imagePullPolicy: IfNotPresent
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+{{/* Probes, with the part's over them: (dict "part" PART "probes" PROBES). */}}
+{{- define "outrider.probes" -}}
+{{- range $name := list "startupProbe" "livenessProbe" "readinessProbe" }}
+{{- with mergeOverwrite (get $.probes $name | default dict) (get $.part $name | default dict) }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* A setting as the text of an environment variable: 1048576, not 1.048576e+06. */}}
@@ -41,36 +119,29 @@ securityContext:
 {{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ . | toJson | quote }}{{ end }}
 {{- end }}
 
-{{/* Where a pool's workers run. */}}
-{{- define "outrider.placement" -}}
-{{- with .nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- if or .tolerations .gpus }}
-tolerations:
-  {{- if .gpus }}
-  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
-  {{- end }}
-  {{- with .tolerations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- end }}
-{{- end }}
-
+{{/* Resources of a worker. The cache takes room of the node, unless it is a claim. */}}
 {{- define "outrider.resources" -}}
-{{- $amount := dict "cpu" (toString .cpu) "memory" .memory }}
-{{- with .gpus }}{{- $_ := set $amount "nvidia.com/gpu" . }}{{- end -}}
-requests:
-  {{- toYaml $amount | nindent 2 }}
-limits:
-  {{- toYaml $amount | nindent 2 }}
+{{- $limits := dict "cpu" (toString .part.cpu) "memory" .part.memory }}
+{{- if .part.gpus }}{{ $_ := set $limits .part.gpuResource .part.gpus }}{{ end }}
+{{- $requests := deepCopy $limits }}
+{{- if not .part.cache.existingClaim }}{{ $_ := set $requests "ephemeral-storage" .part.cache.size }}{{ end }}
+{{- mergeOverwrite (dict "requests" $requests "limits" $limits) (.part.resources | default dict) | toYaml }}
 {{- end }}
 
-{{/* Volumes of a worker, and where they are: (dict "root" ROOT "role" ROLE). */}}
+{{/* Whole cores of a quantity of CPU: 500m and 0.5 are 1. */}}
+{{- define "outrider.cores" -}}
+{{- $text := toString . }}
+{{- if hasSuffix "m" $text }}{{ divf (trimSuffix "m" $text) 1000 | ceil }}{{ else }}{{ ceil $text }}{{ end }}
+{{- end }}
+
+{{/* Volumes of a worker, whose component is second in .labels, and where they are. */}}
 {{- define "outrider.volumes" -}}
 - {name: tmp, emptyDir: {sizeLimit: 1Gi}}
-- {name: cache, emptyDir: {sizeLimit: {{ .root.Values.cacheSize }}}}
+{{- if .part.cache.existingClaim }}
+- {name: cache, persistentVolumeClaim: {claimName: {{ .part.cache.existingClaim }}}}
+{{- else }}
+- {name: cache, emptyDir: {sizeLimit: {{ .part.cache.size }}}}
+{{- end }}
 {{- with .root.Values.modelsClaim }}
 - {name: models, persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}}
 {{- end }}
@@ -80,37 +151,53 @@ limits:
   projected:
     sources:
       {{- with .tls }}
-      - secret: {name: {{ . }}-{{ $.role }}}
+      - secret: {name: {{ . }}-{{ index $.labels 1 }}}
       {{- end }}
       {{- with .hubToken }}
       - secret: {name: {{ . }}}
       {{- end }}
 {{- end }}
 {{- end }}
+{{- with .part.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "outrider.mounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /var/cache/outrider}
-{{- if .Values.modelsClaim }}
+{{- if .root.Values.modelsClaim }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
-{{- if or .Values.secrets.tls .Values.secrets.hubToken }}
+{{- if or .root.Values.secrets.tls .root.Values.secrets.hubToken }}
 - {name: secrets, mountPath: /etc/outrider/secrets, readOnly: true}
+{{- end }}
+{{- with .part.volumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* Target pools by the name of the gateways that serve them, comma-separated pools. */}}
+{{/* Target pools by the name of the gateways that serve them; "" for those of all pools. */}}
 {{- define "outrider.gateways" -}}
 {{- $found := dict }}
+{{- $name := printf "%s-gateway" (include "outrider.fullname" .) }}
 {{- if .Values.kuberay }}
-{{- $_ := set $found (printf "%s-gateway" .Release.Name) "" }}
+{{- $_ := set $found $name "" }}
 {{- else }}
 {{- range .Values.targets }}
-{{- $_ := set $found (printf "%s-gateway-%s" $.Release.Name .name) .name }}
+{{- $_ := set $found (printf "%s-%s" $name .name) .name }}
 {{- end }}
 {{- end }}
 {{- toJson $found }}
+{{- end }}
+
+{{/* The values of the gateways of a target pool, or of all: (list ROOT POOL). */}}
+{{- define "outrider.gatewayPart" -}}
+{{- $own := dict }}
+{{- range (first .).Values.targets }}
+{{- if eq .name (last $) }}{{ $own = .gateway }}{{ end }}
+{{- end }}
+{{- include "outrider.part" (list (first .) (first .).Values.gateway $own) }}
 {{- end }}
 
 {{/* Longer than a worker drains for, by what it takes to end. */}}
@@ -125,6 +212,55 @@ exec: {command: [python, deploy/docker/health.py, grpc, "hostname:{{ index . 1 }
 {{- else -}}
 grpc: {port: {{ index . 1 }}}
 {{- end }}
+{{- end }}
+
+{{/* Probes of a worker that is a Deployment's: (list ROOT ROLE PORT). A model is fetched and loaded first. */}}
+{{- define "outrider.workerProbes" -}}
+startupProbe:
+  {{- include "outrider.health" (list (first .) (last .)) | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: {{ div (first .).Values.loadTimeoutSeconds 10 }}
+livenessProbe:
+  exec: {command: [python, deploy/docker/health.py, {{ index . 1 }}, "hostname:{{ last . }}"]}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 3
+readinessProbe:
+  {{- include "outrider.health" (list (first .) (last .)) | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 10
+{{- end }}
+
+{{/* Probes of a node of Ray: (list ROOT PORT). Ready = a worker serves there; alive = it is one of the cluster. */}}
+{{- define "outrider.nodeProbes" -}}
+livenessProbe:
+  tcpSocket: {port: raylet}
+  initialDelaySeconds: 60
+  periodSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  {{- include "outrider.health" . | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 10
+{{- end }}
+
+{{/* Probes of a gateway. Its event loop is asked whether it lives, whatever its targets do: to end it brings none. */}}
+{{- define "outrider.gatewayProbes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 30
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
 {{- end }}
 
 {{/* Seconds that a Deployment may make no progress: Kubernetes' own 600, and what workers load. */}}
@@ -164,10 +300,19 @@ grpc: {port: {{ index . 1 }}}
 {{- if regexMatch "^(gateway(-.*)?|head|launcher)$" .name }}
 {{- fail (printf "pool %s has a name that gateways, or Ray's head and launcher, have; give it another" .name) }}
 {{- end }}
-{{- include "outrider.fits" (printf "%s-%s" $.Release.Name .name) }}
-{{- include "outrider.ours" (list (printf "pool %s" .name) .settings (list "host" "port" "metrics_port" "tls_dir" "model" "model_name" "serves" "count" "min" "max" "labels" "num_cpus" "num_gpus")) }}
+{{- include "outrider.fits" (printf "%s-%s" (include "outrider.fullname" $) .name) }}
+{{- $ranks := int (dig "tensor_parallel" 1 (.settings | default dict)) }}
+{{- if and .gpus (ne (int .gpus) $ranks) }}
+{{- fail (printf "pool %s has gpus %v, and a worker of it takes %d, one for each rank of tensor_parallel; say the same in both" .name .gpus $ranks) }}
+{{- end }}
 {{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
 {{- fail (printf "pool %s has replicas %v, and maxReplicas %v" .name .replicas .maxReplicas) }}
+{{- end }}
+{{- if and $.Values.kuberay .gateway }}
+{{- fail (printf "pool %s has values of its gateways, and with kuberay the same serve all pools; say them in gateway" .name) }}
+{{- end }}
+{{- if and $.Values.kuberay .strategy }}
+{{- fail (printf "pool %s has a strategy, which is a Deployment's, and kuberay is on: leave one out" .name) }}
 {{- end }}
 {{- if and .answersPerReplica $.Values.kuberay }}
 {{- fail (printf "pool %s has answersPerReplica, which is for KEDA, and kuberay is on: its launcher scales; leave one out" .name) }}
@@ -182,7 +327,9 @@ grpc: {port: {{ index . 1 }}}
 alone what is a tenth too much. */}}
 {{- $most := int (dig "max_slots" 64 (.settings | default dict)) }}
 {{- $limit := "max_slots" }}
-{{- $given := mul $.Values.gateway.replicas (dig "max_running" 64 $.Values.gateway.settings) }}
+{{- $gateway := include "outrider.gatewayPart" (list $ .name) | fromJson }}
+{{- $gateways := ternary $gateway.autoscaling.minReplicas $gateway.replicas $gateway.autoscaling.enabled }}
+{{- $given := mul $gateways (dig "max_running" 64 $gateway.settings) }}
 {{- if and (not .serves) (lt $given (int64 $most)) }}
 {{- $most = $given }}
 {{- $limit = "the gateways' max_running" }}
@@ -197,8 +344,22 @@ alone what is a tenth too much. */}}
 {{- if and .Values.endpointPicker .Values.kuberay (gt (len $targets) 1) }}
 {{- fail (printf "endpointPicker is %s, and with kuberay the same gateways serve %s: an InferencePool is of one model; leave it out, or make a release for each" .Values.endpointPicker (join " and " $targets)) }}
 {{- end }}
-{{- range $name, $_ := include "outrider.gateways" . | fromJson }}{{ include "outrider.fits" $name }}{{ end }}
-{{- include "outrider.ours" (list "gateway" .Values.gateway.settings (list "host" "port" "grpc_port" "target" "target_for_draft" "draft" "registry" "model_name" "tls_dir" "public_tls_dir" "api_keys")) }}
+{{- $routes := dict }}
+{{- range $name, $pool := include "outrider.gateways" . | fromJson }}
+{{- include "outrider.fits" (printf "%s-metrics" $name) }}
+{{- $gateway := include "outrider.gatewayPart" (list $ $pool) | fromJson }}
+{{- range $kind := list "ingress" "httpRoute" }}
+{{- $given := get $gateway $kind }}
+{{- $route := printf "%s of %s" $kind (pick $given "hosts" "hostnames" "rules" | toJson) }}
+{{- if and $given.enabled (not (get $given (ternary "hosts" "parentRefs" (eq $kind "ingress")))) }}
+{{- fail (printf "%s is enabled for %s, and names no %s" $kind $name (ternary "hosts" "parentRefs" (eq $kind "ingress"))) }}
+{{- end }}
+{{- if and $given.enabled (hasKey $routes $route) }}
+{{- fail (printf "%s and %s have the same %s; give each target pool its own, in its gateway.%s" (get $routes $route) $name $route $kind) }}
+{{- end }}
+{{- if $given.enabled }}{{ $_ := set $routes $route $name }}{{ end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* A Service's name is a label of DNS. */}}
@@ -206,11 +367,28 @@ alone what is a tenth too much. */}}
 {{- if gt (len .) 63 }}{{ fail (printf "%s is longer than the 63 characters of a Service's name: shorten the release's or the pool's" .) }}{{ end }}
 {{- end }}
 
-{{/* Settings that the chart sets: (list WHOSE SETTINGS OURS). */}}
-{{- define "outrider.ours" -}}
-{{- range $key, $_ := index . 1 }}
-{{- if has $key (index $ 2) }}
-{{- fail (printf "%s has the setting %s, which the chart sets from its other values; leave it out" (index $ 0) $key) }}
+{{/* The pools as the launcher reads them, docs/cluster.md, as JSON. */}}
+{{- define "outrider.cluster" -}}
+{{- $cluster := dict "ray" (dict "address" "auto" "name" (include "outrider.fullname" .)) }}
+{{- if .Values.secrets.tls }}{{ $_ := set $cluster.ray "tls_dir" "/etc/outrider/secrets" }}{{ end }}
+{{- range $role, $pools := dict "target" .Values.targets "draft" .Values.drafts }}
+{{- $of_role := dict }}
+{{- range $pools }}
+{{- $pool := dict }}
+{{- range $key, $value := .settings }}{{ $_ := set $pool $key $value }}{{ end }}
+{{- $port := ternary 7200 7100 (eq $role "target") }}
+{{- range $key, $value := dict "count" .replicas "labels" (dict "outrider/pool" .name) "num_cpus" (include "outrider.cores" .cpu | float64) "port" $port "metrics_port" (add $port 2000) }}
+{{- $_ := set $pool $key $value }}
 {{- end }}
+{{- with .model }}{{ $_ := set $pool "model" . }}{{ end }}
+{{- with .maxReplicas }}{{ $_ := set $pool "max" . }}{{ end }}
+{{- with .gpus }}{{ $_ := set $pool "num_gpus" . }}{{ end }}
+{{- with .servedName }}{{ $_ := set $pool "model_name" . }}{{ end }}
+{{- with .serves }}{{ $_ := set $pool "serves" . }}{{ end }}
+{{- if $.Values.secrets.tls }}{{ $_ := set $pool "tls_dir" "/etc/outrider/secrets" }}{{ end }}
+{{- $_ := set $of_role .name $pool }}
 {{- end }}
+{{- $_ := set $cluster (printf "%ss" $role) $of_role }}
+{{- end }}
+{{- toPrettyJson $cluster }}
 {{- end }}

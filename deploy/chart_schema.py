@@ -1,0 +1,195 @@
+"""`python -m deploy.chart_schema`: the text of the Helm chart's values.schema.json.
+
+Settings of gateways and pools are those of the processes, from their own classes: `helm install` refuses a slip.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
+
+Schema = dict[str, Any]
+
+KEPT = ("type", "enum", "const", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+"""Of what pydantic says of a setting."""
+IN_ALL = {"port", "tls_dir", "metrics_port"}
+SET_BY_CHART = {
+    GatewayConfig: {
+        *IN_ALL,
+        "grpc_port",
+        "target",
+        "draft",
+        "target_for_draft",
+        "registry",
+        "model_name",
+        "public_tls_dir",
+        "api_keys",
+    },
+    TargetConfig: {*IN_ALL, "host", "model"},
+    DraftConfig: {*IN_ALL, "host", "model"},
+}
+"""Settings that follow from other values."""
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 1}
+MAP: Schema = {"type": "object"}
+"""Whatever Kubernetes takes there, which says itself what it does not take."""
+LIST: Schema = {"type": "array", "items": MAP}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
+QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"}
+CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[1-9][0-9]*m?$"}]}
+
+
+def closed(properties: Schema, *required: str) -> Schema:
+    """Return the schema of an object with these properties and no others."""
+    schema: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def settings_of(cls: type[GatewayConfig | DraftConfig | TargetConfig]) -> Schema:
+    """Return the schema of a process's settings, but for those that the chart sets."""
+    found = cls.model_json_schema()["properties"]
+    return closed({name: _setting(found[name]) for name in sorted(found.keys() - SET_BY_CHART[cls])})
+
+
+def _setting(said: Schema) -> Schema:
+    kept = {key: value for key, value in said.items() if key in KEPT}
+    if "anyOf" not in kept:
+        return kept
+    choices = [one for one in kept["anyOf"] if one != {"type": "null"}]  # absent is left out
+    return {"anyOf": choices} if len(choices) > 1 else choices[0]
+
+
+POD: Schema = {
+    "image": closed({"repository": TEXT, "tag": TEXT, "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]}}),
+    "imagePullSecrets": LIST,
+    "podAnnotations": TEXTS,
+    "podLabels": TEXTS,
+    "podSecurityContext": MAP,
+    "securityContext": MAP,
+    "priorityClassName": TEXT,
+    "runtimeClassName": TEXT,
+    "nodeSelector": TEXTS,
+    "tolerations": LIST,
+    "affinity": MAP,
+    "topologySpreadConstraints": LIST,
+    "extraEnv": LIST,
+    "volumes": LIST,
+    "volumeMounts": LIST,
+}
+PROBES: Schema = {"livenessProbe": MAP, "readinessProbe": MAP, "startupProbe": MAP}
+CACHE: Schema = {
+    "gpuResource": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"},
+    "cache": closed({"size": QUANTITY, "existingClaim": TEXT}),
+}
+POOL: Schema = {
+    **POD,
+    **PROBES,
+    **CACHE,
+    "name": NAME,
+    "model": {"type": "string", "minLength": 1},
+    "replicas": COUNT,
+    "maxReplicas": COUNT,
+    "answersPerReplica": {"type": "number", "exclusiveMinimum": 0},
+    "cpu": CPU,
+    "memory": QUANTITY,
+    "gpus": COUNT,
+    "resources": MAP,
+    "strategy": MAP,
+}
+GATEWAY: Schema = {
+    **POD,
+    **PROBES,
+    "replicas": COUNT,
+    "settings": settings_of(GatewayConfig),
+    "resources": MAP,
+    "strategy": MAP,
+    "autoscaling": closed(
+        {"enabled": FLAG, "minReplicas": COUNT, "maxReplicas": COUNT, "targetCPUUtilizationPercentage": COUNT}
+    ),
+    "service": closed({"type": TEXT, "port": COUNT, "grpcPort": COUNT, "annotations": TEXTS}),
+    "ingress": closed(
+        {
+            "enabled": FLAG,
+            "className": TEXT,
+            "annotations": TEXTS,
+            "hosts": {
+                "type": "array",
+                "items": closed(
+                    {
+                        "host": TEXT,
+                        "paths": {
+                            "type": "array",
+                            "items": closed({"path": TEXT, "pathType": TEXT}, "path", "pathType"),
+                        },
+                    },
+                    "host",
+                    "paths",
+                ),
+            },
+            "tls": LIST,
+        }
+    ),
+    "httpRoute": closed(
+        {
+            "enabled": FLAG,
+            "annotations": TEXTS,
+            "parentRefs": LIST,
+            "hostnames": {"type": "array", "items": TEXT},
+            "rules": LIST,
+        }
+    ),
+}
+NEEDED = ("name", "replicas", "cpu", "memory")
+TARGET: Schema = {
+    **POOL,
+    "servedName": {"type": "string", "minLength": 1},
+    "settings": settings_of(TargetConfig),
+    "gateway": {"$ref": "#/properties/gateway"},
+}
+DRAFT: Schema = {
+    **POOL,
+    "serves": {"type": "array", "minItems": 1, "items": NAME},
+    "settings": settings_of(DraftConfig),
+}
+VALUES: Schema = {
+    "global": {},
+    "nameOverride": TEXT,
+    "fullnameOverride": TEXT,
+    **POD,
+    **CACHE,
+    "serviceAccount": closed({"create": FLAG, "automount": FLAG, "annotations": TEXTS, "name": TEXT}),
+    "kuberay": FLAG,
+    "targets": {"type": "array", "minItems": 1, "items": closed(TARGET, *NEEDED, "model")},
+    "drafts": {"type": "array", "items": closed(DRAFT, *NEEDED, "serves")},
+    "modelsClaim": TEXT,
+    "loadTimeoutSeconds": {"type": "integer", "minimum": 10, "multipleOf": 10},
+    "gateway": closed(GATEWAY),
+    "launcher": closed({**POD, "resources": MAP}),
+    "head": closed({**POD, "resources": MAP}),
+    "secrets": closed(dict.fromkeys(("apiKeys", "tls", "publicTls", "hubToken"), TEXT)),
+    "prometheus": closed(
+        {
+            "monitors": FLAG,
+            "rules": FLAG,
+            "labels": TEXTS,
+            "namespace": TEXT,
+            "address": {"type": "string", "pattern": "^https?://"},
+        }
+    ),
+    "grafana": closed({"dashboards": FLAG, "labels": TEXTS, "annotations": TEXTS}),
+    "endpointPicker": TEXT,
+}
+
+
+def values_schema() -> str:
+    """Return the whole file. Draft 7: the newest that every Helm 3 reads."""
+    return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **closed(VALUES)}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(values_schema())

@@ -1,0 +1,50 @@
+"""A gateway's metrics and health on a port of their own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.admission import Admission
+from gateway.api.app import create_app
+from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
+from tests.stack import START_S, Process
+
+PATHS = ("/healthz", "/readyz", "/metrics", "/sd")
+
+
+def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: Path) -> None:
+    args = ["--target", "demo=dns:///localhost:9", "--port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    (log := tmp_path / "log").touch()
+    process = Process("gateway", args, log, wait=False)
+    try:
+        give_up = time.monotonic() + START_S
+        while (found := re.search("metrics and health on (.*)", process.log())) is None:
+            assert time.monotonic() < give_up, process.log()
+            time.sleep(0.02)
+        with httpx.Client(base_url=f"http://{found[1]}", trust_env=False) as http:
+            assert [http.get(path).status_code for path in PATHS] == [200, 503, 200, 200]
+            assert http.head("/readyz").status_code == 503
+            assert "no target" in http.get("/readyz").json()["reason"]
+            process.popen.send_signal(signal.SIGSTOP)
+            with pytest.raises(httpx.ReadTimeout):
+                http.get("/healthz", timeout=0.1)
+            process.popen.send_signal(signal.SIGCONT)
+            assert http.get("/healthz", timeout=START_S).status_code == 200
+        assert process.stop() == 0
+    finally:
+        process.kill()
+
+
+async def test_the_port_of_users_then_tells_no_metrics() -> None:
+    for port, statuses in ((None, [200, 200, 200, 200]), (9000, [200, 200, 404, 404])):
+        admission = Admission(ScriptedGenerator(demo_tokenizer()), config(metrics_port=port), CollectorRegistry())
+        transport = httpx.ASGITransport(app=create_app(admission))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            assert [(await http.get(path)).status_code for path in PATHS] == statuses
