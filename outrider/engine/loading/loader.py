@@ -319,8 +319,8 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
     limit = wanted or own or DEFAULT_CONTEXT
     if limit > MAX_CONTEXT:
         raise ConfigError(
-            f"the model's config.json says a context of {limit} tokens, and at most {MAX_CONTEXT} are served; set "
-            "context_limit",
+            f"the context is {limit} tokens (by the config.json of {config.name_or_path}, unless context_limit is set), "
+            f"and at most {MAX_CONTEXT} are served; set context_limit",
             param="context_limit",
         )
     if own is not None and limit > own:
@@ -343,12 +343,16 @@ def _load_weights(
     if is_quantised and device.type == "cuda":
         options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
         network, info = _auto_class(config).from_pretrained(
             model, config=config, dtype=wanted, output_loading_info=True, **options
         )
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
     missing = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
     if missing:
         raise ConfigError(
