@@ -26,6 +26,14 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     return found
 
 
+def decode_text(data: bytes, name: str) -> str:
+    """Return the text that `data` holds in UTF-8. name: of the file. Raises ConfigError."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no text in UTF-8: {error}", param="model") from None
+
+
 def parse_weight_map(data: bytes, name: str) -> dict[str, str]:
     """Return the file that an index of weights names for each tensor. name: of the index.
 

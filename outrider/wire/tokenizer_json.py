@@ -16,7 +16,7 @@ MAX_QUOTED = 400
 """Characters of the library's error in ours: it may quote as much of a file as it likes."""
 
 
-def read_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
+def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
     """Return a tokenizer that encodes text as it is, never cut nor padded. name: of the file, in an error.
 
     Raises ConfigError for a file that is none, and for a tokenizer that cannot encode one of `SAMPLES`.

@@ -319,8 +319,8 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
     limit = wanted or own or DEFAULT_CONTEXT
     if limit > MAX_CONTEXT:
         raise ConfigError(
-            f"the context is {limit} tokens (by the config.json of {config.name_or_path}, unless context_limit is set), "
-            f"and at most {MAX_CONTEXT} are served; set context_limit",
+            f"the context is {limit} tokens (of context_limit, else of the config.json of {config.name_or_path}), and "
+            f"at most {MAX_CONTEXT} are served; set context_limit",
             param="context_limit",
         )
     if own is not None and limit > own:

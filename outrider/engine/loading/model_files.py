@@ -12,7 +12,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import INDEX, SAFE, local_folder
 from outrider.wire.model_json import parse_object, parse_weight_map
-from outrider.wire.tokenizer_json import TOKENIZER_JSON, read_tokenizer
+from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -71,7 +71,7 @@ def tokenizer_files(model: str) -> pb.TokenizerFiles:
     if paths[0] is None:
         raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
     found = [b"" if path is None else _read(path) for path in paths]
-    read_tokenizer(found[0], str(paths[0]))
+    load_tokenizer(found[0], str(paths[0]))
     if found[1]:
         parse_object(found[1], str(paths[1]))
     return pb.TokenizerFiles(tokenizer_json=found[0], tokenizer_config_json=found[1], chat_template=found[2])
