@@ -123,13 +123,13 @@ class Pools:
         none can, whoever starts the workers knows how long they take to load, and it is waited on.
 
         Raises Unavailable when no target comes in time to an address that was given, IncompatiblePair naming the first
-        difference, and ConfigError when the target at such an address has a model whose files cannot be used.
+        difference, and ConfigError where the only targets of a pool have sent files that cannot be used.
         """
         began_s, timeout_s = time.monotonic(), START_TIMEOUT_S
         come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
         told = False
         while True:
-            self._check_refused(come_and_go)
+            self._check_refused()
             target, draft = self._missing_target(), self._missing_draft()
             limit_s = timeout_s if target is not None else min(timeout_s, DRAFTS_WAIT_S)
             missing = target or draft
@@ -153,14 +153,19 @@ class Pools:
         """Whether at least one of the models can be served."""
         return any(model.reason() is None for model in self.models.values())
 
-    def _check_refused(self, come_and_go: bool) -> None:
+    def _check_refused(self) -> None:
         """Raises IncompatiblePair for a worker that does not fit, whatever comes, and ConfigError for a target whose
-        files cannot be used, unless another one may come in its place.
+        files cannot be used, where no other target of its pool is there.
         """
-        final = (IncompatiblePair,) if come_and_go else (IncompatiblePair, ConfigError)
         for member in self.members.values():
-            if isinstance(member.link.refused, final):
+            if isinstance(member.link.refused, IncompatiblePair):
                 raise member.link.refused
+        for model in self.models.values():
+            if any(target.connection is not None for target in model.targets.values()):
+                continue
+            for target in model.targets.values():
+                if isinstance(target.link.refused, ConfigError):
+                    raise target.link.refused
         for draft, target in self._neighbours():
             pairing, info = draft.pairing(target), draft.link.info
             if pairing is not None and pairing.why is not None and info is not None and not info.needs_features:
