@@ -28,10 +28,10 @@ MAX_QUOTED = 400
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError naming the first file that a model folder lacks."""
+    """Raise ConfigError naming the first file that a model folder lacks, or an index of anything but safetensors."""
     _require(folder, CONFIG, "the model's configuration")
     _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
-    if _file_in(folder, INDEX) is None:
+    if weight_map(str(folder)) is None:
         _require(folder, SAFE[0], "the weights; other formats are not loaded")
 
 
