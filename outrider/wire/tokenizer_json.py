@@ -9,8 +9,8 @@ from outrider.wire.errors import ConfigError
 TOKENIZER_JSON = "tokenizer.json"
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
 """Texts that are encoded at load: what panics on one, or has no unknown token where it needs one, is refused then."""
-MAX_TOKEN_ID = (1 << 24) - 1
-"""Tables have a row for each id up to the largest. The largest published vocabulary has about a million."""
+MAX_TOKEN_ID = (1 << 20) - 1
+"""Tables have a row for each id up to the largest. The largest published vocabulary has 901,629, XLM-V's."""
 
 MAX_QUOTED = 400
 """Characters of the library's error in ours: it may quote as much of a file as it likes."""

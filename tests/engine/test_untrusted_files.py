@@ -17,15 +17,18 @@ import pytest
 import safetensors.torch
 import torch
 
+from gateway.tokenizer import Tokenizer
 from outrider.engine import checkup
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import MAX_LARGE_BYTES, model_file, tokenizer_files
+from outrider.engine.loading.model_files import MAX_OTHER_BYTES, model_file, tokenizer_files
 from outrider.engine.loading.vocabulary import read_vocabulary
 from outrider.engine.paths.fused_weights import MIN_TABLE_BYTES
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_json import MAX_CONTAINERS
 from outrider.wire.settings.config import TargetConfig
 from tests.stack import DEMO_TARGET
 from tests.tiny_models import tiny_llama
@@ -252,16 +255,26 @@ def split_by(pattern: dict[str, Any]) -> Change:
             change("tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 2**32 - 1}, "unk_token": "a"}),
             "a token of id 4294967295",
         ),
-        (write("tokenizer.json", b" " * (MAX_LARGE_BYTES + 1)), "more than 64 MiB"),
+        (write("tokenizer_config.json", b" " * (MAX_OTHER_BYTES + 1)), "tokenizer_config.json has more than 8 MiB"),
         (write("tokenizer_config.json", NESTED), "tokenizer_config.json"),
         (write("tokenizer_config.json", "[]"), "tokenizer_config.json"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_named_at_load(
-    folder: Path, apply: Change, named: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_cannot_be_used_is_named_at_load(folder: Path, apply: Change, named: str) -> None:
     apply(folder)
     assert named in refusal(partial(tokenizer_files, str(folder)))
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_gateway_trusts_no_target_with_its_tokenizer(folder: Path, length: int) -> None:
+    """The library panics, which is no Exception."""
+    split_by({"type": "FixedLength", "length": length})(folder)
+    read = partial(Tokenizer.from_files, pb.TokenizerFiles(tokenizer_json=(folder / "tokenizer.json").read_bytes()))
+    if length:
+        assert read().encode("a")
+    else:
+        assert "tokenizer.json cannot be used: chunk size must be non-zero" in refusal(read)
+    assert "no text in UTF-8" in refusal(partial(Tokenizer.from_files, pb.TokenizerFiles(tokenizer_json=b"\xff")))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +305,8 @@ def test_a_tokenizer_that_cannot_be_used_is_named_at_load(
         (write("generation_config.json", "{"), "generation_config.json"),
         (write(INDEX, NESTED), INDEX),
         (write(INDEX, '{"weight_map": []}'), INDEX),
+        (write(INDEX, f"[{'[],' * MAX_CONTAINERS}[]]"), "lists and objects"),
+        (write("generation_config.json", f"[{'[],' * 400_000}[]]"), "more than 1 MiB"),
     ],
 )
 def test_numbers_and_files_that_cannot_be_are_named_before_anything_is_built(

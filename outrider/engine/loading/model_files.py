@@ -18,10 +18,12 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
 """What a model folder says of its tokens; only the first must be there."""
-MAX_LARGE_BYTES = 64 << 20
-"""Bytes of a tokenizer.json or an index of weights: of a message between parts, in which the tokenizer travels."""
-MAX_SMALL_BYTES = 16 << 20
-"""Bytes of any other file that is read whole. The largest seen is a tokenizer_config.json of 5 MiB."""
+MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20}
+"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, DeepSeek V3's index 9, and transformers takes
+2 s for a configuration of 1 MiB.
+"""
+MAX_OTHER_BYTES = 8 << 20
+"""Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
 """Characters of another library's error in one of ours: it may quote as much of a file as it likes."""
@@ -115,7 +117,7 @@ def _check_inside(path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     """Return the content of a file that is read whole. Raises ConfigError for one that is too large."""
-    limit = MAX_LARGE_BYTES if path.name in (TOKENIZER_JSON, INDEX) else MAX_SMALL_BYTES
+    limit = MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
