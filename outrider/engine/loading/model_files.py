@@ -19,8 +19,8 @@ GENERATION = "generation_config.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
 """What a model folder says of its tokens; only the first must be there."""
 MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20}
-"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, DeepSeek V3's index 9, and transformers takes
-2 s for a configuration of 1 MiB.
+"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, DeepSeek V3's index 9. Of a configuration
+transformers makes several copies, which takes seconds at 1 MiB.
 """
 MAX_OTHER_BYTES = 8 << 20
 """Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
