@@ -24,6 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.model_json import decode_text, parse_object
+from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
 
 Message = dict[str, Any]
 """At least `role`, and `content`, text; None beside `tool_calls`, whose arguments are objects."""
@@ -118,13 +120,9 @@ class Tokenizer:
     """Encode and decode one model's text. Raise ConfigError, naming the file, when the files cannot be used."""
 
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-            decoder = json.loads(tokenizer_json).get("decoder")
-        except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"tokenizer.json cannot be read: {error}; take it from the model's folder") from None
-        self._tokenizer.no_truncation()  # lengths are checked against the model's context, never cut silently
-        self._tokenizer.no_padding()
+        data = tokenizer_json.encode()
+        self._tokenizer = load_tokenizer(data)  # which cuts nothing: lengths are checked against the model's context
+        decoder = parse_object(data, TOKENIZER_JSON).get("decoder")
         self.special_tokens = special_tokens
         self.template = template
         added = self._tokenizer.get_added_tokens_decoder()
@@ -144,7 +142,7 @@ class Tokenizer:
         if chat_template_override is not None:
             source, tool_source = chat_template_override, None
         template = None if source is None else ChatTemplate(source, special, tool_source)
-        return cls(files.tokenizer_json.decode("utf-8"), special, template)
+        return cls(decode_text(files.tokenizer_json, TOKENIZER_JSON), special, template)
 
     @property
     def vocab_size(self) -> int:
@@ -270,13 +268,7 @@ def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
 
 
 def _config_of(data: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(data or b"{}")
-    except ValueError as error:
-        raise ConfigError(f"tokenizer_config.json cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"tokenizer_config.json holds a {type(config).__name__}, must hold an object")
-    return config
+    return parse_object(data or b"{}", "tokenizer_config.json")
 
 
 def _content(token: Any) -> str | None:

@@ -33,6 +33,7 @@ def role_names(role: Role) -> list[x509.GeneralName]:
 
 def write_folder(folder: Path, certificate: bytes, key: bytes, ca: Authority | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / KEY).touch(0o600)
     (folder / KEY).write_bytes(key)
     (folder / CERTIFICATE).write_bytes(certificate)
     if ca is not None:

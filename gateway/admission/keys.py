@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outrider.wire.errors import ConfigError, InvalidRequest, RateLimited, Unauthenticated
 from outrider.wire.log import get_logger
+from outrider.wire.private_file import warn_if_open
 from outrider.wire.settings.api_keys import ApiKey, digest_of, read_keys
 
 log = get_logger(__name__)
@@ -205,6 +207,7 @@ class KeyRing:
         """Why the keys are not those of the file."""
         self._retry_at_s = 0.0
         self.keys = read_keys(path)
+        warn_if_open(Path(path))
 
     def is_outdated(self) -> bool:
         """Return whether the file cannot be used now, so that older keys are in force."""
@@ -239,6 +242,7 @@ class KeyRing:
             self._failure, self._retry_at_s = error.message, now + RETRY_S
         else:
             self._failure = None
+            warn_if_open(Path(self._path))
             log.info("%d API keys from %s", len(self.keys), self._path)
 
 

@@ -126,7 +126,7 @@ class Pools:
         none can, whoever starts the workers knows how long they take to load, and it is waited on.
 
         Raises Unavailable when no target comes in time to an address that was given, IncompatiblePair naming the first
-        difference.
+        difference, and ConfigError where the only targets of a pool have sent files that cannot be used.
         """
         began_s, timeout_s = time.monotonic(), START_TIMEOUT_S
         come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
@@ -157,10 +157,18 @@ class Pools:
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
-        """Raises IncompatiblePair for a worker that does not fit, whatever comes."""
+        """Raises IncompatiblePair for a worker that does not fit, whatever comes, and ConfigError for a target whose
+        files cannot be used, where no other target of its pool is there.
+        """
         for member in self.members.values():
             if isinstance(member.link.refused, IncompatiblePair):
                 raise member.link.refused
+        for model in self.models.values():
+            if any(target.connection is not None for target in model.targets.values()):
+                continue
+            for target in model.targets.values():
+                if isinstance(target.link.refused, ConfigError):
+                    raise target.link.refused
         for draft, target in self._neighbours():
             pairing, info = draft.pairing(target), draft.link.info
             if pairing is not None and pairing.why is not None and info is not None and not info.needs_features:

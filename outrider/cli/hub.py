@@ -11,7 +11,6 @@ import fcntl
 import glob
 import hashlib
 import importlib.util
-import json
 import os
 import queue
 import shutil
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.model_json import parse_weight_map
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -146,10 +146,7 @@ def _stays_inside(name: str) -> bool:
 
 
 def _shards(index: bytes, model: str) -> list[str]:
-    try:
-        return sorted({str(name) for name in json.loads(index)["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{INDEX} of {model} is not an index of weights") from None
+    return sorted(set(parse_weight_map(index, f"{INDEX} of {model}").values()))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from outrider.drafting.translation import Intersection, between
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -28,12 +28,13 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import (
     check_class,
+    check_weights,
     context_limit_of,
     decoder_start_of,
-    network_class,
+    eos_ids,
     read_config,
+    read_generation,
     resolve_device,
-    unusable,
 )
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder, tokenizer_files
@@ -169,25 +170,24 @@ def read_model(model: str, task: Task) -> Model:
     check_class(config)
     text = config.get_text_config(decoder=True)
     files = tokenizer_files(model)
-    generation = _generation(model)
-    eos = generation.eos_token_id if generation is not None and generation.eos_token_id is not None else None
-    eos = text.eos_token_id if eos is None else eos
+    generation = read_generation(model, config)
     limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
     info = pb.WorkerInfo(
         model_id=model,
         vocab_size=text.vocab_size,
         tokenizer_fingerprint=tokenizer_fingerprint(files.tokenizer_json),
         context_limit=limit,
-        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        eos_token_ids=eos_ids(generation),
         decoder_start_ids=start,
         translates=not start,
     )
-    itemsize = _itemsize(config, task)
+    itemsize, network = _itemsize(config, task), check_weights(model, config)
+    num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
     if folder is not None and method_of(config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
-        weights = _num_parameters(model, config) * itemsize
-    return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, network_class(config).__name__)
+        weights = num_parameters * itemsize
+    return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, type(network).__name__)
 
 
 def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Find]:
@@ -246,13 +246,6 @@ def room(models: list[Model], device_name: str) -> Find:
     return "ok", found, ""
 
 
-def _generation(model: str) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(model)
-    except OSError:  # it has no such file
-        return None
-
-
 def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     if task.dtype != "auto":
         dtype: torch.dtype = getattr(torch, task.dtype)
@@ -261,16 +254,6 @@ def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     else:
         dtype = getattr(config, "dtype", None) or torch.float32
     return dtype.itemsize
-
-
-def _num_parameters(model: str, config: PreTrainedConfig) -> int:
-    """Return those of the model without its weights; tied ones count once. Raises ConfigError."""
-    try:
-        with torch.device("meta"):
-            network = network_class(config)(config)
-    except Exception as error:  # as in read_config
-        raise unusable(model, error) from error
-    return sum(each.numel() for each in network.parameters())
 
 
 def _kv_bytes(text: Any, itemsize: int) -> int:

@@ -22,6 +22,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from outrider.engine.loading.model_files import check_folder
+
 CHECKED_TOKENS = (2, 64)  # batch, length
 
 
@@ -162,10 +164,11 @@ def widen_folder(source: Path, destination: Path, sizes: Sizes, dtype: torch.dty
     """
     if not (source / "config.json").is_file():
         raise WideningError(f"{source} holds no model: config.json is missing")
+    check_folder(source)
     config = AutoConfig.from_pretrained(source)
     if config.model_type != "llama":
         raise WideningError(f"{source} holds a model of type {config.model_type}; only llama can be widened")
-    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True).eval()
     wide = widen(model, sizes)
     difference = largest_difference(model, wide)
     if not difference < 1e-3:

@@ -67,7 +67,7 @@ class Draft:
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
         self._folder, self._device = folder, device
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         own = network.config.get_text_config(decoder=True).vocab_size
         if own != vocab_size:
             raise ConfigError(

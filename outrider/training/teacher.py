@@ -77,7 +77,7 @@ class Teacher:
         """Load it in float32."""
         self.device = device
         self.folder = folder
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         settle_rope(network, context_limit_of(network.config, None))
         self.network = network.to(device).eval().requires_grad_(False)
         text = self.network.config.get_text_config(decoder=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.engine.alpha import check_same_tokens, tokenizer_of
 from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.loading.loader import resolve_device
+from outrider.engine.loading.loader import check_weights, read_config, resolve_device
 from outrider.engine.loading.model_files import check_folder
 from outrider.training.eagle3 import Eagle3, Opened
 from outrider.training.losses import LossName
@@ -249,6 +249,7 @@ def _check_folders(task: Task) -> None:
     for model in (task.target, task.start):
         if model is not None:
             check_folder(Path(model).expanduser())
+            check_weights(model, read_config(model))
     if task.start is not None:
         check_same_tokens(task.target, task.start)
     out = Path(task.out)

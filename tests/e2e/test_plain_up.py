@@ -15,6 +15,7 @@ from outrider.wire.processes import StopFlag
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up
 from tests.stack import DEMO_TARGET
+from tests.tiny_models import tiny_llama
 
 
 @pytest.mark.timeout(240)
@@ -36,6 +37,20 @@ def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_targ
             os.kill(left.pids_of("target_service")[0], signal.SIGKILL)
             assert command.wait() == 1
             assert "target-0 was ended by signal 9" in command.log()
+            assert left.now() == {}
+        finally:
+            command.end()
+
+
+def test_a_folder_whose_template_is_none_ends_it_with_one_line(tmp_path: Path) -> None:
+    """The gateway alone reads the template, which the target sends it."""
+    folder = Path(tiny_llama(tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    with tree() as left:
+        command = up(*PLAIN, "--no-draft", "--target", str(folder))
+        try:
+            assert command.wait() == 1
+            assert command.log().splitlines()[-1].startswith("error: gateway: the chat template has a syntax error")
             assert left.now() == {}
         finally:
             command.end()

@@ -258,6 +258,16 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
     access.caller("Bearer or-3").take_request()  # another key, though of the same name
 
 
+def test_a_file_that_others_may_read_or_change_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys.yaml"
+    write_keys(file, (entry("me", "x"),))
+    KeyRing(str(file))
+    assert "has mode" not in caplog.text
+    file.chmod(0o604)
+    KeyRing(str(file))
+    assert f"{file} has mode 0604: other accounts may read or change it" in caplog.text
+
+
 def test_a_file_that_broke_is_seen_without_a_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, clock, registry = tmp_path / "k", Clock(), CollectorRegistry()
     write_keys(file, (entry("me", "or-1"),))

@@ -280,6 +280,13 @@ async def test_a_start_ends_where_a_worker_never_fits(pools: Pools) -> None:
         await pools.wait_ready()
 
 
+async def test_a_start_ends_where_the_only_target_of_a_pool_sent_files_that_cannot_be_used(pools: Pools) -> None:
+    pools.update(Membership((CHAT,), members("chat/a")))
+    pools.members["a"].link.refused = ConfigError("tokenizer.json cannot be used: it is none")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        await pools.wait_ready()
+
+
 async def test_a_start_with_given_addresses_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.1)
     pools = Pools(GatewayConfig(target="127.0.0.1:9"), GatewayMetrics())

@@ -183,7 +183,7 @@ def test_offline_says_what_is_missing(mirror: Mirror, monkeypatch: pytest.Monkey
         ({f"{i}.bin": b"0" for i in range(12)}, ("it has 0.bin, 1.bin, 10.bin,", "7.bin and 2 more")),
         ({"model.safetensors": b"0"}, ("no config.json",)),
         ({**SMALL, "model.safetensors.index.json": INDEX}, (f"no {next(iter(SHARDS))}",)),
-        ({**SMALL, "model.safetensors.index.json": b"[]"}, ("not an index",)),
+        ({**SMALL, "model.safetensors.index.json": b"[]"}, ("no JSON object",)),
     ],
 )
 def test_what_cannot_be_served_is_not_fetched(mirror: Mirror, files: dict[str, bytes], words: tuple[str, ...]) -> None:

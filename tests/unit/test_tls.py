@@ -221,6 +221,17 @@ def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
     assert folder.current is not first
 
 
+@pytest.mark.parametrize(("mode", "is_warned"), [(0o600, False), (0o440, False), (0o644, True), (0o620, True)])
+def test_a_key_that_others_may_read_or_change_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_warned: bool
+) -> None:
+    part_folder(tmp_path, authority(), Role.TARGET)
+    (tmp_path / KEY).chmod(mode)
+    target_of(tmp_path)
+    warning = f"{tmp_path / KEY} has mode {mode:04o}: other accounts may read or change it; chmod 600 it"
+    assert (warning in caplog.text) is is_warned
+
+
 def test_asking_users_does_not_begin_or_end_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = public_folder(tmp_path / "public", authority(), "localhost")
     folder = CertificateFolder(str(path), "public_tls_dir", None)

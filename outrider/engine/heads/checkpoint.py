@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outrider.engine.loading.model_files import first_line, model_file
+from outrider.engine.loading.model_files import CONFIG, first_line, model_file, read_model_json
+from outrider.engine.loading.weight_headers import AGAIN, check_counts, read_headers, read_safe
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import INDEX, SAFE
 
-T = TypeVar("T")
-
-AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 
@@ -33,7 +29,7 @@ class Checkpoint:
         """
         self.model = model
         self._allow_pickle = allow_pickle
-        self.config = _read_json(model, "config.json")
+        self.config = _read_config(model)
         self._shards = _shards(model)
         pickles = () if self._shards else PICKLES
         self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
@@ -49,7 +45,7 @@ class Checkpoint:
         """Return a tensor of `names`, on the CPU. Raises ConfigError for a damaged file."""
         if not self._shards:
             return self._unpickled()[name]
-        tensor: Tensor = _read_safe(self._shards[name], lambda file: file.get_tensor(name))
+        tensor: Tensor = read_safe(self._shards[name], lambda file: file.get_tensor(name))
         return tensor
 
     def _unpickled(self) -> dict[str, Tensor]:
@@ -68,6 +64,7 @@ class Checkpoint:
                 param="model",
             )
         try:
+            _check_stored(self.pickle)
             found = torch.load(self.pickle, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:  # torch's own words advise to run the code
             raise ConfigError(
@@ -75,47 +72,48 @@ class Checkpoint:
                 "weights as safetensors where you trust the file",
                 param="model",
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        except (ConfigError, MemoryError):
+            raise
+        except Exception as error:  # a pickle's content decides what it raises
             raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}; {AGAIN}", param="model") from error
         if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
             raise ConfigError(f"{self.pickle} holds something else than tensors by name", param="model")
+        _check_sizes(self.pickle, found)
         return {str(name): tensor for name, tensor in found.items()}
 
 
-def _read_json(model: str, name: str) -> dict[str, Any]:
-    path = model_file(model, name)
-    if path is None:
-        raise ConfigError(f"{model} has no {name}", param="model")
-    try:
-        read = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {first_line(error)}", param="model") from error
-    if not isinstance(read, dict):
-        raise ConfigError(f"{path} is no JSON object", param="model")
-    return read
+def _read_config(model: str) -> dict[str, Any]:
+    config = read_model_json(model, CONFIG)
+    if config is None:
+        raise ConfigError(f"{model} has no {CONFIG}", param="model")
+    check_counts(config, f"the {CONFIG} of {model}")
+    return config
 
 
 def _shards(model: str) -> dict[str, Path]:
     """Return the safetensors file of each tensor; empty where there is none."""
-    if model_file(model, INDEX) is not None:
-        weight_map = _read_json(model, INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ConfigError(f"{INDEX} of {model} is not an index of weights; save the model again", param="model")
-        paths = {name: model_file(model, str(name)) for name in set(weight_map.values())}
-        for name, path in paths.items():
-            if path is None:
-                raise ConfigError(f"{model} has no {name} (a part of the weights that the index names)", param="model")
-        return {tensor: path for tensor, name in weight_map.items() if (path := paths[name]) is not None}
-    for name in SAFE:
-        path = model_file(model, name)
-        if path is not None:
-            return dict.fromkeys(_read_safe(path, lambda file: list(file.keys())), path)
-    return {}
+    return {name: header.path for name, header in read_headers(model).items()}
 
 
-def _read_safe(path: Path, read: Callable[[Any], T]) -> T:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return read(file)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"cannot read {path}: {first_line(error)}; {AGAIN}", param="model") from error
+def _check_stored(path: Path) -> None:
+    """Raise ConfigError for an archive with compressed entries: torch writes none, and a small one may unpack to
+    anything.
+    """
+    if not zipfile.is_zipfile(path):  # torch's older format
+        return
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ConfigError(f"{path} is compressed, which torch.save never does; {AGAIN}", param="model")
+
+
+def _check_sizes(path: Path, tensors: dict[Any, Tensor]) -> None:
+    """Raise ConfigError for a tensor of more bytes than the file has for it, such as an expanded one."""
+    for name, tensor in tensors.items():
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not is_plain or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+            raise ConfigError(
+                f"{name} in {path} is {list(tensor.shape)} {tensor.dtype} of fewer numbers than that, or no plain "
+                "tensor; save the weights as safetensors",
+                param="model",
+            )

@@ -17,6 +17,7 @@ from outrider.engine.heads.maps import target_ids
 from outrider.engine.heads.opening import DTYPES
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.weight_headers import bounded_build
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -77,6 +78,8 @@ def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = Fals
                 f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple of "
                 f"num_key_value_heads, {text.num_key_value_heads}"
             )
+        if not 1 <= text.num_hidden_layers <= len(files.names):
+            raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, and there are {len(files.names)} tensors")
         limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
     except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
         raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
@@ -278,7 +281,7 @@ def check_shapes(
     files: Checkpoint, tensors: Mapping[str, Tensor], head_class: type[HeadNetwork], facts: HeadFacts, kind: str
 ) -> None:
     """Raise ConfigError unless these are the tensors of such a head. kind: as in "an EAGLE-3 head"."""
-    with torch.device("meta"):
+    with bounded_build(f"the config.json of {files.model}", len(files.names)):
         shapes = {name: list(tensor.shape) for name, tensor in head_class(facts).state_dict().items()}
     refuse(files.model, f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
     refuse(files.model, "not all tensors", shapes.keys() - tensors.keys())

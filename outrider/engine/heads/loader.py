@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from outrider.engine.heads.block_check import tested_path
 from outrider.engine.heads.block_path import BlockHeadPath
@@ -38,6 +37,8 @@ from outrider.engine.loading import memory
 from outrider.engine.loading.loader import (
     check_class,
     context_limit_of,
+    eos_ids,
+    read_generation,
     resolve_device,
     settle_rope,
     size_cache,
@@ -168,17 +169,9 @@ def _facts(
         context_limit=limit,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        eos_token_ids=_eos(target),
+        eos_token_ids=eos_ids(read_generation(target.model, target.config)),
         num_parameters=sum(weight.numel() for weight in weights),
     )
-
-
-def _eos(target: TargetFiles) -> tuple[int, ...]:
-    try:
-        eos = GenerationConfig.from_pretrained(target.model).eos_token_id
-    except OSError:  # the target has no such file
-        eos = target.config.get_text_config(decoder=True).eos_token_id
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
 def _path(head: HeadNetwork, facts: ModelFacts, wanted: str) -> RunsHead | BlockHeadPath:

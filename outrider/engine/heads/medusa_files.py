@@ -14,6 +14,7 @@ from outrider.engine.heads.maps import check_ids
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.opening import DTYPES, OpeningMap, OpeningSpec
 from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.loading.weight_headers import bounded_build
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 
@@ -110,7 +111,7 @@ def _rows(files: Checkpoint, name: str, weight: Tensor, token_map: Tensor | None
 
 
 def _check_shapes(files: Checkpoint, tensors: Mapping[str, Tensor], facts: MedusaConfig) -> None:
-    with torch.device("meta"):
+    with bounded_build(f"the config.json of {files.model}", len(files.names)):
         shapes = {name: tuple(tensor.shape) for name, tensor in MedusaHeads(facts).state_dict().items()}
     unknown, missing = sorted(tensors.keys() - shapes.keys()), sorted(shapes.keys() - tensors.keys())
     if unknown or missing:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.loading.loader import read_config
+from outrider.engine.loading.weight_headers import bounded_build
 from outrider.wire.errors import ConfigError
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
@@ -51,7 +51,7 @@ class TargetFiles:
     @property
     def embedding_scale(self) -> float:
         """What the target's embedding module multiplies rows of its table by: the root of the width in Gemma."""
-        with torch.device("meta"):
+        with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
             embedding = AutoModelForCausalLM.from_config(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
         return scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,17 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
-from outrider.engine.loading.model_files import check_folder, first_line
+from outrider.engine.loading.model_files import (
+    CONFIG,
+    GENERATION,
+    MAX_QUOTED,
+    check_folder,
+    first_line,
+    model_file,
+    read_model_json,
+)
 from outrider.engine.loading.quantize import check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
@@ -38,6 +48,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import local_folder
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
+from outrider.wire.tokenizer_json import MAX_TOKEN_ID
 
 log = get_logger(__name__)
 
@@ -45,6 +56,8 @@ MIN_CONTEXT = 16
 """Least tokens of a context: the self-test needs them. Doubling it refuses more settings."""
 DEFAULT_CONTEXT = 2048
 """Tokens of the context of a model that states no limit (ALiBi). Doubling it doubles a slot's largest cache."""
+MAX_CONTEXT = 1 << 24
+"""Tokens of a context. The longest published is 10 million, Llama 4 Scout's."""
 PREFILL_TOKENS_CPU = 256
 """Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
 longer."""
@@ -72,6 +85,8 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     made_of = read_config(config.model)
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
+    generation = read_generation(config.model, made_of)
+    check_weights(config.model, made_of)
     check_readable(config.model, made_of, device, config.quantization)
     quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
@@ -81,7 +96,7 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
         assert join is not None
         group = join(device)
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
-    facts = _facts(config.model, network, limit, quantization, num_ranks)
+    facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -172,21 +187,83 @@ def resolve_device(device: str) -> torch.device:
 
 def read_config(model: str) -> PreTrainedConfig:
     """Read the configuration of a folder or hub id. Raises ConfigError."""
+    raw = read_model_json(model, CONFIG)
+    if raw is not None:  # else transformers says what is missing
+        check_counts(raw, str(model_file(model, CONFIG)))
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         if not all(isinstance(name, str) for name in config.architectures or ()):
             raise ValueError(f"architectures is {config.architectures}, must be a list of names")
-        return config
+        if getattr(config, "transformers_weights", None) is not None:
+            raise ValueError("transformers_weights names other weights than model.safetensors; leave it out")
+        config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
+        num_layers = num_decoder_layers(config)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise ConfigError(f"the config.json of {model} says {num_layers!r} layers, must be at least 1", param="model")
+    return config
 
 
-def unusable(model: str, error: Exception) -> ConfigError:
-    """Return what to say of a configuration that transformers raised an error for."""
-    why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return ConfigError(f"transformers cannot use the config.json of {model} ({why}); correct it", param="model")
+def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
+    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Raises ConfigError
+    for an id that is none.
+    """
+    raw = read_model_json(model, GENERATION)
+    try:
+        generation = GenerationConfig.from_model_config(config) if raw is None else GenerationConfig.from_dict(raw)
+    except Exception as error:  # as in read_config
+        raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
+    if generation.eos_token_id is None:
+        generation.eos_token_id = config.get_text_config(decoder=True).eos_token_id
+    for name in ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
+        _check_ids(model, name, getattr(generation, name))
+    return generation
+
+
+def _check_ids(model: str, name: str, value: object) -> None:
+    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
+            raise ConfigError(
+                f"{name} of {model} (generation_config.json, config.json) is {reprlib.repr(value)}, must be an id from "
+                f"0 to {MAX_TOKEN_ID}{' or a list of them' if name == 'eos_token_id' else ''}; correct it",
+                param="model",
+            )
+
+
+def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
+    """Return the ids that end an answer, of what `read_generation` returned."""
+    eos = generation.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """Compare the configuration with the headers of the weights; return the network on the meta device.
+
+    Raises ConfigError for what the files do not hold, before any of it is built.
+    """
+    headers = read_headers(model)
+    is_quantised = method_of(config) is not None
+    try:
+        with bounded_build(f"the config.json of {model}", len(headers)):
+            network: PreTrainedModel = network_class(config)(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # as in read_config
+        raise unusable(model, error) from error
+    check_sizes(model, network, headers, is_quantised=is_quantised)
+    return network
+
+
+def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
+    """Return what to say of a configuration that transformers raised an error for. name: of its file."""
+    why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_QUOTED]
+    return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
 
 
 def check_class(config: PreTrainedConfig) -> None:
@@ -240,6 +317,12 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
     names = ("max_position_embeddings", "max_seq_len", "seq_length")
     own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)
     limit = wanted or own or DEFAULT_CONTEXT
+    if limit > MAX_CONTEXT:
+        raise ConfigError(
+            f"the context is {limit} tokens (of context_limit, else of the config.json of {config.name_or_path}), and "
+            f"at most {MAX_CONTEXT} are served; set context_limit",
+            param="context_limit",
+        )
     if own is not None and limit > own:
         raise ConfigError(f"context_limit is {limit}, the model was made for {own}", param="context_limit")
     if limit < MIN_CONTEXT:
@@ -260,12 +343,16 @@ def _load_weights(
     if is_quantised and device.type == "cuda":
         options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
         network, info = _auto_class(config).from_pretrained(
             model, config=config, dtype=wanted, output_loading_info=True, **options
         )
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
     missing = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
     if missing:
         raise ConfigError(
@@ -279,11 +366,14 @@ def _load_weights(
     return network if is_quantised else network.to(device)
 
 
-def _facts(model: str, network: PreTrainedModel, context_limit: int, quantization: str, num_ranks: int) -> ModelFacts:
-    generation = getattr(network, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
-    if eos is None:
-        eos = network.config.get_text_config(decoder=True).eos_token_id
+def _facts(
+    model: str,
+    network: PreTrainedModel,
+    generation: GenerationConfig,
+    context_limit: int,
+    quantization: str,
+    num_ranks: int,
+) -> ModelFacts:
     head = network.get_output_embeddings()
     return ModelFacts(
         model_id=model,
@@ -291,7 +381,7 @@ def _facts(model: str, network: PreTrainedModel, context_limit: int, quantizatio
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
-        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        eos_token_ids=eos_ids(generation),
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.model_files import first_line, model_file
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import MAX_DRAFT_TOKENS
 
@@ -24,7 +24,8 @@ FILE = "model.safetensors"
 def read_embeddings(source: str, width: int) -> Tensor:
     """Return the embeddings [L, width] of a file, or of the one in a folder. Raises ConfigError."""
     path = Path(source).expanduser()
-    path = path / FILE if path.is_dir() else path
+    if path.is_dir():
+        path = model_file(str(path), FILE) or path / FILE
     shown = f"lookahead_embeddings is {source!r}"
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,57 +1,131 @@
-"""Check what a model folder holds before torch reads anything, and read its tokenizer. Used by the workers."""
+"""Find the files of a model folder or hub id and check them before torch reads anything. Used by the workers.
+
+A folder may come from anybody: a file of it lies in it, also where it is a link, and is of a bounded size.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, local_folder
+from outrider.wire.model_id import INDEX, SAFE, local_folder
+from outrider.wire.model_json import parse_object, parse_weight_map
+from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
 
-TOKENIZER_JSON = "tokenizer.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "chat_template.jinja")
 """What a model folder says of its tokens; only the first must be there."""
+MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20}
+"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, DeepSeek V3's index 9. Of a configuration
+transformers makes several copies, which takes seconds at 1 MiB.
+"""
+MAX_OTHER_BYTES = 8 << 20
+"""Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
+
+MAX_QUOTED = 400
+"""Characters of another library's error in one of ours: it may quote as much of a file as it likes."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError naming the first file that a model folder lacks."""
-    _require(folder, "config.json", "the model's configuration")
+    """Raise ConfigError naming the first file that a model folder lacks, or an index of anything but safetensors."""
+    _require(folder, CONFIG, "the model's configuration")
     _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
-    index = folder / INDEX
-    if not index.is_file():
-        _require(folder, "model.safetensors", "the weights; other formats are not loaded")
-        return
-    try:
-        shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{index} is not an index of weights; save the model again", param="model") from None
-    for shard in shards:
-        _require(folder, shard, "a part of the weights that the index names")
+    if weight_map(str(folder)) is None:
+        _require(folder, SAFE[0], "the weights; other formats are not loaded")
 
 
 def _require(folder: Path, name: str, what: str) -> None:
-    if not (folder / name).is_file():
+    if _file_in(folder, name) is None:
         raise ConfigError(f"{folder} has no {name} ({what})", param="model")
+
+
+def weight_map(model: str) -> dict[str, Path] | None:
+    """Return the safetensors file of each tensor that the index of a folder or hub id names; None without an index.
+
+    Raises ConfigError for an index that names anything else, before any of it is opened.
+    """
+    index = model_file(model, INDEX)
+    if index is None:
+        return None
+    shards = parse_weight_map(_read(index), str(index))
+    paths = {}
+    for shard in sorted(set(shards.values())):
+        path = model_file(model, shard)
+        if path is None:
+            raise ConfigError(f"{model} has no {shard} (a part of the weights that the index names)", param="model")
+        paths[shard] = path
+    if SAFE[0] not in paths and model_file(model, SAFE[0]) is not None:  # transformers would read that one instead
+        raise ConfigError(
+            f"{model} has {SAFE[0]} and an {INDEX} that does not name it; delete the one that is not meant",
+            param="model",
+        )
+    return {tensor: paths[shard] for tensor, shard in shards.items()}
 
 
 def tokenizer_files(model: str) -> pb.TokenizerFiles:
     """Read the tokenizer of a folder or hub id; optional files are empty when missing. Raises ConfigError when there is
-    no tokenizer.json.
+    no tokenizer.json, or none that encodes text.
     """
     paths = [model_file(model, name) for name in TOKENIZER_FILES]
     if paths[0] is None:
         raise ConfigError(f"{model} has no {TOKENIZER_JSON} (the tokenizer as the tokenizers library writes it)")
-    found = [b"" if path is None else path.read_bytes() for path in paths]
+    found = [b"" if path is None else _read(path) for path in paths]
+    load_tokenizer(found[0], str(paths[0]))
+    if found[1]:
+        parse_object(found[1], str(paths[1]))
     return pb.TokenizerFiles(tokenizer_json=found[0], tokenizer_config_json=found[1], chat_template=found[2])
 
 
+def read_model_json(model: str, name: str) -> dict[str, Any] | None:
+    """Return the object in a file of a folder or hub id; None where there is no such file. Raises ConfigError."""
+    path = model_file(model, name)
+    return None if path is None else parse_object(_read(path), str(path))
+
+
 def model_file(model: str, name: str) -> Path | None:
-    """Return a file of a folder or, as a local copy, of a hub id; None where there is none. Raises ConfigError."""
+    """Return a file of a folder or, as a local copy, of a hub id; None where there is none. Raises ConfigError, also
+    for a link that leads out of the folder.
+    """
     folder = local_folder(model)
-    if folder is None:
-        return _hub_file(model, name)
-    return folder / name if (folder / name).is_file() else None
+    return _hub_file(model, name) if folder is None else _file_in(folder, name)
+
+
+def _file_in(folder: Path, name: str) -> Path | None:
+    path = folder / name
+    if not path.is_file():
+        return None
+    _check_inside(path)
+    return path
+
+
+def _check_inside(path: Path) -> None:
+    """Raise ConfigError for a link that leads out of the folder it lies in; a snapshot in a hub's cache has its
+    contents in the same repository's blobs.
+    """
+    folder = path.parent.resolve()
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        folder = folder.parents[1]
+    if not path.resolve().is_relative_to(folder):
+        raise ConfigError(
+            f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file there if it is meant",
+            param="model",
+        )
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file that is read whole. Raises ConfigError for one that is too large."""
+    limit = MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
+    if len(data) > limit:
+        raise ConfigError(f"{path} has more than {limit >> 20} MiB, which is too much to be one", param="model")
+    return data
 
 
 def _hub_file(model: str, name: str) -> Path | None:
@@ -60,12 +134,15 @@ def _hub_file(model: str, name: str) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model, name))
+        path = Path(hf_hub_download(model, name))
     except EntryNotFoundError:  # also when it is not in the local cache and the hub is out of reach
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
+    _check_inside(path)
+    return path
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's text, cut where it quotes too much of a file."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:MAX_QUOTED]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
-from transformers import GenerationConfig
 
-from outrider.engine.loading.loader import context_limit_of, decoder_start_of, read_config
+from outrider.engine.loading.loader import context_limit_of, decoder_start_of, eos_ids, read_config, read_generation
+from outrider.engine.loading.model_files import CONFIG, model_file
 from outrider.wire.model_id import local_folder
 
 UNLIMITED_CONTEXT = 1 << 20
@@ -32,17 +32,11 @@ def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None
     context_limit: the setting. Raises ConfigError.
     """
     folder = local_folder(model)
-    if folder is not None and not (folder / "config.json").is_file():
+    if folder is not None and model_file(model, CONFIG) is None:
         ids = Tokenizer.from_buffer(tokenizer_json).get_vocab(with_added_tokens=True).values()
         return Vocabulary(max(ids) + 1, context_limit or UNLIMITED_CONTEXT, ())
     config = read_config(model)
     text = config.get_text_config(decoder=True)
-    generation: GenerationConfig | None = None
-    try:
-        generation = GenerationConfig.from_pretrained(model)
-        ends = generation.eos_token_id
-    except OSError:  # there is none
-        ends = text.eos_token_id
-    eos_token_ids = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    generation = read_generation(model, config)
     limit, start = context_limit_of(config, context_limit), decoder_start_of(config, generation)
-    return Vocabulary(text.vocab_size, limit, eos_token_ids, start)
+    return Vocabulary(text.vocab_size, limit, eos_ids(generation), start)

@@ -32,6 +32,8 @@ ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU}
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 MOST_HEAD_SIZE = 256
 """Columns of a head."""
+MIN_TABLE_BYTES = 64 << 20
+"""Bytes that rotary tables may take beside weights of fewer: those of 131,072 tokens and heads of 128 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,27 @@ def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[Nati
 
     body: the module that has embed_tokens, layers, norm and rotary_emb. Raises PathUnavailable.
     """
+    _check_tables(body, shape)
     try:
         native = _pack(body, lm_head, shape)
     except (BuildError, MemoryError) as error:
         raise PathUnavailable(str(error)) from error
     embedding = body.embed_tokens.weight
     return native, None if lm_head.weight is embedding else embedding.detach().contiguous()
+
+
+def _check_tables(body: nn.Module, shape: FusedShape) -> None:
+    """Raise PathUnavailable where the rotary tables, which have a row for each position, outweigh the weights: how long
+    they are may be a number in config.json alone.
+    """
+    num_kinds = len(set(shape.rotary_kinds)) or 1
+    num_table_bytes = num_kinds * shape.context * shape.head_size * torch.float32.itemsize
+    num_weight_bytes = sum(weight.nbytes for weight in body.parameters())
+    if num_table_bytes > max(MIN_TABLE_BYTES, num_weight_bytes):
+        raise PathUnavailable(
+            f"would take {num_table_bytes >> 20} MiB of rotary tables for a context of {shape.context} tokens, more "
+            "than the weights; set context_limit"
+        )
 
 
 def _pack(body: Any, lm_head: Any, shape: FusedShape) -> NativeModel:

@@ -21,6 +21,7 @@ import grpc.aio
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.private_file import warn_if_open
 from outrider.wire.transport.address import is_loopback
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import client_options
@@ -74,6 +75,7 @@ class CertificateFolder:
         self._retry_at_s = self._warn_at_s = 0.0
         """Of time.monotonic()."""
         self._warn_if_soon()
+        warn_if_open(self._path / KEY)
 
     @property
     def current(self) -> Certificates:
@@ -101,6 +103,7 @@ class CertificateFolder:
         if read is not None:  # else the next connection looks again: nobody waits here, on an event loop
             (self._stamp, self._certificates), self._failure, self._warn_at_s = read, None, 0.0
             log.info("%s: the certificates in %s were replaced", self._setting, self._path)
+            warn_if_open(self._path / KEY)
 
     def _warn_if_soon(self) -> None:
         num_days = (self._certificates.expires - time.time()) / _DAY_S

@@ -1,0 +1,50 @@
+"""Read a tokenizer.json with the tokenizers library, which panics where others raise. Used by gateway and workers."""
+
+from __future__ import annotations
+
+import tokenizers
+
+from outrider.wire.errors import ConfigError
+
+TOKENIZER_JSON = "tokenizer.json"
+SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
+"""Texts that are encoded at load: what panics on one, or has no unknown token where it needs one, is refused then."""
+MAX_TOKEN_ID = (1 << 20) - 1
+"""Tables have a row for each id up to the largest. The largest published vocabulary has 901,629, XLM-V's."""
+
+MAX_QUOTED = 400
+"""Characters of the library's error in ours: it may quote as much of a file as it likes."""
+
+
+def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokenizer:
+    """Return a tokenizer that encodes text as it is, never cut nor padded. name: of the file, in an error.
+
+    Raises ConfigError for a file that is none, and for a tokenizer that cannot encode one of `SAMPLES`.
+    """
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        for special in (True, False):
+            tokenizer.encode_batch_fast(list(SAMPLES), add_special_tokens=special)
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        raise ConfigError(
+            f"{name} cannot be used: {_one_line(error)}; take it from the model's folder, or save it again with "
+            "PreTrainedTokenizerFast.save_pretrained",
+            param="model",
+        ) from None
+    if largest > MAX_TOKEN_ID:
+        raise ConfigError(f"{name} has a token of id {largest}, and ids go up to {MAX_TOKEN_ID}", param="model")
+    return tokenizer
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Return whether the tokenizers library raised it: plain Exceptions, and panics, which are no Exceptions."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_QUOTED] or type(error).__name__
