@@ -12,8 +12,10 @@ import grpc
 import grpc.aio
 
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
-from gateway.admission.requests import Chat, Demand, FieldNames, Prompt
+from gateway.admission.prompts import Chat
+from gateway.admission.requests import Demand, FieldNames, Prompt
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
+from gateway.chat_template import Message
 from gateway.generation import (
     FinishReason,
     OutputTimings,
@@ -23,7 +25,6 @@ from gateway.generation import (
 )
 from gateway.grammars import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
-from gateway.tokenizer import Message
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import SamplingParams, acceptance_of, draft_logprobs_of, drafter_of

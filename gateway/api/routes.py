@@ -201,28 +201,30 @@ class Routes:
         return JsonResponse({"object": "response.input_tokens", "input_tokens": await self._count(request, body)})
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
-        demand = body.demand(request.scope["answer_id"])
-        tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
-        return len(await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer)))
+        demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
+        facts = check_demand(demand, self.admission.generator.models())
+        with incoming.caller.answers(1, "max_concurrent"):
+            return len(await prompt_ids(demand, self.admission.prompt_reader(facts, incoming)))
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
+        incoming: IncomingRequest = request.scope["incoming"]
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        tokenizer = self._tokenizer_of(facts)
-        if body.prompt is None:
-            demand = body.demand(request.scope["answer_id"])
-            check_demand(demand, [facts])
-            read: Callable[[], Sequence[int]] = partial(prompt_ids, demand, tokenizer)
-        else:
-            read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
+        reader = self.admission.prompt_reader(facts, incoming)
+        with incoming.caller.answers(1, "max_concurrent"):
+            if body.prompt is None:
+                demand = body.demand(request.scope["answer_id"])
+                check_demand(demand, [facts])
+                ids = await prompt_ids(demand, reader)
+            else:
+                ids = await reader.encode(body.prompt, body.add_special_tokens is not False)
 
-        def tokenized() -> Response:
-            ids = read()
-            names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
-            sizes = {"count": len(ids), "max_model_len": facts.context_limit}
-            return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+            def tokenized() -> Response:
+                names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+                sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+                return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
-        return await self.admission.tokenised(request.scope["incoming"], tokenized)
+            return await reader.work(len(ids), tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""

@@ -27,6 +27,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.settings.config import GatewayConfig
+from tests.rendering import inline_template
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"
 CONTEXT_LIMIT = 2048
@@ -36,13 +37,15 @@ TIMINGS = OutputTimings(0.004, 0.0015, 0.002, 0.0005)
 
 
 def demo_tokenizer() -> Tokenizer:
-    return Tokenizer.from_files(
+    tokenizer = Tokenizer.from_files(
         pb.TokenizerFiles(
             tokenizer_json=(DEMO / "tokenizer.json").read_bytes(),
             tokenizer_config_json=(DEMO / "tokenizer_config.json").read_bytes(),
-            chat_template=(DEMO / "chat_template.jinja").read_bytes(),
         )
     )
+    source = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.template = inline_template(source, tokenizer.special_tokens)
+    return tokenizer
 
 
 def config(**changes: object) -> GatewayConfig:

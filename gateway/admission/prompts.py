@@ -1,0 +1,130 @@
+"""Turns the prompts of one request into text and token ids: chats in the pool of renderers, long texts on threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from gateway.chat_template import Message, TextTooLong
+from gateway.tokenizer import Tokenizer
+from gateway.tools.offer import NO_TOOLS, ToolOffer
+from outrider.wire.errors import InvalidRequest
+
+INLINE_CHARS = 20_000
+"""Characters of a text that is tokenised on the event loop; a longer one is on a thread. About 10 ms on one slow
+core."""
+NUM_THREADS = 4
+"""Threads on which long texts are tokenised."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt that the chat template still has to render."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: ToolOffer | None = NO_TOOLS
+    """None = answers are text alone: neither calls nor reasoning are looked for in them."""
+    continues: bool = False
+    """The answer goes on with the text of the last message."""
+
+
+class TextThreads:
+    """Threads for texts that take too long for the event loop. One event loop, so no lock.
+
+    A caller that has an API key has one thread at a time, so that its long texts never hold all of them.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts")
+        self._limits: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, caller: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` returns. A thread cannot be ended: cancelled, its caller has it until the work is done."""
+        limit = self._limits.get(caller)
+        if limit is None:
+            limit = self._limits[caller] = asyncio.Semaphore(1 if caller else NUM_THREADS)
+        await limit.acquire()
+        loop = asyncio.get_running_loop()
+
+        def release(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(limit.release)
+
+        future = self._executor.submit(work, *args, **kwargs)
+        future.add_done_callback(release)
+        return await asyncio.wrap_future(future)
+
+
+class PromptReader:
+    """Renders and tokenises the texts of one request."""
+
+    def __init__(self, tokenizer: Tokenizer, caller: bytes, threads: TextThreads, max_body_bytes: int) -> None:
+        """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
+        most as many characters.
+        """
+        self.tokenizer = tokenizer
+        self._caller = caller
+        self._threads = threads
+        self._max_body_bytes = max_body_bytes
+
+    async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` on texts of so many characters returns. Long ones are worked on on a thread."""
+        if num_chars > INLINE_CHARS:
+            return await self._threads.run(self._caller, work, *args, **kwargs)
+        return work(*args, **kwargs)
+
+    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the text's ids."""
+        return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
+
+    async def render(self, chat: Chat) -> str:
+        """Return the text of a chat. Raise InvalidRequest when the model has no template or when it refuses."""
+        told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
+        template = self.tokenizer.template
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
+                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
+                param="messages",
+            )
+        messages, end = chat.messages, ""
+        if chat.continues:
+            end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
+            *before, last = chat.messages
+            messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
+        try:
+            text = await template.render(
+                messages,
+                chat.add_generation_prompt and not chat.continues,
+                chat.template_kwargs,
+                told,
+                max_chars=self._max_body_bytes,
+                caller=self._caller,
+            )
+        except TextTooLong:
+            raise InvalidRequest(
+                f"the chat template makes more than {self._max_body_bytes} characters of these messages "
+                "(max_body_bytes); send fewer or shorter ones",
+                param="messages",
+            ) from None
+        if not end:
+            return text
+        text, found, _ = text.rpartition(end)
+        if not found:
+            raise InvalidRequest(
+                "continue_final_message is true, and the chat template does not show the text of the last message; "
+                "leave it out",
+                param="continue_final_message",
+            )
+        return text
