@@ -26,7 +26,7 @@ from gateway.generation import (
 from gateway.grammars import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
 from outrider.v1 import common_pb2, gateway_pb2
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
+from outrider.wire.errors import ENDINGS, DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import SamplingParams, acceptance_of, draft_logprobs_of, drafter_of
 from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
 from outrider.wire.transport.rpc import abort, parse_message
@@ -81,7 +81,9 @@ class GenerationServicer:
                 return
             except OutriderError as error:
                 failure = error
-            except Exception as error:
+            except ENDINGS:
+                raise
+            except BaseException as error:
                 failure = unexpected(error)
             note_failure(failure)
             await abort(context, failure)

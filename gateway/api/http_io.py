@@ -15,7 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.admission import IncomingRequest
 from gateway.telemetry.request_record import note_failure
-from outrider.wire.errors import InvalidRequest, OutriderError, RequestTooLarge, RequestTooSlow, Unauthenticated
+from outrider.wire.errors import (
+    ENDINGS,
+    InvalidRequest,
+    OutriderError,
+    RequestTooLarge,
+    RequestTooSlow,
+    Unauthenticated,
+)
 from outrider.wire.log import describe, get_logger
 
 log = get_logger(__name__)
@@ -89,7 +96,7 @@ def error_response(error: OutriderError, path: str) -> JsonResponse:
     return JsonResponse(body_of_error(error, path), error.http_status, headers)
 
 
-def unexpected(error: Exception) -> OutriderError:
+def unexpected(error: BaseException) -> OutriderError:
     """Logs where it happened. The client learns that it is our fault."""
     log.error("a handler failed with %s\n%s", type(error).__name__, describe(error))
     return OutriderError("internal error; the gateway's log has the place")
@@ -167,9 +174,9 @@ class EventStream(Response):
             async with contextlib.aclosing(self._events()) as events:
                 async for data in events:
                     await self._send(send, data)
-        except ClientDisconnect:
+        except (ClientDisconnect, *ENDINGS):
             raise
-        except Exception as error:
+        except BaseException as error:
             if not self._started:
                 raise
             known = error if isinstance(error, OutriderError) else unexpected(error)

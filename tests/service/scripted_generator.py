@@ -55,6 +55,10 @@ def config(**changes: object) -> GatewayConfig:
 MAX_ANSWERS = config().max_running + config().max_queue
 
 
+class Panic(BaseException):
+    """Stands for a panic of compiled code, which is no Exception either."""
+
+
 @dataclass
 class ScriptedGenerator:
     """Answers every request with `text`, or `text` + str(choice) when `numbered`."""
@@ -69,7 +73,7 @@ class ScriptedGenerator:
     """Why it is not ready."""
     refusal: OutriderError | None = None
     """Raised by admit."""
-    fail_at: tuple[int, Exception] | None = None
+    fail_at: tuple[int, BaseException] | None = None
     """(round, error) of every answer."""
     pause_at: int | None = None
     """Round before which every answer waits until `go_on`."""

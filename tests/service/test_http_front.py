@@ -15,10 +15,12 @@ import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.admission.admission import Admission
+from gateway.admission.prompts import INLINE_CHARS
 from gateway.api.app import create_app
+from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
-from tests.service.scripted_generator import NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
+from tests.service.scripted_generator import DEMO, NUM_DRAFTED, Panic, ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"
@@ -359,16 +361,34 @@ async def test_an_error_before_the_first_event_is_a_status_and_later_an_event(ge
     assert generator.num_open == 0
 
 
+@pytest.mark.parametrize("fault", [RuntimeError("secret prompt"), Panic("secret prompt")])
 async def test_our_own_faults_are_500_and_never_logged_with_a_prompt(
-    generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture
+    generator: ScriptedGenerator, caplog: pytest.LogCaptureFixture, fault: BaseException
 ) -> None:
+    caplog.set_level("INFO")
     async with in_process(generator) as http:
         for round_number, stream in ((0, False), (0, True), (1, True)):
-            generator.fail_at = (round_number, RuntimeError("secret prompt"))
+            generator.fail_at = (round_number, fault)
             response = await http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
             assert response.status_code == (200 if round_number else 500)
             assert "internal error" in response.text and "x-request-id" in response.headers
-    assert "RuntimeError" in caplog.text and "secret" not in caplog.text
+    assert type(fault).__name__ in caplog.text and "secret" not in caplog.text
+    assert caplog.text.count(": internal in ") == 3, "each has its record"
+
+
+async def test_a_tokenizer_that_panics_at_a_text_is_a_fault_of_ours() -> None:
+    data = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    data["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(x+x+)+y"},  # its engine gives up after so many steps
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    async with in_process(ScriptedGenerator(Tokenizer(json.dumps(data), {}, None))) as http:
+        for prompt in ("x" * 60, "x" * 60 + " " * INLINE_CHARS):  # on the event loop, and on a thread
+            response = await http.post(COMPLETIONS, json={"prompt": prompt})
+            assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+            assert "x-request-id" in response.headers
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------
