@@ -17,6 +17,9 @@ MAX_SOURCE_CHARS = 1 << 20
 """Of a template, which goes to a renderer with each chat. The largest known one has 40,000."""
 
 
+_REMEDY = "give the gateway another template: --chat-template FILE"
+
+
 class Renderers(Protocol):
     """Runs the work of `gateway.confined.templates`: a ConfinedPool."""
 
@@ -59,14 +62,15 @@ class ChatTemplate:
         tool_source = file.source if file.tool_source is None else file.tool_source
         for source in (file.source, tool_source):
             if len(source) > MAX_SOURCE_CHARS:
-                raise ConfigError(f"{file.name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed")
-        remedy = "give the gateway another template: --chat-template FILE"
+                raise ConfigError(
+                    f"{file.name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed; {_REMEDY}"
+                )
         try:
             _, checked = await renderers.run(b"", {"kind": "check", "sources": [file.source, tool_source]})
         except WorkRefused as error:
-            raise ConfigError(f"{file.name} {error.message}; {remedy}") from None
+            raise ConfigError(f"{file.name} {error.message}; {_REMEDY}") from None
         except WorkExceeded as error:
-            raise ConfigError(f"{file.name} takes more than {error} to compile (max_compile_s); {remedy}") from None
+            raise ConfigError(f"{file.name} takes more than {error} to compile; {_REMEDY}") from None
         except Overloaded as error:
             raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
         return cls(file.source, tool_source, special_tokens, checked["takes_tools"], renderers)
@@ -98,8 +102,7 @@ class ChatTemplate:
             raise InvalidRequest(error.message, param=error.param) from None
         except WorkExceeded as error:
             raise InvalidRequest(
-                f"the chat template takes more than {error} to render these messages (max_compile_s); send fewer or "
-                "shorter ones",
+                f"the chat template takes more than {error} to render these messages; send fewer or shorter ones",
                 param="messages",
             ) from None
         if text is None:
