@@ -16,12 +16,17 @@ from typing import Any
 import tokenizers
 
 from gateway.chat_template import ChatTemplate, Renderers, template_of_files
+from gateway.text_bounds import TextBounds, cut_before
 from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+CHARS_PER_TOKEN = 8
+"""Of the end of a text that is read first for so many of its last tokens: of English twice as many as needed."""
+MAX_OWN_TOKENS = 16
+"""That a tokenizer puts around a text."""
 Piece = bytes | str | None
 """A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
 
@@ -32,7 +37,8 @@ class Tokenizer:
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-            decoder = json.loads(tokenizer_json).get("decoder")
+            data = json.loads(tokenizer_json)
+            self.bounds = TextBounds.of(data)
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"tokenizer.json cannot be read: {error}; take it from the model's folder") from None
         self._tokenizer.no_truncation()  # lengths are checked against the model's context, never cut silently
@@ -43,7 +49,7 @@ class Tokenizer:
         self._silent = frozenset(token.content for token in added.values() if token.special)
         self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._byte_level, self._byte_fallback = _byte_rules(decoder)
+        self._byte_level, self._byte_fallback = _byte_rules(data.get("decoder"))
         self._pieces: dict[int, Piece] = {}
 
     @classmethod
@@ -70,6 +76,24 @@ class Tokenizer:
                 f"text holds a lone surrogate at character {error.start}; send valid Unicode"
             ) from None
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
+        """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
+        to cut it without another result.
+        """
+        num_chars = CHARS_PER_TOKEN * num_ids
+        while self.bounds.splits_at_spaces and num_chars < len(text):
+            start = cut_before(text, len(text) - num_chars)
+            num_chars *= 2
+            if start is None:
+                continue
+            ids = self.encode(text[start:], add_special_tokens)
+            # The first word may be another piece without the text before it; and there are the tokenizer's own tokens.
+            first_word = text[start : text.find(" ", start + 1)]
+            num_uncertain = len(first_word.encode()) + MAX_OWN_TOKENS
+            if len(ids) >= num_ids + num_uncertain:
+                return ids[-num_ids:]
+        return self.encode(text, add_special_tokens)[-num_ids:]
 
     def control_id(self, text: str) -> int | None:
         """Return the id of the token of this text that is no text to a grammar, None for other texts."""

@@ -121,7 +121,7 @@ class Admission:
         """Return what renders and tokenises the texts of this request."""
         caller = caller_of(incoming.caller.name, None)
         tokenizer = self.generator.tokenizer(facts.id)
-        return PromptReader(tokenizer, caller, self._text_threads, self.config.max_body_bytes)
+        return PromptReader(tokenizer, facts.context_limit, caller, self._text_threads, self.config.max_body_bytes)
 
     async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
         """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from gateway.chat_template import Message, TextTooLong
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import ContextExceeded, InvalidRequest
 
 INLINE_CHARS = 20_000
 """Characters of a text that is tokenised on the event loop; a longer one is on a thread. About 10 ms on one slow
@@ -69,11 +69,14 @@ class TextThreads:
 class PromptReader:
     """Renders and tokenises the texts of one request."""
 
-    def __init__(self, tokenizer: Tokenizer, caller: bytes, threads: TextThreads, max_body_bytes: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context_limit: int, caller: bytes, threads: TextThreads, max_body_bytes: int
+    ) -> None:
         """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
         most as many characters.
         """
         self.tokenizer = tokenizer
+        self._context_limit = context_limit
         self._caller = caller
         self._threads = threads
         self._max_body_bytes = max_body_bytes
@@ -84,12 +87,34 @@ class PromptReader:
             return await self._threads.run(self._caller, work, *args, **kwargs)
         return work(*args, **kwargs)
 
-    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return the text's ids."""
+    async def encode(
+        self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the text's ids, or the last `max_ids` of them. Raise ContextExceeded, naming the text, before one is
+        read that cannot fit the context.
+        """
+        if max_ids is not None:
+            return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
+        await self.check_fits(name, text)
         return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
 
-    async def render(self, chat: Chat) -> str:
-        """Return the text of a chat. Raise InvalidRequest when the model has no template or when it refuses."""
+    async def check_fits(self, name: str, *texts: str) -> None:
+        """Raise ContextExceeded for texts that have more characters than the tokens of a context stand for."""
+        bounds, num_chars = self.tokenizer.bounds, sum(map(len, texts))
+        if await self.work(num_chars, bounds.fits, "".join(texts), self._context_limit):
+            return
+        raise ContextExceeded(
+            f"{name} has {num_chars} characters, the context limit is {self._context_limit} tokens of at most "
+            f"{bounds.max_token_chars} characters; shorten it",
+            param=name,
+        )
+
+    async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
+        """Return the text of a chat. is_cut: only its end will be read.
+
+        Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that cannot
+        fit the context.
+        """
         told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
         template = self.tokenizer.template
         if template is None:
@@ -103,20 +128,24 @@ class PromptReader:
             end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
             *before, last = chat.messages
             messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
+        max_chars = self._max_body_bytes
+        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._context_limit)
+        if context_chars is not None:
+            max_chars = min(max_chars, context_chars)
         try:
             text = await template.render(
                 messages,
                 chat.add_generation_prompt and not chat.continues,
                 chat.template_kwargs,
                 told,
-                max_chars=self._max_body_bytes,
+                max_chars=max_chars,
                 caller=self._caller,
             )
         except TextTooLong:
-            raise InvalidRequest(
-                f"the chat template makes more than {self._max_body_bytes} characters of these messages "
-                "(max_body_bytes); send fewer or shorter ones",
-                param="messages",
+            raise ContextExceeded(
+                f"{name} has more than {max_chars} characters in the chat template; the context limit is "
+                f"{self._context_limit} tokens, and no text may be longer than max_body_bytes; shorten it",
+                param=name,
             ) from None
         if not end:
             return text

@@ -193,12 +193,15 @@ async def build_requests(
     dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
     if _uses_prediction(demand.speculation, config):
+        await reader.check_fits(demand.names.prediction, demand.prediction)
         prediction_ids = await reader.work(len(demand.prediction), _prediction_ids, demand, facts, reader.tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        prepared = await _prepare(prompt, reader, demand.names.prompt, base.grammar, demand.adds_special)
+        prepared = await _prepare(
+            prompt, reader, demand.names.prompt, base.grammar, demand.adds_special, _max_prompt_tokens(demand, facts)
+        )
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
     return tuple(requests)
 
@@ -488,31 +491,41 @@ class _Prepared:
 
 
 async def _prepare(
-    prompt: Prompt, reader: PromptReader, name: str, grammar: str, adds_special: bool | None = None
+    prompt: Prompt,
+    reader: PromptReader,
+    name: str,
+    grammar: str,
+    adds_special: bool | None = None,
+    max_ids: int | None = None,
 ) -> _Prepared:
-    """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
+    """Return the prompt's last `max_ids` ids, or all, and how its answers are made and read. grammar: what was asked of
+    them.
+    """
     if isinstance(prompt, Chat):
-        prepared = await _prepare_chat(prompt, reader, grammar, bool(adds_special))
+        prepared = await _prepare_chat(prompt, reader, name, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
+        await reader.check_fits(name, prompt.prefix, prompt.suffix)
         num_chars = len(prompt.prefix) + len(prompt.suffix)
         ids = await reader.work(num_chars, infill_ids, prompt.prefix, prompt.suffix, reader.tokenizer)
         prepared = _Prepared(ids, grammar)
     elif isinstance(prompt, str):
-        prepared = _Prepared(await reader.encode(prompt, adds_special is not False), grammar)
+        prepared = _Prepared(await reader.encode(name, prompt, adds_special is not False, max_ids), grammar)
     else:
-        prepared = _Prepared(prompt, grammar)
+        prepared = _Prepared(prompt if max_ids is None else prompt[-max_ids:], grammar)
     if not prepared.ids:
         raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
     return prepared
 
 
-async def _prepare_chat(chat: Chat, reader: PromptReader, grammar: str, adds_special: bool) -> _Prepared:
-    text = await reader.render(chat)
+async def _prepare_chat(
+    chat: Chat, reader: PromptReader, name: str, grammar: str, adds_special: bool, max_ids: int | None
+) -> _Prepared:
+    text = await reader.render(name, chat, is_cut=max_ids is not None)
     reading = None
     if chat.tools is not None:
         num_chars = INLINE_CHARS + 1 if chat.tools.tools else len(grammar)  # schemas of tools may be any size
         reading, grammar = await reader.work(num_chars, reading_of, chat.tools, reader.tokenizer, text, grammar)
-    return _Prepared(await reader.encode(text, adds_special), grammar, reading)
+    return _Prepared(await reader.encode(name, text, adds_special, max_ids), grammar, reading)
 
 
 def _answers(
@@ -525,7 +538,7 @@ def _answers(
     key_name: str | None,
     scheduling: Scheduling,
 ) -> list[GenerationRequest]:
-    ids = _last(prepared.ids, demand, facts)
+    ids = prepared.ids
     if prepared.grammar and demand.params.ignore_eos:
         what = "tools" if demand.output is None else demand.output.param
         raise InvalidRequest(
@@ -568,12 +581,12 @@ def _answers(
     ]
 
 
-def _last(ids: tuple[int, ...], demand: Demand, facts: ServedFacts) -> tuple[int, ...]:
-    """Return the end of the prompt that is to be read."""
+def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
+    """Return how many tokens of the end of a prompt are to be read; None = all."""
     most = demand.most_prompt_tokens
     if most == -1:
         most = facts.context_limit - (0 if facts.decoder_start_ids else demand.max_tokens or 1)
-    return ids if most is None else ids[-max(1, most) :]
+    return None if most is None else max(1, most)
 
 
 def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:

@@ -217,7 +217,7 @@ class Routes:
                 check_demand(demand, [facts])
                 ids = await prompt_ids(demand, reader)
             else:
-                ids = await reader.encode(body.prompt, body.add_special_tokens is not False)
+                ids = await reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
 
             def tokenized() -> Response:
                 names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None

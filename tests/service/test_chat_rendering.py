@@ -31,7 +31,7 @@ HOSTILE = {
     "{{ '%3000000000d' | format(1) }}": "takes more than 512 MiB",
     "{{ messages | tojson(indent=999999999) }}": "takes more than 512 MiB",
     "{{ lipsum(n=1000000) }}": "refuses the messages: 'lipsum' is undefined",
-    "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}": "makes more than",
+    "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}": "has more than 75776 characters in the chat template",
 }
 """What the refusal of a chat says by template."""
 
@@ -84,7 +84,7 @@ async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_i
             answer = await http.post("/v1/chat/completions", json=CHAT)
             assert answer.status_code == 400, source
             message = answer.json()["error"]["message"]
-            assert message.startswith(f"the chat template {words}"), message
+            assert words in message and "chat template" in message, message
         generator.own_tokenizer.template = await template_of("{{ messages[0].content }}", pool)
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
         watching.cancel()
@@ -100,5 +100,5 @@ async def test_a_template_that_cannot_be_compiled_within_the_limits_is_named() -
             ) as caught:
                 await template_of(source, pool)
             assert "\n" not in caught.value.message
-    with pytest.raises(ConfigError, match="^chat_template.jinja is no UTF-8"):
+    with pytest.raises(ConfigError, match=r"^chat_template\.jinja is no UTF-8"):
         template_of_files(b"\xff{{ messages }}", None, None)

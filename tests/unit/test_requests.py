@@ -23,7 +23,7 @@ from tests.service.scripted_generator import ScriptedGenerator, config, demo_tok
 
 TOKENIZER = demo_tokenizer()
 FACTS = ScriptedGenerator(TOKENIZER).models()[0]
-READER = PromptReader(TOKENIZER, b"", TextThreads(), config().max_body_bytes)
+READER = PromptReader(TOKENIZER, FACTS.context_limit, b"", TextThreads(), config().max_body_bytes)
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
