@@ -192,7 +192,7 @@ async def build_requests(
     most = 1 if base.beams is not None else facts.context_limit
     dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
-    if _uses_prediction(demand.speculation, config):
+    if demand.prediction and _uses_prediction(demand.speculation, config):
         await reader.check_fits(demand.names.prediction, demand.prediction)
         prediction_ids = await reader.work(len(demand.prediction), _prediction_ids, demand, facts, reader.tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)

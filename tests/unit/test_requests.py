@@ -4,6 +4,7 @@ becomes of a prediction.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, PromptReader, TextThreads
+from gateway.admission.prompts import INLINE_CHARS, NUM_THREADS, PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.grammars import OutputFormat, of_regex
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from tests.rendering import inline_template
@@ -26,6 +27,8 @@ FACTS = ScriptedGenerator(TOKENIZER).models()[0]
 READER = PromptReader(TOKENIZER, FACTS.context_limit, b"", TextThreads(), config().max_body_bytes)
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
+UNFIT = "ab " * 30_000
+"""Of more characters than 2048 tokens stand for."""
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
 
 
@@ -64,6 +67,46 @@ async def test_long_texts_are_tokenised_on_a_thread(
     demand = parse_body(kind, body).demand("id")
     await build_requests(demand, FACTS, READER, config())
     assert (threads == {threading.get_ident()}) is inline
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"prompt": UNFIT}, CompletionBody),
+        ({"prompt": "x", "prediction": {"type": "content", "content": UNFIT}}, CompletionBody),
+        ({"prompt": UNFIT, "suffix": "x"}, CompletionBody),
+        ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
+    ],
+    ids=["prompt", "prediction", "infill", "chat"],
+)
+async def test_a_text_that_cannot_fit_is_refused_unread(
+    threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
+) -> None:
+    demand = parse_body(kind, body).demand("id")
+    with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
+        await build_requests(demand, FACTS, READER, config())
+    assert not threads
+
+
+async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
+    expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
+    for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
+        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
+        (request,) = await build_requests(demand, FACTS, READER, config())
+        assert len(request.prompt_ids) == 7
+        assert request.prompt_ids == expected or kind is ChatBody
+
+
+async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
+    threads, go_on = TextThreads(), threading.Event()
+    greedy = [asyncio.create_task(threads.run(b"greedy", go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", lambda: 1), 10) == 1
+    greedy[0].cancel()
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", lambda: 2), 10) == 2, "a thread is its caller's until it ends"
+    go_on.set()
+    assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
 
 async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
