@@ -17,8 +17,7 @@ from gateway.tools.offer import NO_TOOLS, ToolOffer
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 
 INLINE_CHARS = 20_000
-"""Characters of a text that is tokenised on the event loop; a longer one is on a thread. About 10 ms on one slow
-core."""
+"""Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
 NUM_THREADS = 4
 """Threads on which long texts are tokenised."""
 
@@ -80,10 +79,14 @@ class PromptReader:
         self._caller = caller
         self._threads = threads
         self._max_body_bytes = max_body_bytes
+        self._num_chars = 0
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` on texts of so many characters returns. Long ones are worked on on a thread."""
-        if num_chars > INLINE_CHARS:
+        """Return what `work` on texts of so many characters returns. Long ones, and all when those of this request were
+        many, are worked on on a thread.
+        """
+        self._num_chars += num_chars
+        if self._num_chars > INLINE_CHARS:
             return await self._threads.run(self._caller, work, *args, **kwargs)
         return work(*args, **kwargs)
 
@@ -95,16 +98,16 @@ class PromptReader:
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
-        await self.check_fits(name, text)
+        self.check_fits(name, text)
         return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
 
-    async def check_fits(self, name: str, *texts: str) -> None:
+    def check_fits(self, name: str, *texts: str) -> None:
         """Raise ContextExceeded for texts that have more characters than the tokens of a context stand for."""
-        bounds, num_chars = self.tokenizer.bounds, sum(map(len, texts))
-        if await self.work(num_chars, bounds.fits, "".join(texts), self._context_limit):
+        text, bounds = "".join(texts), self.tokenizer.bounds
+        if bounds.fits(text, self._context_limit):
             return
         raise ContextExceeded(
-            f"{name} has {num_chars} characters, the context limit is {self._context_limit} tokens of at most "
+            f"{name} has {len(text)} characters, the context limit is {self._context_limit} tokens of at most "
             f"{bounds.max_token_chars} characters; shorten it",
             param=name,
         )

@@ -193,7 +193,7 @@ async def build_requests(
     dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
     if demand.prediction and _uses_prediction(demand.speculation, config):
-        await reader.check_fits(demand.names.prediction, demand.prediction)
+        reader.check_fits(demand.names.prediction, demand.prediction)
         prediction_ids = await reader.work(len(demand.prediction), _prediction_ids, demand, facts, reader.tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
@@ -504,7 +504,7 @@ async def _prepare(
     if isinstance(prompt, Chat):
         prepared = await _prepare_chat(prompt, reader, name, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
-        await reader.check_fits(name, prompt.prefix, prompt.suffix)
+        reader.check_fits(name, prompt.prefix, prompt.suffix)
         num_chars = len(prompt.prefix) + len(prompt.suffix)
         ids = await reader.work(num_chars, infill_ids, prompt.prefix, prompt.suffix, reader.tokenizer)
         prepared = _Prepared(ids, grammar)

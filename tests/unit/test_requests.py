@@ -24,12 +24,16 @@ from tests.service.scripted_generator import ScriptedGenerator, config, demo_tok
 
 TOKENIZER = demo_tokenizer()
 FACTS = ScriptedGenerator(TOKENIZER).models()[0]
-READER = PromptReader(TOKENIZER, FACTS.context_limit, b"", TextThreads(), config().max_body_bytes)
+THREADS = TextThreads()
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
 UNFIT = "ab " * 30_000
 """Of more characters than 2048 tokens stand for."""
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
+
+
+def reader() -> PromptReader:
+    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes)
 
 
 @pytest.fixture
@@ -52,6 +56,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     [
         ({"prompt": "hello"}, CompletionBody, True),
         ({"prompt": LONG}, CompletionBody, False),
+        ({"prompt": ["hello"] * 100}, CompletionBody, True),
+        ({"prompt": [LONG[: INLINE_CHARS // 2]] * 4}, CompletionBody, False),
         ({"prompt": "hello", "prediction": {"type": "content", "content": LONG}}, CompletionBody, False),
         ({"messages": [HELLO]}, ChatBody, True),
         ({"messages": [HELLO | {"content": LONG}]}, ChatBody, False),
@@ -59,14 +65,26 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
         ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
     ],
-    ids=["short", "prompt", "prediction", "short chat", "content", "name", "kwargs", "kwargs, deep"],
+    ids=[
+        "short",
+        "prompt",
+        "short ones",
+        "together",
+        "prediction",
+        "short chat",
+        "content",
+        "name",
+        "kwargs",
+        "kwargs deep",
+    ],
 )
 async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
 ) -> None:
     demand = parse_body(kind, body).demand("id")
-    await build_requests(demand, FACTS, READER, config())
+    await build_requests(demand, FACTS, reader(), config())
     assert (threads == {threading.get_ident()}) is inline
+    assert inline or threads
 
 
 @pytest.mark.parametrize(
@@ -84,7 +102,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
 ) -> None:
     demand = parse_body(kind, body).demand("id")
     with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
-        await build_requests(demand, FACTS, READER, config())
+        await build_requests(demand, FACTS, reader(), config())
     assert not threads
 
 
@@ -92,7 +110,7 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
         demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
-        (request,) = await build_requests(demand, FACTS, READER, config())
+        (request,) = await build_requests(demand, FACTS, reader(), config())
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
 
@@ -121,7 +139,7 @@ async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: py
     demand = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}).demand(
         "i"
     )
-    requests = await build_requests(demand, FACTS, READER, config())
+    requests = await build_requests(demand, FACTS, reader(), config())
     assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
     assert len(seen) == 1 and threading.get_ident() not in seen
 
@@ -132,9 +150,9 @@ async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: py
 )
 async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
     demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
-    await build_requests(demand, FACTS, READER, config())
+    await build_requests(demand, FACTS, reader(), config())
     with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
-        await build_requests(demand, FACTS, READER, config(max_draft_tokens=16))
+        await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16))
 
 
 def predicting(content: Any, **body: Any) -> Demand:
@@ -144,7 +162,7 @@ def predicting(content: Any, **body: Any) -> Demand:
 
 @pytest.mark.parametrize("content", ["the quick brown fox", [{"type": "text", "text": "the quick brown fox"}]])
 async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
-    requests = await build_requests(predicting(content, n=2, prompt=["x", "y"]), FACTS, READER, config())
+    requests = await build_requests(predicting(content, n=2, prompt=["x", "y"]), FACTS, reader(), config())
     assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
 
 
@@ -162,12 +180,12 @@ async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
 async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_drafter_named(
     wish: dict[str, Any], is_used: bool
 ) -> None:
-    (request,) = await build_requests(predicting("the fox", speculation=wish), FACTS, READER, config())
+    (request,) = await build_requests(predicting("the fox", speculation=wish), FACTS, reader(), config())
     assert bool(request.prediction_ids) is is_used
 
 
 async def test_an_empty_prediction_means_nothing() -> None:
-    (request,) = await build_requests(predicting(""), FACTS, READER, config())
+    (request,) = await build_requests(predicting(""), FACTS, reader(), config())
     assert request.prediction_ids == ()
     facts = dataclasses.replace(FACTS, drafters=(Drafter.PREDICTION,))
     with pytest.raises(InvalidRequest, match=r"drafter is prediction and prediction.content is empty"):
@@ -183,14 +201,14 @@ async def test_an_empty_prediction_means_nothing() -> None:
 )
 async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
-        await build_requests(predicting(content), FACTS, READER, config())
+        await build_requests(predicting(content), FACTS, reader(), config())
     assert caught.value.param == "prediction.content"
 
 
 async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOKENIZER, "template", None)
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await build_requests(parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, READER, config())
+        await build_requests(parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config())
 
 
 async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +216,11 @@ async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.Mon
     monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
     asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
     demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
-    (request,) = await build_requests(demand, FACTS, READER, config())
+    (request,) = await build_requests(demand, FACTS, reader(), config())
     assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
     monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
     with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
-        await build_requests(demand, FACTS, READER, config())
+        await build_requests(demand, FACTS, reader(), config())
     for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
         with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
             parse_body(ChatBody, wrong).demand("id")
@@ -222,7 +240,7 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_aske
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
         await build_requests(
-            parse_body(body, {**asked, "add_special_tokens": given}).demand("id"), FACTS, READER, config()
+            parse_body(body, {**asked, "add_special_tokens": given}).demand("id"), FACTS, reader(), config()
         )
     assert added == [given is not False, given is True]
 
@@ -233,7 +251,7 @@ async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() ->
     async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
         demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
         check_demand(demand, [FACTS])
-        (request,) = await build_requests(demand, FACTS, READER, config(), key_name, 2.0)
+        (request,) = await build_requests(demand, FACTS, reader(), config(), key_name, 2.0)
         return request.scheduling
 
     nobody, salted = await scheduling(None), await scheduling(None, cache_salt="a")
