@@ -23,8 +23,10 @@ from outrider.wire.errors import ConfigError, InvalidRequest
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-CHARS_PER_TOKEN = 8
-"""Of the end of a text that is read first for so many of its last tokens: of English twice as many as needed."""
+BYTES_PER_TOKEN = 8
+"""Of a long text so many bytes a token are read first: of English twice as many as needed."""
+CLEARLY_MORE = 1.25
+"""Times as many tokens as there may be, in the begin of a text: it has more as a whole, too, wherever it was cut."""
 MAX_OWN_TOKENS = 16
 """That a tokenizer puts around a text."""
 Piece = bytes | str | None
@@ -77,11 +79,20 @@ class Tokenizer:
             ) from None
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
+        """Return the ids of `encode`, None for a text that has clearly more than `max_ids`: its begin is read first."""
+        num_chars = _num_chars_read_first(text, max_ids)
+        while num_chars < len(text):
+            if len(self.encode(text[:num_chars], False)) > CLEARLY_MORE * max_ids:
+                return None
+            num_chars *= 2
+        return self.encode(text, add_special_tokens)
+
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
         to cut it without another result.
         """
-        num_chars = CHARS_PER_TOKEN * num_ids
+        num_chars = _num_chars_read_first(text, num_ids)
         while self.bounds.splits_at_spaces and num_chars < len(text):
             start = cut_before(text, len(text) - num_chars)
             num_chars *= 2
@@ -175,6 +186,12 @@ async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, rendere
     if template is not None:
         tokenizer.template = await ChatTemplate.compiled(template, tokenizer.special_tokens, renderers)
     return tokenizer
+
+
+def _num_chars_read_first(text: str, num_ids: int) -> int:
+    """Return how many characters of a long text are read first for so many tokens."""
+    num_bytes = len(text.encode("utf-8", "replace"))
+    return BYTES_PER_TOKEN * num_ids * len(text) // max(1, num_bytes)
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:

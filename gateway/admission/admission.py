@@ -7,7 +7,7 @@ answers at once, queue, tokens a minute, place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -117,16 +117,16 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
-    def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest) -> PromptReader:
-        """Return what renders and tokenises the texts of this request."""
-        caller = caller_of(incoming.caller.name, None)
-        tokenizer = self.generator.tokenizer(facts.id)
-        return PromptReader(tokenizer, facts.context_limit, caller, self._text_threads, self.config.max_body_bytes)
-
-    async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
-        """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""
-        with incoming.caller.answers(1, "max_concurrent"):
-            return await self._text_threads.run(caller_of(incoming.caller.name, None), work)
+    def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
+        """Return what renders and tokenises the texts of this request. counts: see `PromptReader`."""
+        return PromptReader(
+            self.generator.tokenizer(facts.id),
+            facts.context_limit,
+            caller_of(incoming.caller.name, None),
+            self._text_threads,
+            self.config.max_body_bytes,
+            counts=counts,
+        )
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:

@@ -20,6 +20,8 @@ INLINE_CHARS = 20_000
 """Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
 NUM_THREADS = 4
 """Threads on which long texts are tokenised."""
+LARGEST_CHARS = 1 << 20
+"""Characters of which no more than one text is tokenised at a time: those of 2**20 tokens take 400 MB."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,27 +43,34 @@ class Chat:
 class TextThreads:
     """Threads for texts that take too long for the event loop. One event loop, so no lock.
 
-    A caller that has an API key has one thread at a time, so that its long texts never hold all of them.
+    A caller that has an API key has one thread at a time, so that its long texts never hold all of them. One of the
+    largest texts is worked on at a time, for their tokens take 400 bytes each meanwhile.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "texts")
         self._limits: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
+        self._largest = asyncio.Semaphore(1)
 
-    async def run(self, caller: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` returns. A thread cannot be ended: cancelled, its caller has it until the work is done."""
+    async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` on so many characters returns. A thread cannot be ended: cancelled, its caller has it
+        until the work is done.
+        """
         limit = self._limits.get(caller)
         if limit is None:
             limit = self._limits[caller] = asyncio.Semaphore(1 if caller else NUM_THREADS)
-        await limit.acquire()
-        loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(limit)
+            if num_chars > LARGEST_CHARS:
+                await stack.enter_async_context(self._largest)
+            loop, held = asyncio.get_running_loop(), stack.pop_all()
 
-        def release(_: Future[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(limit.release)
+            def release(_: Future[T]) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(lambda: loop.create_task(held.aclose()))
 
-        future = self._executor.submit(work, *args, **kwargs)
-        future.add_done_callback(release)
+            future = self._executor.submit(work, *args, **kwargs)
+            future.add_done_callback(release)
         return await asyncio.wrap_future(future)
 
 
@@ -69,10 +78,17 @@ class PromptReader:
     """Renders and tokenises the texts of one request."""
 
     def __init__(
-        self, tokenizer: Tokenizer, context_limit: int, caller: bytes, threads: TextThreads, max_body_bytes: int
+        self,
+        tokenizer: Tokenizer,
+        context_limit: int,
+        caller: bytes,
+        threads: TextThreads,
+        max_body_bytes: int,
+        *,
+        counts: bool = False,
     ) -> None:
         """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
-        most as many characters.
+        most as many characters. counts: tokens are counted, which may be more than fit the context.
         """
         self.tokenizer = tokenizer
         self._context_limit = context_limit
@@ -80,6 +96,7 @@ class PromptReader:
         self._threads = threads
         self._max_body_bytes = max_body_bytes
         self._num_chars = 0
+        self._counts = counts
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what `work` on texts of so many characters returns. Long ones, and all when those of this request were
@@ -87,23 +104,31 @@ class PromptReader:
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:
-            return await self._threads.run(self._caller, work, *args, **kwargs)
+            return await self._threads.run(self._caller, num_chars, work, *args, **kwargs)
         return work(*args, **kwargs)
 
     async def encode(
         self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
     ) -> tuple[int, ...]:
-        """Return the text's ids, or the last `max_ids` of them. Raise ContextExceeded, naming the text, before one is
-        read that cannot fit the context.
+        """Return the text's ids, or the last `max_ids` of them. Raise ContextExceeded, naming the text, for one that
+        cannot fit the context, before it is read as a whole.
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
-        self.check_fits(name, text)
-        return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
+        self._check_fits(name, text)
+        if self._counts:
+            return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
+        limit = self._context_limit
+        ids = await self.work(len(text), self.tokenizer.ids_within, text, limit, add_special_tokens)
+        if ids is None:
+            raise ContextExceeded(
+                f"{name} has more than {limit} tokens, the context limit is {limit}; shorten it", param=name
+            )
+        return tuple(ids)
 
-    def check_fits(self, name: str, *texts: str) -> None:
-        """Raise ContextExceeded for texts that have more characters than the tokens of a context stand for."""
-        text, bounds = "".join(texts), self.tokenizer.bounds
+    def _check_fits(self, name: str, text: str) -> None:
+        """Raise ContextExceeded for a text of more characters than the tokens of a context stand for."""
+        bounds = self.tokenizer.bounds
         if bounds.fits(text, self._context_limit):
             return
         raise ContextExceeded(

@@ -22,7 +22,7 @@ from gateway.generation import (
     SpeculationOptions,
 )
 from gateway.grammars import OutputFormat
-from gateway.infill import infill_ids
+from gateway.infill import infill_marks
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
@@ -193,8 +193,7 @@ async def build_requests(
     dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
     if demand.prediction and _uses_prediction(demand.speculation, config):
-        reader.check_fits(demand.names.prediction, demand.prediction)
-        prediction_ids = await reader.work(len(demand.prediction), _prediction_ids, demand, facts, reader.tokenizer)
+        prediction_ids = await _prediction_ids(demand, facts, reader)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
     requests: list[GenerationRequest] = []
@@ -466,9 +465,10 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         )
 
 
-def _prediction_ids(demand: Demand, facts: ServedFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
     """Raises InvalidRequest for what no output can be, and ContextExceeded for more than it can be."""
-    name, ids = demand.names.prediction, tuple(tokenizer.encode(demand.prediction, add_special_tokens=False))
+    name, tokenizer = demand.names.prediction, reader.tokenizer
+    ids = await reader.encode(name, demand.prediction, False)
     if len(ids) > facts.context_limit:
         raise ContextExceeded(
             f"{name} has {len(ids)} tokens, the context limit is {facts.context_limit}; shorten it to what the answer "
@@ -504,10 +504,11 @@ async def _prepare(
     if isinstance(prompt, Chat):
         prepared = await _prepare_chat(prompt, reader, name, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
-        reader.check_fits(name, prompt.prefix, prompt.suffix)
-        num_chars = len(prompt.prefix) + len(prompt.suffix)
-        ids = await reader.work(num_chars, infill_ids, prompt.prefix, prompt.suffix, reader.tokenizer)
-        prepared = _Prepared(ids, grammar)
+        before, between, behind = infill_marks(reader.tokenizer)
+        begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
+        first = await reader.encode(name, prompt.prefix, False)
+        last = await reader.encode("suffix", prompt.suffix, False)
+        prepared = _Prepared((*begin, before, *first, between, *last, behind), grammar)
     elif isinstance(prompt, str):
         prepared = _Prepared(await reader.encode(name, prompt, adds_special is not False, max_ids), grammar)
     else:

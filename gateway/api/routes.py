@@ -206,13 +206,13 @@ class Routes:
         demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
         facts = check_demand(demand, self.admission.generator.models())
         with incoming.caller.answers(1, "max_concurrent"):
-            return len(await prompt_ids(demand, self.admission.prompt_reader(facts, incoming)))
+            return len(await prompt_ids(demand, self.admission.prompt_reader(facts, incoming, counts=True)))
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
         incoming: IncomingRequest = request.scope["incoming"]
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        reader = self.admission.prompt_reader(facts, incoming)
+        reader = self.admission.prompt_reader(facts, incoming, counts=True)
         with incoming.caller.answers(1, "max_concurrent"):
             if body.prompt is None:
                 demand = body.demand(request.scope["answer_id"])
@@ -237,7 +237,9 @@ class Routes:
             check_token_ids("tokens", body.tokens, facts.vocab_size)
             return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
-        return await self.admission.tokenised(request.scope["incoming"], detokenized)
+        incoming: IncomingRequest = request.scope["incoming"]
+        with incoming.caller.answers(1, "max_concurrent"):
+            return await self.admission.prompt_reader(facts, incoming).work(len(body.tokens), detokenized)
 
     async def tokenizer_info(self) -> Response:
         """Describe the tokenizer, as vLLM; of several models none."""

@@ -92,10 +92,9 @@ async def test_long_texts_are_tokenised_on_a_thread(
     [
         ({"prompt": UNFIT}, CompletionBody),
         ({"prompt": "x", "prediction": {"type": "content", "content": UNFIT}}, CompletionBody),
-        ({"prompt": UNFIT, "suffix": "x"}, CompletionBody),
         ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
     ],
-    ids=["prompt", "prediction", "infill", "chat"],
+    ids=["prompt", "prediction", "chat"],
 )
 async def test_a_text_that_cannot_fit_is_refused_unread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
@@ -117,12 +116,12 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
 
 async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
     threads, go_on = TextThreads(), threading.Event()
-    greedy = [asyncio.create_task(threads.run(b"greedy", go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
+    greedy = [asyncio.create_task(threads.run(b"greedy", 1, go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(threads.run(b"other", lambda: 1), 10) == 1
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 1), 10) == 1
     greedy[0].cancel()
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(threads.run(b"other", lambda: 2), 10) == 2, "a thread is its caller's until it ends"
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 2), 10) == 2, "a thread is held until it ends"
     go_on.set()
     assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
@@ -196,6 +195,7 @@ async def test_an_empty_prediction_means_nothing() -> None:
     ("content", "shown"),
     [
         ("a b " * FACTS.context_limit, rf"has \d+ tokens, the context limit is {FACTS.context_limit}; shorten it"),
+        ("a b " * 6 * FACTS.context_limit, rf"has more than {FACTS.context_limit} tokens, the context limit is"),
         ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
     ],
 )
