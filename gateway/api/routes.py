@@ -264,12 +264,14 @@ class Routes:
 
     async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Response:
         async with self.admission.answers(demand, incoming) as answers:
-            form = self._form(body, answers.requests)
+            form = await self._form(body, demand, answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
                 rounds[index].append(output)
         num_logprobs = 1 + (demand.params.num_logprobs or 0)
         num_entries = num_logprobs * sum(len(output.tokens) for each in rounds for output in each)
+        if body.return_token_ids:
+            num_entries += sum(len(request.asked_ids) for request in answers.requests)
         if demand.num_prompt_logprobs is None and num_entries <= INLINE_ENTRIES:
             return self._spelt(body, demand, answers.requests, form, rounds)
         # There may be hundreds of thousands: nobody else waits for their JSON.
@@ -306,7 +308,7 @@ class Routes:
         num_tokens: Counter[int] = Counter()
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
-            form = self._form(body, answers.requests)
+            form = await self._form(body, demand, answers.requests)
             head = _head(demand, answers.requests, form.chunk_object)
             if body.include_usage:
                 head["usage"] = None
@@ -344,16 +346,20 @@ class Routes:
             acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)
         return {"speculative_decoding": acceptance}
 
-    def _form(
-        self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...]
+    async def _form(
+        self, body: CompletionBody | ChatBody, demand: Demand, requests: tuple[GenerationRequest, ...]
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
             readings = [each.reading for each in requests]
             prompts = _prompts(body, tokenizer, requests)
             return ChatForm(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
-        skips = body.skip_special_tokens is not False
-        echoes = [tokenizer.decode(each.asked_ids, skips) for each in requests] if body.echo else ()
+        echoes: list[str] = []
+        if body.echo:
+            skips = body.skip_special_tokens is not False
+            prompts_ids = [request.asked_ids for request in requests[:: demand.num_choices]]
+            texts = await asyncio.to_thread(lambda: [tokenizer.decode(ids, skips) for ids in prompts_ids])
+            echoes = [text for text in texts for _ in range(demand.num_choices)]
         prompts = _prompts(body, tokenizer, requests)
         return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
 
