@@ -67,6 +67,7 @@ async def serve(config: GatewayConfig) -> None:
     operations = _Operations(coordinator, pools)
     try:
         await operations.start()
+        pools.renderers.start()
         source = _source(pools)
         starting = asyncio.create_task(_start(pools, source))
         stopping = asyncio.create_task(signals.stop.wait())

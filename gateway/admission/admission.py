@@ -6,17 +6,17 @@ answers at once, queue, tokens a minute, place.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.requests import Demand, build_requests, check_demand
-from gateway.generation import AdmittedGenerations, Generator
+from gateway.admission.prompts import PromptReader, TextThreads
+from gateway.admission.requests import Demand, build_requests, caller_of, check_demand
+from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.otel_metrics import ServerMetrics
@@ -109,6 +109,7 @@ class Admission:
         self.records = RequestRecords(spans, metrics)
         self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
         self.bodies = BodyBudget(config.max_body_bytes)
+        self._text_threads = TextThreads()
 
     def incoming(self, authorization: str | None) -> IncomingRequest:
         """Return the request of whoever sends this header. Raises Unauthenticated. Whoever calls it releases it."""
@@ -116,10 +117,16 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
-    async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
-        """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""
-        with incoming.caller.answers(1, "max_concurrent"):
-            return await asyncio.to_thread(work)
+    def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
+        """Return what renders and tokenises the texts of this request. counts: see `PromptReader`."""
+        return PromptReader(
+            self.generator.tokenizer(facts.id),
+            facts.context_limit,
+            caller_of(incoming.caller.name, None),
+            self._text_threads,
+            self.config.max_body_bytes,
+            counts=counts,
+        )
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
@@ -128,8 +135,8 @@ class Admission:
         facts = check_demand(demand, self.generator.models())
         with caller.answers(demand.num_answers, demand.names.num_choices):
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
-                tokenizer = self.generator.tokenizer(facts.id)
-                requests = await build_requests(demand, facts, tokenizer, self.config, caller.name, caller.weight)
+                reader = self.prompt_reader(facts, incoming)
+                requests = await build_requests(demand, facts, reader, self.config, caller.name, caller.weight)
                 num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()
                 record.model, record.num_prompt_tokens = facts.id, num_prompt

@@ -59,6 +59,7 @@ class Pools:
         """By target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
         self._shared = Shared(config, metrics, _read_template(config))
+        self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
@@ -229,6 +230,7 @@ class Pools:
             self._remove(member)
         while self._background:
             await asyncio.wait(self._background)
+        await self.renderers.close()
 
     def _add(self, spec: MemberSpec) -> None:
         if spec.role == "target":

@@ -279,6 +279,9 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    max_compile_s: Seconds = 1.0
+    """CPU seconds that checking a request's grammar, or rendering its chat template, may take; a request that takes
+    more is refused with 400."""
     prefix_cache_scope: Literal["shared", "key", "user"] = "key"
     """Who shares the workers' cached prefixes: requests of one API key (without keys all), of one user of it, or all
     (shared), who then can find out each other's prompts by their timing. Always of the same cache_salt."""
