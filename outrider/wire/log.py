@@ -118,6 +118,10 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
         self._in_worker = process != GATEWAY
 
+    def format(self, record: logging.LogRecord) -> str:
+        record.exc_text = None  # kept by another formatter, which may have written what users sent
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is of logging
         return one_line(super().formatMessage(record))
 

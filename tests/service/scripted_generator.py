@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from gateway.generation import (
     AnswerUsage,
     Drafter,
@@ -26,6 +28,7 @@ from gateway.rounds.detokenizer import Pushed, detokenizer_of
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
+from outrider.wire.log import TextFormatter
 from outrider.wire.settings.config import GatewayConfig
 from tests.rendering import inline_template
 
@@ -209,3 +212,9 @@ def _tokens(request: GenerationRequest, ids: list[int], pushed: Pushed) -> tuple
             logprobs = OutputLogprobs(-0.5, tuple([*top[:-1], (top[-1][0], float("-inf"))] if wanted > 1 else top))
         tokens.append(OutputToken(token_id, kind, text, offset, logprobs))
     return tuple(tokens)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """Return what the gateway's own log has of the captured records."""
+    formatter = TextFormatter("gateway")
+    return "\n".join(map(formatter.format, caplog.records))
