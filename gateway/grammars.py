@@ -1,8 +1,8 @@
 """What an answer has to be: from a caller's schema, expression, choices or grammar to the text that workers are given.
 
 The text is a grammar as llguidance reads it. What it cannot enforce is refused with its place, and nothing is ignored
-in silence: llguidance overlooks keywords that it does not know. Everything here takes up to 100 ms of CPU, so it is
-called on a thread; `gateway.admission.requests` does that.
+in silence: llguidance overlooks keywords that it does not know. All of it runs in the processes of
+`gateway.grammar_checker`, within a limit of CPU time and memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import re
 import reprlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -31,6 +30,7 @@ from gateway.json_schemas import (
     pointer,
     read_schema,
 )
+from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_GRAMMAR_BYTES
 
@@ -48,10 +48,10 @@ MAX_LARK_JOINS = 6
 """Of `&` and `~` in a grammar. Doubled, compiling takes 0.5 s in place of 10 ms."""
 MAX_GBNF_RULES = 256
 """Doubled, reading them takes four times as long: up to 200 ms."""
-NUM_CACHED = 64
-"""Grammars of each kind that are kept, each with what it was made of: 128 KiB at most. Doubled, so is that."""
 LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
 """llguidance's own: how much it computes for one expression, grammar or step."""
+MARKER_ID = 257
+"""Of a token that is no text, in the tokenizer of bytes."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -73,43 +73,19 @@ _LARK = re.compile(
 )
 """Strings, comments and expressions, which are passed over, and what is looked at."""
 
-Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
-
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
-    """What the output has to be, as a caller says it."""
-
-    kind: Kind
-    value: Any
-    """A schema (or its text), None for json_object, a regular expression, a list of strings, or Lark or GBNF."""
-    param: str
-    """The field as the caller spelt it."""
-    strict: bool = False
-
-    def grammar(self) -> str:
-        """Return the grammar for the workers. Takes up to 100 ms. Raises InvalidRequest."""
-        if self.kind == "json":
-            return of_schema(self.value, self.param, strict=self.strict)
-        if self.kind == "json_object":
-            return of_json_object(self.param)
-        if self.kind == "regex":
-            return of_regex(self.value, self.param)
-        if self.kind == "choice":
-            return of_choice(self.value, self.param)
-        return of_lark(self.value, self.param)
-
-
-def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the one of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1:
-        raise InvalidRequest(
-            f"structured_outputs has {' and '.join(named) or 'nothing'}, must have one of {', '.join(given)}",
-            param="structured_outputs",
-        )
-    kind: Kind = named[0]  # type: ignore[assignment]
-    return OutputFormat(kind, given[kind], f"structured_outputs.{kind}", strict)
+def grammar_of(output: OutputFormat) -> str:
+    """Return the grammar for the workers. Raises InvalidRequest."""
+    value, param = output.value, output.param
+    if output.kind == "json":
+        return of_schema(value, param, strict=output.strict)
+    if output.kind == "json_object":
+        return of_json_object(param)
+    if output.kind == "regex":
+        return of_regex(value, param)
+    if output.kind == "choice":
+        return of_choice(value, param)
+    return of_lark(value, param)
 
 
 def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
@@ -138,16 +114,15 @@ def of_regex(pattern: str, param: str) -> str:
 
 def of_choice(choices: list[str], param: str) -> str:
     """Return the grammar of these texts alone. Raises InvalidRequest for none, too many or too long ones."""
-    return _placed(lambda: _grammar_of_choices(tuple(choices)), param)
+    return _placed(lambda: _grammar_of_choices(choices), param)
 
 
-def of_lark(text: str, param: str, *, tokenizer: LLTokenizer | None = None) -> str:
+def of_lark(text: str, param: str) -> str:
     """Return the grammar that is written in Lark as llguidance reads it, or in GBNF (`root ::= ...`).
 
-    Schemas behind `%json` are checked as by `of_schema`. tokenizer: the served one, for grammars that may name special
-    tokens; without one they are refused.
+    Schemas behind `%json` are checked as by `of_schema`. Special tokens are refused.
     """
-    return _placed(lambda: _grammar_of_lark(text, tokenizer), param)
+    return _placed(lambda: _grammar_of_lark(text), param)
 
 
 def _placed(work: Callable[[], str], param: str) -> str:
@@ -195,12 +170,11 @@ def _json_text(schema: Schema | str) -> str:
     return text
 
 
-@lru_cache(NUM_CACHED)
 def _grammar_of_schema(text: str, strict: bool) -> str:
     schema = read_schema(json.loads(text), strict=strict)
     began_s = time.thread_time()
     grammar = _compiled(schema)
-    if error := _error_of(grammar):
+    if error := error_of(grammar):
         is_quick = time.thread_time() < began_s + LOCATE_S
         raise Refused(f"cannot be enforced: {error}", *(_located(schema, error) if is_quick else ()))
     return grammar
@@ -224,7 +198,7 @@ def _located(schema: Schema, error: str) -> Place:
     steps = children(schema)
     while (step := next(steps, None)) is not None and time.thread_time() < until_s:
         below = (*place, *step[0])
-        if _error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
+        if error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
             place, steps = below, children(step[1])
     return place
 
@@ -232,7 +206,6 @@ def _located(schema: Schema, error: str) -> Place:
 # Expressions, choices, grammars
 
 
-@lru_cache(NUM_CACHED)
 def _grammar_of_regex(pattern: str) -> str:
     at_most("MAX_REGEX_CHARS", len(pattern), MAX_REGEX_CHARS, "characters")
     _utf8(pattern)
@@ -240,8 +213,7 @@ def _grammar_of_regex(pattern: str) -> str:
     return _checked(LLMatcher.grammar_from_regex(pattern))
 
 
-@lru_cache(NUM_CACHED)
-def _grammar_of_choices(choices: tuple[str, ...]) -> str:
+def _grammar_of_choices(choices: list[str]) -> str:
     if not choices:
         raise Refused("is an empty list, give at least one choice")
     at_most("MAX_CHOICES", len(choices), MAX_CHOICES, "choices")
@@ -258,8 +230,7 @@ def _literal(char: str) -> str:
     return char if char.isalnum() or ord(char) >= 0x80 else f"\\x{ord(char):02x}"
 
 
-@lru_cache(NUM_CACHED)
-def _grammar_of_lark(text: str, tokenizer: LLTokenizer | None) -> str:
+def _grammar_of_lark(text: str) -> str:
     at_most("MAX_LARK_BYTES", len(_utf8(text)), MAX_LARK_BYTES, "bytes")
     check_repeats(text, ())
     if not is_lark_syntax(text):
@@ -275,12 +246,12 @@ def _grammar_of_lark(text: str, tokenizer: LLTokenizer | None) -> str:
             num_schemas += 1
         elif found["option"]:
             raise Refused(f"has the option {found['option']}, which is not offered; leave it out")
-        elif found["special"] and tokenizer is None:
+        elif found["special"]:
             raise Refused(f"names the special token {reprlib.repr(found['special'])}; special tokens are never text")
         num_joins += found["join"] is not None
     at_most("MAX_LARK_JOINS", num_joins, MAX_LARK_JOINS, "operators & and ~")
     lark = "".join((*parts, text[begin:]))
-    return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False), tokenizer)
+    return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False))
 
 
 def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
@@ -328,15 +299,15 @@ def _unescaped(found: re.Match[str]) -> str:
 # llguidance
 
 
-def _checked(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
-    if error := _error_of(grammar, tokenizer):
+def _checked(grammar: str) -> str:
+    if error := error_of(grammar):
         raise Refused(f"cannot be enforced: {error}")
     return grammar
 
 
-def _error_of(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
+def error_of(grammar: str) -> str:
     """Compile the grammar and take the first step. Return what is wrong with it, empty = nothing."""
-    matcher = LLMatcher(tokenizer or _byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     return _one_line(matcher.get_error()) if matcher.is_error() else ""
@@ -355,8 +326,8 @@ class _Bytes:
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>", b"<marker>")
+    special_token_ids = (256, MARKER_ID)
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)

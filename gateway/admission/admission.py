@@ -15,9 +15,11 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.requests import Demand, build_requests, check_demand
+from gateway.admission.requests import Demand, build_requests, check_demand, prompt_ids
 from gateway.generation import AdmittedGenerations, Generator
+from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record
+from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.otel_metrics import ServerMetrics
 from outrider.wire.settings.config import GatewayConfig
@@ -109,6 +111,15 @@ class Admission:
         self.records = RequestRecords(spans, metrics)
         self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
         self.bodies = BodyBudget(config.max_body_bytes)
+        self.checker = create_checker(config.max_compile_s)
+
+    def start(self) -> None:
+        """Start the processes that check grammars, which else the first request waits for."""
+        self.checker.start()
+
+    async def close(self) -> None:
+        """End the processes that check grammars. Nothing is admitted any more."""
+        await self.checker.close()
 
     def incoming(self, authorization: str | None) -> IncomingRequest:
         """Return the request of whoever sends this header. Raises Unauthenticated. Whoever calls it releases it."""
@@ -121,6 +132,11 @@ class Admission:
         with incoming.caller.answers(1, "max_concurrent"):
             return await asyncio.to_thread(work)
 
+    async def prompt_ids(self, incoming: IncomingRequest, demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Return the tokens of a chat; it counts as one of the key's answers at once. Raises RateLimited."""
+        with incoming.caller.answers(1, "max_concurrent"):
+            return await prompt_ids(demand, tokenizer, self.checker, incoming.caller.name)
+
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
         """Run the answers to a request in this block. Raises whatever speaks against it before anything is started."""
@@ -129,7 +145,9 @@ class Admission:
         with caller.answers(demand.num_answers, demand.names.num_choices):
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
                 tokenizer = self.generator.tokenizer(facts.id)
-                requests = await build_requests(demand, facts, tokenizer, self.config, caller.name, caller.weight)
+                requests = await build_requests(
+                    demand, facts, tokenizer, self.config, self.checker, caller.name, caller.weight
+                )
                 num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()
                 record.model, record.num_prompt_tokens = facts.id, num_prompt

@@ -21,11 +21,12 @@ from gateway.generation import (
     ServedFacts,
     SpeculationOptions,
 )
-from gateway.grammars import OutputFormat
+from gateway.grammar_checker import GrammarChecker
 from gateway.infill import infill_ids
+from gateway.output_format import OutputFormat
 from gateway.tokenizer import Message, Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
-from gateway.tools.reading import Reading, reading_of
+from gateway.tools.reading import Reading, grammar_request, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import (
@@ -189,11 +190,12 @@ async def build_requests(
     facts: ServedFacts,
     tokenizer: Tokenizer,
     config: GatewayConfig,
+    checker: GrammarChecker,
     key_name: str | None = None,
     weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
     """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
-    the event loop, and grammars compiled.
+    the event loop, and grammars checked in other processes.
 
     `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
@@ -202,7 +204,8 @@ async def build_requests(
     words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
-    grammar = "" if demand.output is None else await asyncio.to_thread(demand.output.grammar)
+    grammars = CallerGrammars(checker, caller_of(key_name, None))
+    grammar = await grammars.output(demand.output)
     base = dataclasses.replace(
         demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
@@ -214,23 +217,44 @@ async def build_requests(
         prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
-    num_chars = len(grammar) + sum(_num_chars(prompt) for prompt in demand.prompts)  # tools join it to theirs
+    num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
-        prepared = await _tokenised(
-            num_chars, _prepare, prompt, tokenizer, demand.names.prompt, base.grammar, demand.adds_special
+        prepared = await _prepare(
+            num_chars, prompt, tokenizer, demand.names.prompt, grammars, base.grammar, demand.adds_special
         )
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
     return tuple(requests)
 
 
-def prompt_ids(demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def prompt_ids(
+    demand: Demand, tokenizer: Tokenizer, checker: GrammarChecker, key_name: str | None
+) -> tuple[int, ...]:
     """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest, also for
     what its answer cannot be held to.
     """
     (chat,) = demand.prompts
-    grammar = "" if demand.output is None else demand.output.grammar()
-    return _prepare(chat, tokenizer, demand.names.prompt, grammar).ids
+    grammars = CallerGrammars(checker, caller_of(key_name, None))
+    grammar = await grammars.output(demand.output)
+    return (await _prepare(_num_chars(chat), chat, tokenizer, demand.names.prompt, grammars, grammar)).ids
+
+
+@dataclass(frozen=True, slots=True)
+class CallerGrammars:
+    """Checks the grammars of one caller's requests."""
+
+    checker: GrammarChecker
+    caller: bytes
+    """Whose share of the checking it takes: of an API key, or of all that have none."""
+
+    async def output(self, output: OutputFormat | None) -> str:
+        """Return the grammar of an output, empty for None. Raises InvalidRequest."""
+        return "" if output is None else await self.checker.output(self.caller, output)
+
+    async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
+        """Return the grammar of a whole answer to this offer. answer: that of one that is no call, empty = any."""
+        request = grammar_request(offer, reading, tokenizer, answer)
+        return answer if request is None else await self.checker.tools(self.caller, request)
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -533,28 +557,35 @@ class _Prepared:
     reading: Reading | None = None
 
 
-def _prepare(
-    prompt: Prompt, tokenizer: Tokenizer, name: str, grammar: str, adds_special: bool | None = None
+async def _prepare(
+    num_chars: int,
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    name: str,
+    grammars: CallerGrammars,
+    grammar: str,
+    adds_special: bool | None = None,
 ) -> _Prepared:
     """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
     if isinstance(prompt, Chat):
-        prepared = _prepare_chat(prompt, tokenizer, grammar, bool(adds_special))
+        text = await _tokenised(num_chars, _chat_text, prompt, tokenizer)
+        ids = await _tokenised(len(text), tokenizer.encode, text, bool(adds_special))
+        reading = None if prompt.tools is None else reading_of(prompt.tools, tokenizer, text)
+        if reading is not None and prompt.tools is not None:
+            grammar = await grammars.tools(prompt.tools, reading, tokenizer, grammar)
+        prepared = _Prepared(tuple(ids), grammar, reading)
     elif isinstance(prompt, Infill):
-        prepared = _Prepared(infill_ids(prompt.prefix, prompt.suffix, tokenizer), grammar)
+        infill = await _tokenised(num_chars, infill_ids, prompt.prefix, prompt.suffix, tokenizer)
+        prepared = _Prepared(infill, grammar)
     else:
-        text_ids = tokenizer.encode(prompt, adds_special is not False) if isinstance(prompt, str) else prompt
-        prepared = _Prepared(tuple(text_ids), grammar)
+        prepared = _Prepared(await _tokenised(num_chars, _text_ids, prompt, tokenizer, adds_special), grammar)
     if not prepared.ids:
         raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
     return prepared
 
 
-def _prepare_chat(chat: Chat, tokenizer: Tokenizer, grammar: str, adds_special: bool) -> _Prepared:
-    text = _chat_text(chat, tokenizer)
-    reading = None
-    if chat.tools is not None:
-        reading, grammar = reading_of(chat.tools, tokenizer, text, grammar)
-    return _Prepared(tuple(tokenizer.encode(text, adds_special)), grammar, reading)
+def _text_ids(prompt: str | tuple[int, ...], tokenizer: Tokenizer, adds_special: bool | None) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(prompt, adds_special is not False)) if isinstance(prompt, str) else tuple(prompt)
 
 
 def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:

@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, check_demand, find_model, prompt_ids, wanted_model
+from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
 from gateway.api.acceptance import Step, acceptance_of
 from gateway.api.answer_schemas import (
     Alive,
@@ -194,16 +194,24 @@ class Routes:
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
-        return JsonResponse({"input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {})
 
     async def input_tokens(self, request: Request, body: ResponsesBody) -> Response:
         """Count the tokens of a response's input, as OpenAI's API."""
-        return JsonResponse({"object": "response.input_tokens", "input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {"object": "response.input_tokens"})
 
-    async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
+    async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
         demand = body.demand(request.scope["answer_id"])
         tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
-        return len(await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer)))
+        ids = await self._prompt_ids(request, demand, tokenizer)
+        return (
+            Response(status_code=CLIENT_CLOSED) if ids is None else JsonResponse({**fields, "input_tokens": len(ids)})
+        )
+
+    async def _prompt_ids(self, request: Request, demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...] | None:
+        """Return the tokens of a chat, None when its client has left."""
+        work = self.admission.prompt_ids(request.scope["incoming"], demand, tokenizer)
+        return await while_connected(request.receive, work)
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
@@ -212,7 +220,10 @@ class Routes:
         if body.prompt is None:
             demand = body.demand(request.scope["answer_id"])
             check_demand(demand, [facts])
-            read: Callable[[], Sequence[int]] = partial(prompt_ids, demand, tokenizer)
+            chat_ids = await self._prompt_ids(request, demand, tokenizer)
+            if chat_ids is None:
+                return Response(status_code=CLIENT_CLOSED)
+            read: Callable[[], Sequence[int]] = partial(tuple, chat_ids)
         else:
             read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
 

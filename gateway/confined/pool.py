@@ -39,6 +39,11 @@ RETRY_S = 1.0
 class WorkExceeded(Exception):
     """Work took more than its limit; the message says which, as in "1 s of CPU time"."""
 
+    def __init__(self, message: str, *, is_time: bool = False) -> None:
+        super().__init__(message)
+        self.is_time = is_time
+        """Whether it was its CPU time, not its memory."""
+
 
 class WorkFailed(Exception):
     """Work raised something that is no refusal."""
@@ -162,13 +167,13 @@ class ConfinedPool:
         self._idle.clear()
 
     async def run(self, caller: bytes, request: Any) -> Any:
-        """Return what the module's `work` returns for `request`, a JSON value.
+        """Return what the module's `work` returns for `request`: a JSON value, or one that is written already.
 
         Cancelled, the work is ended. Raise WorkRefused for an InvalidRequest of the module, WorkExceeded when the work
         takes more than its CPU time or memory, WorkFailed for any other exception, Overloaded when no process is free
         for too long.
         """
-        data = json.dumps(request).encode("ascii")
+        data = request if isinstance(request, bytes) else json.dumps(request).encode("ascii")
         process = await self._acquire(caller)
         try:
             reply = await asyncio.wait_for(process.ask(data), STALLED * self._cpu_s)
@@ -262,7 +267,7 @@ class ConfinedPool:
     def _exceeded(self, code: int) -> Exception:
         """Return what a process that ended with this code in the middle of its work has exceeded."""
         if code == -signal.SIGPROF:
-            return WorkExceeded(f"{self._cpu_s:g} s of CPU time")
+            return WorkExceeded(f"{self._cpu_s:g} s of CPU time", is_time=True)
         if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):  # SIGKILL is the kernel's, out of memory
             return WorkExceeded(self._memory_limit())
         return WorkFailed(f"the process for {self._name} ended with {code}")

@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from gateway.grammars import LIMITS, OutputFormat, of_choice, of_lark, of_regex, of_schema, one_output, schema_text
+from gateway.grammars import LIMITS, grammar_of, of_choice, of_lark, of_regex, of_schema, schema_text
+from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
 from tests.schemas import make_schema
 
@@ -65,7 +66,7 @@ def drawn(grammar: str, seed: int) -> str | None:
         (lambda: schema({"type": "integer"}), ["0", "-7", "12"], ["", "1.5", '"1"', " 1"]),
         (lambda: schema("true"), ["0", "{}", '"a"', "[1, null]"], ["", "a"]),
         (lambda: schema('{"enum": ["a", 1, null]}'), ['"a"', "1", "null"], ["a", "2"]),
-        (lambda: OutputFormat("json_object", None, "p").grammar(), ["{}", '{"a": [1]}'], ["[]", "1"]),
+        (lambda: grammar_of(OutputFormat("json_object", None, "p")), ["{}", '{"a": [1]}'], ["[]", "1"]),
         (lambda: of_regex(r"^a/b+\n$", "p"), ["a/b\n", "a/bbb\n"], ["a/b", "a/b\nc"]),
         (lambda: of_regex("(?i)é|x{2,3}", "p"), ["É", "xx", "xxx"], ["x"]),
         (lambda: of_choice(["a", "ab", "a.b", "\x01\n\\", "é😀"], "p"), ["a", "ab", "\x01\n\\", "é😀"], ["b", "axb"]),
@@ -326,12 +327,6 @@ def test_expressions_choices_and_grammars_are_refused(make: Callable[[], str], p
     with pytest.raises(InvalidRequest) as caught:
         make()
     assert caught.value.param == f"p{place}" and reason in caught.value.message, caught.value.message
-
-
-def test_special_tokens_are_known_by_the_served_tokenizer() -> None:
-    assert of_lark('start: "a" <end>', "p", tokenizer=TOKENIZER)
-    with pytest.raises(InvalidRequest, match="unknown special token"):
-        of_lark('start: "a" <other>', "p", tokenizer=TOKENIZER)
 
 
 def test_exactly_one_kind_is_given() -> None:

@@ -275,6 +275,9 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    max_compile_s: Seconds = 1.0
+    """CPU seconds that checking a request's grammar, or rendering its chat template, may take; a request that takes
+    more is refused with 400."""
     prefix_cache_scope: Literal["shared", "user"] = "shared"
     """Who shares the workers' cached prefixes: all requests of the same cache_salt, or those of the same user alone, so
     that tenants cannot tell each other's prompts by their timing."""
