@@ -23,8 +23,6 @@ from gateway.json_schemas import (
     Place,
     Refused,
     Schema,
-    at_most,
-    check_repeats,
     children,
     moved,
     pointer,
@@ -32,24 +30,9 @@ from gateway.json_schemas import (
 )
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.grammar_limits import MAX_ITEMS_IN_ROW, limit_reached, parser_limits
 from outrider.wire.params import MAX_GRAMMAR_BYTES
 
-MAX_SCHEMA_BYTES = 64 << 10
-"""UTF-8 bytes of a schema, as compact JSON. Doubled, reading one takes twice as long: 10 ms more."""
-MAX_REGEX_CHARS = 4096
-"""Doubled, compiling takes four times as long: up to 300 ms."""
-MAX_CHOICES = 1024
-"""Doubled, compiling takes twice as long: 20 ms."""
-MAX_CHOICES_CHARS = 16 << 10
-"""Of all choices together. Doubled, compiling takes twice as long: up to 130 ms."""
-MAX_LARK_BYTES = 32 << 10
-"""UTF-8 bytes of a grammar as its caller wrote it. Doubled, compiling takes twice as long: 60 ms."""
-MAX_LARK_JOINS = 6
-"""Of `&` and `~` in a grammar. Doubled, compiling takes 0.5 s in place of 10 ms."""
-MAX_GBNF_RULES = 256
-"""Doubled, reading them takes four times as long: up to 200 ms."""
-LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
-"""llguidance's own: how much it computes for one expression, grammar or step."""
 MARKER_ID = 257
 """Of a token that is no text, in the tokenizer of bytes."""
 LAYOUT: Any = {
@@ -65,11 +48,11 @@ short escape stand only where the schema spells them out."""
 MAX_ECHO_CHARS = 300
 """Of what llguidance says."""
 LOCATE_S = 0.02
-"""Time on the search for what a refusal is about. Doubled, more of a large schema is searched."""
+"""CPU seconds for the search for what a refusal is about, beside the second that all may take."""
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
     r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"
-    r"|(?P<special><[^<>\s]+>)|(?P<join>[&~])"
+    r"|(?P<special><[^<>\s]+>)"
 )
 """Strings, comments and expressions, which are passed over, and what is looked at."""
 
@@ -145,9 +128,9 @@ def _step(key: str | int) -> str:
     return f".{key}" if re.fullmatch(r"[\w$%-]{1,64}", key) else f"[{reprlib.repr(key)}]"
 
 
-def _utf8(text: str) -> bytes:
+def _utf8(text: str) -> None:
     try:
-        return text.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise Refused("holds half a character (a lone surrogate); send valid Unicode") from None
 
@@ -159,14 +142,13 @@ def _json_text(schema: Schema | str) -> str:
     """Return the schema as compact JSON, its keys in order."""
     try:
         if isinstance(schema, str):
-            at_most("MAX_SCHEMA_BYTES", len(schema), MAX_SCHEMA_BYTES, "bytes")
             schema = json.loads(schema)
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise Refused(f"nests too deep, at most {MAX_DEPTH} levels are allowed (MAX_DEPTH)") from None
     except ValueError as error:
         raise Refused(f"is no JSON: {error}") from None
-    at_most("MAX_SCHEMA_BYTES", len(_utf8(text)), MAX_SCHEMA_BYTES, "bytes")
+    _utf8(text)
     return text
 
 
@@ -177,7 +159,24 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
     if error := error_of(grammar):
         is_quick = time.thread_time() < began_s + LOCATE_S
         raise Refused(f"cannot be enforced: {error}", *(_located(schema, error) if is_quick else ()))
+    _check_wide(schema)
     return grammar
+
+
+def _check_wide(schema: Schema) -> None:
+    """Refuse a schema with an object that has more properties than one step can look at. The first step of the whole
+    meets the outermost at best.
+    """
+    definitions = {"whole": moved(schema, "/$defs/whole")}
+    pending: list[tuple[Place, Schema]] = [((), schema)]
+    while pending:
+        place, each = pending.pop()
+        pending += (((*place, *step), child) for step, child in children(each))
+        if isinstance(each, dict) and len(each.get("properties", ())) > MAX_ITEMS_IN_ROW // 8:
+            alone = {**each, "type": "object", "$defs": {}}
+            error = error_of(_compiled({**moved(alone, "/$defs/whole"), "$defs": definitions}))
+            if "MAX_ITEMS_IN_ROW" in error:
+                raise Refused(f"cannot be enforced: {error}", *place)
 
 
 def _compiled(schema: Schema) -> str:
@@ -207,17 +206,13 @@ def _located(schema: Schema, error: str) -> Place:
 
 
 def _grammar_of_regex(pattern: str) -> str:
-    at_most("MAX_REGEX_CHARS", len(pattern), MAX_REGEX_CHARS, "characters")
     _utf8(pattern)
-    check_repeats(pattern, ())
     return _checked(LLMatcher.grammar_from_regex(pattern))
 
 
 def _grammar_of_choices(choices: list[str]) -> str:
     if not choices:
         raise Refused("is an empty list, give at least one choice")
-    at_most("MAX_CHOICES", len(choices), MAX_CHOICES, "choices")
-    at_most("MAX_CHOICES_CHARS", sum(map(len, choices)), MAX_CHOICES_CHARS, "characters")
     for index, choice in enumerate(choices):
         if not choice:
             raise Refused("is empty, must have at least one character", index)
@@ -231,12 +226,11 @@ def _literal(char: str) -> str:
 
 
 def _grammar_of_lark(text: str) -> str:
-    at_most("MAX_LARK_BYTES", len(_utf8(text)), MAX_LARK_BYTES, "bytes")
-    check_repeats(text, ())
+    _utf8(text)
     if not is_lark_syntax(text):
         text = _lark_of_gbnf(text)
     parts: list[str] = []
-    begin = num_schemas = num_joins = 0
+    begin = num_schemas = 0
     while found := _LARK.search(text, begin):
         parts.append(text[begin : found.end()])
         begin = found.end()
@@ -248,8 +242,6 @@ def _grammar_of_lark(text: str) -> str:
             raise Refused(f"has the option {found['option']}, which is not offered; leave it out")
         elif found["special"]:
             raise Refused(f"names the special token {reprlib.repr(found['special'])}; special tokens are never text")
-        num_joins += found["join"] is not None
-    at_most("MAX_LARK_JOINS", num_joins, MAX_LARK_JOINS, "operators & and ~")
     lark = "".join((*parts, text[begin:]))
     return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False))
 
@@ -272,7 +264,6 @@ def _schema_of(grammar: str) -> str:
 
 
 def _lark_of_gbnf(text: str) -> str:
-    at_most("MAX_GBNF_RULES", text.count("::="), MAX_GBNF_RULES, "rules")
     try:
         lark: str = gbnf_to_lark(_GBNF_ESCAPE.sub(_unescaped, text))
     except Exception as error:  # the library raises plain Exception, and IndexError at an early end
@@ -306,9 +297,14 @@ def _checked(grammar: str) -> str:
 
 
 def error_of(grammar: str) -> str:
-    """Compile the grammar and take the first step. Return what is wrong with it, empty = nothing."""
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    """Compile the grammar, take the first step, and one behind the bytes that have to come first: the `{` of an object.
+    Return what is wrong with it, empty = nothing.
+    """
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():
+        matcher.compute_bitmask()
+    if not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
+        matcher.consume_tokens(forced)
         matcher.compute_bitmask()
     return _one_line(matcher.get_error()) if matcher.is_error() else ""
 
@@ -317,6 +313,8 @@ def _one_line(error: str) -> str:
     """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
     if error.startswith("NoExtension"):
         return "nothing can satisfy it"
+    if (reached := limit_reached(error)) is not None:
+        return reached
     line = re.sub(r"(:| while processing)? json-schema://\S*", "", " ".join(error.split()))
     return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
 

@@ -20,6 +20,7 @@ from outrider.engine.sampling.grammar import Grammars, GrammarState
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row, process_unchecked
 from outrider.engine.sampling.sampling import distributions
+from outrider.wire import grammar_limits
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -221,7 +222,7 @@ class TestWhatCannotBeFollowed:
 
     @pytest.fixture(autouse=True)
     def few_states(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 120)
+        monkeypatch.setattr(grammar_limits, "MAX_LEXER_STATES", 120)
 
     def followed(self, state: GrammarState, seed: int) -> tuple[list[int], str | None]:
         """Numbers at random until the grammar fails."""

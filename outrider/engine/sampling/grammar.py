@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.grammar_limits import limit_reached, parser_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -34,10 +35,6 @@ MAX_GRAMMARS = 16
 One that is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
 MAX_TEXT_BYTES = 4 << 20
 """Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
-MAX_LEXER_STATES = 50_000
-"""States of one grammar's lexer, which are made as they are met. Expressions that explode took 0.1 to 0.7 kB for each,
-35 MB at most; a string with a `maxLength` has 9 for each character, and fills it behind 5,500. Doubling it doubles
-both."""
 MAX_FOLLOWED_TOKENS = 4096
 """Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
 that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
@@ -96,8 +93,7 @@ class Grammars:
             raise InvalidRequest(why, param="grammar")
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**parser_limits()))
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be followed: {_reason(matcher)}", param="grammar")
         return matcher
@@ -276,6 +272,4 @@ def _reason(matcher: LLMatcher) -> str:
     reason = matcher.get_error().partition("\n")[0]
     if reason.startswith("NoExtension"):
         return "no token of the model goes on as it says"
-    if "too many states" in reason:
-        return f"its lexer has too many states, more than {MAX_LEXER_STATES} (MAX_LEXER_STATES)"
-    return reason
+    return limit_reached(reason) or reason
