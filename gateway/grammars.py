@@ -174,7 +174,9 @@ def _check_wide(schema: Schema) -> None:
         pending += (((*place, *step), child) for step, child in children(each))
         if isinstance(each, dict) and len(each.get("properties", ())) > MAX_ITEMS_IN_ROW // 8:
             alone = {**each, "type": "object", "$defs": {}}
-            error = error_of(_compiled({**moved(alone, "/$defs/whole"), "$defs": definitions}))
+            found = moved(alone, "/$defs/whole")
+            assert isinstance(found, dict)
+            error = error_of(_compiled({**found, "$defs": definitions}))
             if "MAX_ITEMS_IN_ROW" in error:
                 raise Refused(f"cannot be enforced: {error}", *place)
 

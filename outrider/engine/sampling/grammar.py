@@ -6,7 +6,7 @@ allowed, but for those that end an answer, where the grammar may end; where it h
 tokenizer does not have are not allowed either.
 
 `Grammars` may be asked from any thread, what it makes belongs to one slot. llguidance lets go of the interpreter while
-it compiles and while it makes a mask. Called by `worker_service`, which compiles, and by `penalties`, which follows.
+it compiles and while it makes a mask. Called by `grammar_compiler`, and by `penalties`, which follows.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ class Grammars:
         self._num_bytes = 0
         self._lock = Lock()
         """Of what is kept."""
-        self._compiling = Lock()
-        """Held by who compiles: one at a time, so that a text is compiled once and takes one core."""
 
     def get(self, text: str) -> Grammar | None:
         """Return a grammar that is compiled; None where `compile` would take its time."""
@@ -79,12 +77,11 @@ class Grammars:
         """Return the grammar of a text, None where it is served as if there were none. Raises InvalidRequest saying
         what of it cannot be followed.
         """
-        with self._compiling:
-            found = self.get(text)
-            if found is None and (self._must_follow or self._tokenizer is not None):
-                found = Grammar(self, text, self._matcher(text))
-                self._keep(found)
-            return found
+        found = self.get(text)
+        if found is None and (self._must_follow or self._tokenizer is not None):
+            found = Grammar(self, text, self._matcher(text))
+            self._keep(found)
+        return found
 
     def _matcher(self, text: str) -> LLMatcher:
         """Return the beginning of a text's grammar. Raises InvalidRequest."""
