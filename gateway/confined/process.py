@@ -25,6 +25,8 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import describe
 
 LENGTH = struct.Struct(">I")
+STACK_BYTES = 4 << 20
+"""What work may recurse through. Workers compile what has passed with four times as much."""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
@@ -77,6 +79,7 @@ def main(module_name: str, cpu_s: float, memory_bytes: int, niceness: int) -> No
     if base_bytes:
         limit = base_bytes + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

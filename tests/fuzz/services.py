@@ -30,9 +30,9 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from outrider.wire.transport.serving import ServerThread
+from tests.checkers import inline_checker
 from tests.fuzz.calls import DEADLINE_S, dial, talk
 from tests.fuzz.hints import SENTINEL
-from tests.inline_pool import inline_checker
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 from tests.service.test_http_tools import tokenizer_of
 from tests.stack import Process

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.admission import admission
-from tests.inline_pool import inline_checker
+from tests.checkers import inline_checker
 from tests.service.control_client import ControlClient, eventually, idle
 from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,20 +15,10 @@ from gateway.grammar_checker import GrammarChecker, Verdict, Verdicts
 from gateway.grammars import of_schema
 from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest, OutriderError
-from outrider.wire.processes import descendants
-from tests.inline_pool import InlinePool
+from tests.checkers import ENDLESS, InlinePool, children, until_busy, until_ended
 
-ENDLESS = OutputFormat("json", {"type": "integer", "multipleOf": 999_983}, "response_format.json_schema.schema")
+LONG = OutputFormat("json", ENDLESS, "response_format.json_schema.schema")
 SHORT = OutputFormat("json", {"type": "null"}, "p")
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, 0 once it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest_asyncio.fixture
@@ -42,35 +30,29 @@ async def checker() -> AsyncIterator[GrammarChecker]:
 
 async def test_what_takes_too_long_is_refused_by_name_and_remembered(checker: GrammarChecker) -> None:
     """Eight at once are one piece of work."""
-    replies = await asyncio.gather(*(checker.output(b"", ENDLESS) for _ in range(8)), return_exceptions=True)
+    replies = await asyncio.gather(*(checker.output(b"", LONG) for _ in range(8)), return_exceptions=True)
     texts = {str(reply) for reply in replies}
     why = "takes more than 0.15 s of CPU time to check (max_compile_s); make it smaller"
-    assert texts == {f"{ENDLESS.param} {why}"} and all(isinstance(each, InvalidRequest) for each in replies)
-    before = descendants(os.getpid())
+    assert texts == {f"{LONG.param} {why}"} and all(isinstance(each, InvalidRequest) for each in replies)
+    before = children()
     with pytest.raises(InvalidRequest, match="max_compile_s"):
-        await checker.output(b"", ENDLESS)
-    assert descendants(os.getpid()) == before, "no process was ended for it"
+        await checker.output(b"", LONG)
+    assert children() == before, "no process was ended for it"
     assert await checker.output(b"", SHORT) == of_schema({"type": "null"}, "p", strict=False)
 
 
 async def test_a_check_ends_when_all_that_wait_for_it_have_left() -> None:
     checker = GrammarChecker(ConfinedPool("gateway.grammar_work", 60.0))
-    before = set(descendants(os.getpid()))
+    before = children()
     try:
         await checker.output(b"", SHORT)
-        waiting = [asyncio.create_task(checker.output(b"", ENDLESS)) for _ in range(2)]
-        busy: list[int] = []
-        while not busy:
-            await asyncio.sleep(0.02)
-            busy = [pid for pid in set(descendants(os.getpid())) - before if cpu_s(pid) > 0.3]
+        waiting = [asyncio.create_task(checker.output(b"", LONG)) for _ in range(2)]
+        busy = await until_busy(before)
         for task in waiting:
-            assert set(busy) <= set(descendants(os.getpid())), "one still waits"
+            assert busy <= children(), "one still waits"
             task.cancel()
             await asyncio.sleep(0)
-        deadline_s = time.monotonic() + 20
-        while set(busy) & set(descendants(os.getpid())):
-            assert time.monotonic() < deadline_s
-            await asyncio.sleep(0.01)
+        await until_ended(busy)
     finally:
         await checker.close()
 

@@ -19,7 +19,7 @@ from gateway.tokenizer import ChatTemplate
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
-from tests.inline_pool import InlinePool, inline_checker
+from tests.checkers import InlinePool, inline_checker
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
