@@ -11,7 +11,7 @@ import json
 import re
 import reprlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -164,21 +164,28 @@ def _grammar_of_schema(text: str, strict: bool) -> str:
 
 
 def _check_wide(schema: Schema) -> None:
-    """Refuse a schema with an object that has more properties than one step can look at. The first step of the whole
-    meets the outermost at best.
+    """Refuse a schema with an object that has more properties than one step can look at. The first steps of the whole
+    meet the outermost alone.
     """
-    definitions = {"whole": moved(schema, "/$defs/whole")}
+    wide = [(place, each) for place, each in _objects(schema) if len(each["properties"]) > MAX_ITEMS_IN_ROW // 8]
+    definitions = {"whole": moved(schema, "/$defs/whole")} if wide else {}
+    for place, each in wide:
+        alone = moved({**each, "type": "object", "$defs": {}}, "/$defs/whole")
+        assert isinstance(alone, dict)
+        error = error_of(_compiled({**alone, "$defs": definitions}))
+        if "MAX_ITEMS_IN_ROW" in error:
+            raise Refused(f"cannot be enforced: {error}", *place)
+
+
+def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Go through the schemas with properties, but for an outermost one that nothing but an object follows."""
     pending: list[tuple[Place, Schema]] = [((), schema)]
     while pending:
         place, each = pending.pop()
         pending += (((*place, *step), child) for step, child in children(each))
-        if isinstance(each, dict) and len(each.get("properties", ())) > MAX_ITEMS_IN_ROW // 8:
-            alone = {**each, "type": "object", "$defs": {}}
-            found = moved(alone, "/$defs/whole")
-            assert isinstance(found, dict)
-            error = error_of(_compiled({**found, "$defs": definitions}))
-            if "MAX_ITEMS_IN_ROW" in error:
-                raise Refused(f"cannot be enforced: {error}", *place)
+        is_outermost = not place and isinstance(each, dict) and each.get("type") == "object"
+        if isinstance(each, dict) and "properties" in each and not is_outermost:
+            yield place, each
 
 
 def _compiled(schema: Schema) -> str:
