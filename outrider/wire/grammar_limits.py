@@ -22,7 +22,7 @@ def parser_limits() -> dict[str, Any]:
         "max_items_in_row": MAX_ITEMS_IN_ROW,
         "initial_lexer_fuel": 1_000_000,  # 70 ms of compiling, before the first step
         "step_lexer_fuel": 50_000,  # 7 ms of a step
-        "step_max_items": 6_000,  # 16 ms of a step; an object of 499 optional properties needs under 4,000
+        "step_max_items": 3_000,  # 5 ms of a step, of ambiguous rules up to 40 ms; 499 optional properties take 2,000
         "max_lexer_states": MAX_LEXER_STATES,
         "max_grammar_size": 50_000,  # 27 MB of memory; what takes a second to compile has less
         "precompute_large_lexemes": True,  # while compiling, not in a step
