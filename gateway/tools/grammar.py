@@ -21,7 +21,7 @@ from outrider.wire.params import MAX_GRAMMAR_BYTES
 TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""
 MAX_CALLS = 16
-"""Calls of one answer that is bound. A model that cannot stop calling says twice as much with this doubled."""
+"""Calls of one answer that is bound, so that a model that goes on calling comes to an end."""
 TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
 """White space as Python's, which the reader skips."""

@@ -31,14 +31,14 @@ Mask = NDArray[np.bool_]
 """[V]: which ids may come."""
 
 MAX_GRAMMARS = 16
-"""Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB, which doubling it doubles.
-One that is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
+"""Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB. One that
+is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
 MAX_TEXT_BYTES = 4 << 20
-"""Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
+"""Bytes of their texts, all together: what is compiled takes some ten times as much."""
 MAX_FOLLOWED_TOKENS = 4096
 """Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
-that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
-costs, at 1,000 tokens/s 1 to 5 ms of another thread in 4 s, and ends more requests for what others met."""
+that others met do not end them: an expression that explodes adds 1 to 45 a token. At 1,000 tokens/s compiling takes
+1 to 5 ms of another thread in 4 s."""
 
 NO_TEXT = "\uffff"
 """Begins the names of special tokens: Unicode has no such character."""

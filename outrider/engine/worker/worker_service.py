@@ -47,8 +47,7 @@ _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 """Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 MAX_WAITING = 64
-"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few. Doubling it doubles what a peer
-that sends more can have kept."""
+"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few."""
 
 MAX_COMPILING = 256
 """Slots whose grammars wait to be compiled, each of 256 KiB at most. A gateway has 64 answers under way unless it is
