@@ -63,6 +63,7 @@ async def serve(config: GatewayConfig) -> None:
     pools = Pools(config, GatewayMetrics())
     source: RegistryClient | NamedWorkers | None = None
     try:
+        pools.renderers.start()
         source = _source(pools)
         starting = asyncio.create_task(_start(pools, source))
         stopping = asyncio.create_task(signals.stop.wait())

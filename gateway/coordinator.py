@@ -18,7 +18,7 @@ from gateway.telemetry.vllm_names import FAILED, LEFT, AnswerTimes
 from gateway.tokenizer import Tokenizer
 from gateway.workers.pools import Pools
 from gateway.workers.served import ServedModel
-from outrider.wire.errors import OutriderError, Overloaded, Unavailable
+from outrider.wire.errors import ENDINGS, OutriderError, Overloaded, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.scheduling import Scheduling
 
@@ -121,7 +121,7 @@ class Answers:
         self._num_answers = num_answers
         self._change = change
         # Bounded by the requests' max_tokens: a slow reader must not hold a slot, so the queue takes all.
-        self._outputs: asyncio.Queue[tuple[int, RoundOutput | Exception | None]] = asyncio.Queue()
+        self._outputs: asyncio.Queue[tuple[int, RoundOutput | BaseException | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.num_output_tokens = 0
         self._started_s = self._deadline_s = 0.0
@@ -163,7 +163,7 @@ class Answers:
             index, output = await self._outputs.get()
             if time.monotonic() > self._deadline_s:
                 raise timed_out(self._model.config.request_timeout_s)
-            if isinstance(output, Exception):
+            if isinstance(output, BaseException):
                 raise output
             if output is None:
                 num_running -= 1
@@ -180,7 +180,9 @@ class Answers:
         except OutriderError as error:
             outcome, failure = type(error).__name__, FAILED
             self._outputs.put_nowait((index, error))
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             outcome, failure = "internal", FAILED
             log.exception("request %s failed", request.request_id)
             self._outputs.put_nowait((index, error))

@@ -15,14 +15,14 @@ FORMS = (
 SantaCoder's and DeepSeek's."""
 
 
-def infill_ids(prefix: str, suffix: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the prompt. Raises InvalidRequest for a tokenizer without such tokens."""
+def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """Return the tokens before the prefix, between it and the suffix, and behind that. Raises InvalidRequest for a
+    tokenizer without such tokens.
+    """
     for form in FORMS:
         before, between, behind = map(tokenizer.control_id, form)
         if before is not None and between is not None and behind is not None:
-            begin = tokenizer.encode("")  # what the tokenizer puts in front of every text
-            first, last = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
-            return (*begin, before, *first, between, *last, behind)
+            return before, between, behind
     raise InvalidRequest(
         "suffix is given, and this model's tokenizer has no tokens for filling in the middle; leave it out",
         param="suffix",

@@ -1,115 +1,34 @@
-"""Turns text and chats into token ids and back, with the `tokenizers` library. Front ends and the decode loop use it.
+"""Turns text into token ids and back, with the `tokenizers` library. Front ends and the decode loop use it.
 
 transformers would import torch, so the files of a checkpoint's tokenizer are read here. They come from the target
-worker: the gateway needs no model folder. Chat templates follow Hugging Face's Jinja conventions and run in a sandbox,
-since nobody vouches for them.
+worker: the gateway needs no model folder.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
-import jinja2
 import tokenizers
-from jinja2 import meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.chat_template import ChatTemplate, Renderers, template_of_files
+from gateway.text_bounds import TextBounds, cut_before
 from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 
-Message = dict[str, Any]
-"""At least `role`, and `content`, text; None beside `tool_calls`, whose arguments are objects."""
-
-
-class ChatTemplate:
-    """Hold a compiled template. Raise ConfigError when the source is no template."""
-
-    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
-        """tool_source: the template that is taken where there are tools; None = the same."""
-        self.source = source
-        self.tool_source = source if tool_source is None else tool_source
-        self._special_tokens = special_tokens
-        self._knows_developer = "developer" in source
-        environment = _environment()
-        try:
-            self._template = environment.from_string(source)
-            self._tool_template = self._template if tool_source is None else environment.from_string(tool_source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template has a syntax error at line {error.lineno}: {error.message}") from None
-        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(self.tool_source))
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool,
-        extra: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """Return the messages as one text. Raise InvalidRequest with the template's own words when it refuses them."""
-        names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self._special_tokens}
-        names |= {"tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
-        if clash := sorted(names.keys() & extra.keys()):
-            raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
-        try:
-            return (self._tool_template if tools else self._template).render({**names, **extra})
-        except Exception as error:  # whatever a template does to these messages is about these messages
-            raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from None
-
-    def _known(self, message: Message) -> Message:
-        """Call the developer role by its older name, system, where the template does not know it."""
-        if message["role"] == "developer" and not self._knows_developer:
-            return {**message, "role": "system"}
-        return message
-
-
-def find_template(file_text: str, configured: Any, name: str = "default") -> str | None:
-    """Return the template's source, or None where there is none.
-
-    file_text: of chat_template.jinja, which comes first. configured: `chat_template` of tokenizer_config.json, a text
-    or a list of {"name", "template"}, of which the one of this name is taken.
-    """
-    if file_text:
-        return file_text
-    if isinstance(configured, list):
-        named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
-        configured = named.get(name)
-    return configured if isinstance(configured, str) else None
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # without Jinja's HTML escapes
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-class _GenerationBlock(Extension):
-    """Replace {% generation %}...{% endgeneration %}, which marks answers for training, by its contents."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        lineno = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(lineno)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+BYTES_PER_TOKEN = 8
+"""Of a long text so many bytes a token are read first: of English twice as many as needed."""
+CLEARLY_MORE = 1.25
+"""Times as many tokens as there may be, in the begin of a text: it has more as a whole, too, wherever it was cut."""
+MAX_OWN_TOKENS = 16
+"""That a tokenizer puts around a text."""
 Piece = bytes | str | None
 """A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
 
@@ -120,7 +39,8 @@ class Tokenizer:
     def __init__(self, tokenizer_json: str, special_tokens: dict[str, str], template: ChatTemplate | None) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-            decoder = json.loads(tokenizer_json).get("decoder")
+            data = json.loads(tokenizer_json)
+            self.bounds = TextBounds.of(data)
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"tokenizer.json cannot be read: {error}; take it from the model's folder") from None
         self._tokenizer.no_truncation()  # lengths are checked against the model's context, never cut silently
@@ -131,20 +51,15 @@ class Tokenizer:
         self._silent = frozenset(token.content for token in added.values() if token.special)
         self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._byte_level, self._byte_fallback = _byte_rules(decoder)
+        self._byte_level, self._byte_fallback = _byte_rules(data.get("decoder"))
         self._pieces: dict[int, Piece] = {}
 
     @classmethod
-    def from_files(cls, files: pb.TokenizerFiles, chat_template_override: str | None = None) -> Tokenizer:
-        """Read the files; chat_template_override is a Jinja template that replaces the tokenizer's own."""
+    def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
+        """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
         config = _config_of(files.tokenizer_config_json)
         special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
-        text, configured = files.chat_template.decode("utf-8"), config.get("chat_template")
-        source, tool_source = find_template(text, configured), find_template(text, configured, "tool_use")
-        if chat_template_override is not None:
-            source, tool_source = chat_template_override, None
-        template = None if source is None else ChatTemplate(source, special, tool_source)
-        return cls(files.tokenizer_json.decode("utf-8"), special, template)
+        return cls(files.tokenizer_json.decode("utf-8"), special, None)
 
     @property
     def vocab_size(self) -> int:
@@ -164,24 +79,32 @@ class Tokenizer:
             ) from None
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def chat_text(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        names: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """Return the messages in the chat template; names are more variables for it, as enable_thinking.
+    def ids_within(self, text: str, max_ids: int, add_special_tokens: bool = True) -> list[int] | None:
+        """Return the ids of `encode`, None for a text that has clearly more than `max_ids`: its begin is read first."""
+        num_chars = _num_chars_read_first(text, max_ids)
+        while num_chars < len(text):
+            if len(self.encode(text[:num_chars], False)) > CLEARLY_MORE * max_ids:
+                return None
+            num_chars *= 2
+        return self.encode(text, add_special_tokens)
 
-        Raise InvalidRequest when there is no template or when it refuses the messages.
+    def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
+        """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
+        to cut it without another result.
         """
-        if self.template is None:
-            raise InvalidRequest(
-                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
-                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
-                param="messages",
-            )
-        return self.template.render(messages, add_generation_prompt, names or {}, tools)
+        num_chars = _num_chars_read_first(text, num_ids)
+        while self.bounds.splits_at_spaces and num_chars < len(text):
+            start = cut_before(text, len(text) - num_chars)
+            num_chars *= 2
+            if start is None:
+                continue
+            ids = self.encode(text[start:], add_special_tokens)
+            # The first word may be another piece without the text before it; and there are the tokenizer's own tokens.
+            first_word = text[start : text.find(" ", start + 1)]
+            num_uncertain = len(first_word.encode()) + MAX_OWN_TOKENS
+            if len(ids) >= num_ids + num_uncertain:
+                return ids[-num_ids:]
+        return self.encode(text, add_special_tokens)[-num_ids:]
 
     def control_id(self, text: str) -> int | None:
         """Return the id of the token of this text that is no text to a grammar, None for other texts."""
@@ -250,6 +173,25 @@ class Tokenizer:
             if isinstance(self.piece(token_id), str) and self.decode([token_id]).strip().isalnum():
                 return [token_id]
         return []
+
+
+async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, renderers: Renderers) -> Tokenizer:
+    """Return the tokenizer with its chat template. override: a template that replaces the tokenizer's own.
+
+    Raise ConfigError, naming the file, when the files cannot be used.
+    """
+    tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+    configured = _config_of(files.tokenizer_config_json).get("chat_template")
+    template = template_of_files(files.chat_template, configured, override)
+    if template is not None:
+        tokenizer.template = await ChatTemplate.compiled(template, tokenizer.special_tokens, renderers)
+    return tokenizer
+
+
+def _num_chars_read_first(text: str, num_ids: int) -> int:
+    """Return how many characters of a long text are read first for so many tokens."""
+    num_bytes = len(text.encode("utf-8", "replace"))
+    return BYTES_PER_TOKEN * num_ids * len(text) // max(1, num_bytes)
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:

@@ -6,20 +6,19 @@ answers at once, queue, tokens a minute, place.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.requests import Demand, build_requests, check_demand, prompt_ids
-from gateway.generation import AdmittedGenerations, Generator
+from gateway.admission.prompts import PromptReader, TextThreads
+from gateway.admission.requests import Demand, build_requests, caller_of, check_demand, prompt_ids
+from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record
-from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.otel_metrics import ServerMetrics
 from outrider.wire.settings.config import GatewayConfig
@@ -111,6 +110,7 @@ class Admission:
         self.records = RequestRecords(spans, metrics)
         self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
         self.bodies = BodyBudget(config.max_body_bytes)
+        self._text_threads = TextThreads()
         self.checker = create_checker(config.max_compile_s)
 
     def start(self) -> None:
@@ -127,15 +127,21 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
-    async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
-        """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""
-        with incoming.caller.answers(1, "max_concurrent"):
-            return await asyncio.to_thread(work)
+    def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
+        """Return what renders and tokenises the texts of this request. counts: see `PromptReader`."""
+        return PromptReader(
+            self.generator.tokenizer(facts.id),
+            facts.context_limit,
+            caller_of(incoming.caller.name, None),
+            self._text_threads,
+            self.config.max_body_bytes,
+            counts=counts,
+        )
 
-    async def prompt_ids(self, incoming: IncomingRequest, demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens of a chat; it counts as one of the key's answers at once. Raises RateLimited."""
-        with incoming.caller.answers(1, "max_concurrent"):
-            return await prompt_ids(demand, tokenizer, self.checker, incoming.caller.name)
+    async def prompt_ids(self, facts: ServedFacts, incoming: IncomingRequest, demand: Demand) -> tuple[int, ...]:
+        """Return the tokens of a chat that nothing is to be generated for."""
+        reader = self.prompt_reader(facts, incoming, counts=True)
+        return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
 
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
@@ -144,9 +150,9 @@ class Admission:
         facts = check_demand(demand, self.generator.models())
         with caller.answers(demand.num_answers, demand.names.num_choices):
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
-                tokenizer = self.generator.tokenizer(facts.id)
+                reader = self.prompt_reader(facts, incoming)
                 requests = await build_requests(
-                    demand, facts, tokenizer, self.config, self.checker, caller.name, caller.weight
+                    demand, facts, reader, self.config, self.checker, caller.name, caller.weight
                 )
                 num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()

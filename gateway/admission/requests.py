@@ -5,14 +5,13 @@ Every refusal is an InvalidRequest (or ModelNotFound) that names the field as th
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, ParamSpec, TypeVar
 
+from gateway.admission.prompts import Chat, PromptReader
 from gateway.generation import (
     AcceptanceRule,
     Drafter,
@@ -22,10 +21,10 @@ from gateway.generation import (
     SpeculationOptions,
 )
 from gateway.grammar_checker import GrammarChecker
-from gateway.infill import infill_ids
+from gateway.infill import infill_marks
 from gateway.output_format import OutputFormat
-from gateway.tokenizer import Message, Tokenizer
-from gateway.tools.offer import NO_TOOLS, ToolOffer
+from gateway.tokenizer import Tokenizer
+from gateway.tools.offer import ToolOffer
 from gateway.tools.reading import Reading, grammar_request, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.kinds import OF_A_TEXT
@@ -84,8 +83,6 @@ MAX_MESSAGES = 4096
 MAX_USER_CHARS = 1024
 MAX_ECHO_CHARS = 200
 """Of what a caller sent, in an error that quotes it."""
-MESSAGE_CHARS = 100
-"""What a message costs besides its text: a template is run over it."""
 _WANTED = {
     **dict.fromkeys(
         OF_A_TEXT, "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
@@ -96,21 +93,6 @@ _WANTED = {
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probs of prompts that one request is told. A prompt of 32k tokens with 20 best each has 0.7 million, which are 5
 MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs 20)."""
-INLINE_CHARS = 20_000
-"""Longer texts are tokenised on a thread: about 10 ms on one slow core."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A prompt that the chat template still has to render."""
-
-    messages: tuple[Message, ...]
-    add_generation_prompt: bool = True
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    tools: ToolOffer | None = NO_TOOLS
-    """None = answers are text alone: neither calls nor reasoning are looked for in them."""
-    continues: bool = False
-    """The answer goes on with the text of the last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +170,20 @@ class Demand:
 async def build_requests(
     demand: Demand,
     facts: ServedFacts,
-    tokenizer: Tokenizer,
+    reader: PromptReader,
     config: GatewayConfig,
     checker: GrammarChecker,
     key_name: str | None = None,
     weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Long texts are tokenised off
-    the event loop, and grammars checked in other processes.
+    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Chats are rendered
+    and grammars checked in other processes, long texts tokenised on threads.
 
     `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
     _check_drafted(demand.speculation, config.max_draft_tokens)
     num_chars = 2 * sum(map(len, demand.bad_words))
-    words = await _tokenised(num_chars, bad_word_ids, demand.bad_words, tokenizer)
+    words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
@@ -213,22 +195,27 @@ async def build_requests(
     most = 1 if base.beams is not None else facts.context_limit
     dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
-    if _uses_prediction(demand.speculation, config):
-        prediction_ids = await _tokenised(len(demand.prediction), _prediction_ids, demand, facts, tokenizer)
+    if demand.prediction and _uses_prediction(demand.speculation, config):
+        prediction_ids = await _prediction_ids(demand, facts, reader)
     salt = salt_of(config.prefix_cache_scope, key_name, demand.user, demand.cache_salt)
     scheduling = Scheduling(caller_of(key_name, demand.cache_salt), weight, demand.priority, demand.max_tpot_ms)
-    num_chars = sum(_num_chars(prompt) for prompt in demand.prompts)
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         prepared = await _prepare(
-            num_chars, prompt, tokenizer, demand.names.prompt, grammars, base.grammar, demand.adds_special
+            prompt,
+            reader,
+            demand.names.prompt,
+            grammars,
+            base.grammar,
+            demand.adds_special,
+            _max_prompt_tokens(demand, facts),
         )
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, key_name, scheduling)
     return tuple(requests)
 
 
 async def prompt_ids(
-    demand: Demand, tokenizer: Tokenizer, checker: GrammarChecker, key_name: str | None
+    demand: Demand, reader: PromptReader, checker: GrammarChecker, key_name: str | None
 ) -> tuple[int, ...]:
     """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest, also for
     what its answer cannot be held to.
@@ -236,7 +223,7 @@ async def prompt_ids(
     (chat,) = demand.prompts
     grammars = CallerGrammars(checker, caller_of(key_name, None))
     grammar = await grammars.output(demand.output)
-    return (await _prepare(_num_chars(chat), chat, tokenizer, demand.names.prompt, grammars, grammar)).ids
+    return (await _prepare(chat, reader, demand.names.prompt, grammars, grammar)).ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,17 +269,6 @@ def _is_plain(options: SpeculationOptions, config: GatewayConfig) -> bool:
 def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool:
     """Return whether what is predicted is drafted from: not where another drafter is asked for by name."""
     return not _is_plain(options, config) and (options.drafter is None or options.drafter.own is Drafter.PREDICTION)
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-async def _tokenised(num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Work on long texts on a thread, so that nobody else waits for them."""
-    if num_chars > INLINE_CHARS:
-        return await asyncio.to_thread(work, *args, **kwargs)
-    return work(*args, **kwargs)
 
 
 def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
@@ -519,23 +495,10 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
         )
 
 
-def _num_chars(prompt: Prompt) -> int:
-    """Return at least the characters of the text that will be tokenised."""
-    if isinstance(prompt, Chat):
-        if prompt.template_kwargs or (prompt.tools is not None and prompt.tools.tools):
-            return INLINE_CHARS + 1  # a template may print them, however deep they hold text
-        values = [value for message in prompt.messages for value in message.values()]
-        if not all(isinstance(value, str) for value in values):
-            return INLINE_CHARS + 1  # calls of tools, the same
-        return sum(map(len, values)) + MESSAGE_CHARS * len(prompt.messages)
-    if isinstance(prompt, Infill):
-        return len(prompt.prefix) + len(prompt.suffix)
-    return len(prompt) if isinstance(prompt, str) else 0
-
-
-def _prediction_ids(demand: Demand, facts: ServedFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
     """Raises InvalidRequest for what no output can be, and ContextExceeded for more than it can be."""
-    name, ids = demand.names.prediction, tuple(tokenizer.encode(demand.prediction, add_special_tokens=False))
+    name, tokenizer = demand.names.prediction, reader.tokenizer
+    ids = await reader.encode(name, demand.prediction, False)
     if len(ids) > facts.context_limit:
         raise ContextExceeded(
             f"{name} has {len(ids)} tokens, the context limit is {facts.context_limit}; shorten it to what the answer "
@@ -558,51 +521,51 @@ class _Prepared:
 
 
 async def _prepare(
-    num_chars: int,
     prompt: Prompt,
-    tokenizer: Tokenizer,
+    reader: PromptReader,
     name: str,
     grammars: CallerGrammars,
     grammar: str,
     adds_special: bool | None = None,
+    max_ids: int | None = None,
 ) -> _Prepared:
-    """Return the prompt's ids, and how its answers are made and read. grammar: what was asked of them."""
+    """Return the prompt's last `max_ids` ids, or all, and how its answers are made and read. grammar: what was asked of
+    them.
+    """
     if isinstance(prompt, Chat):
-        text = await _tokenised(num_chars, _chat_text, prompt, tokenizer)
-        ids = await _tokenised(len(text), tokenizer.encode, text, bool(adds_special))
-        reading = None if prompt.tools is None else reading_of(prompt.tools, tokenizer, text)
-        if reading is not None and prompt.tools is not None:
-            grammar = await grammars.tools(prompt.tools, reading, tokenizer, grammar)
-        prepared = _Prepared(tuple(ids), grammar, reading)
+        prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
-        infill = await _tokenised(num_chars, infill_ids, prompt.prefix, prompt.suffix, tokenizer)
-        prepared = _Prepared(infill, grammar)
+        before, between, behind = infill_marks(reader.tokenizer)
+        begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
+        first = await reader.encode(name, prompt.prefix, False)
+        last = await reader.encode("suffix", prompt.suffix, False)
+        prepared = _Prepared((*begin, before, *first, between, *last, behind), grammar)
+    elif isinstance(prompt, str):
+        prepared = _Prepared(await reader.encode(name, prompt, adds_special is not False, max_ids), grammar)
     else:
-        prepared = _Prepared(await _tokenised(num_chars, _text_ids, prompt, tokenizer, adds_special), grammar)
+        prepared = _Prepared(prompt if max_ids is None else prompt[-max_ids:], grammar)
     if not prepared.ids:
         raise InvalidRequest(f"{name} is empty: at least one token is needed to continue from", param=name)
     return prepared
 
 
-def _text_ids(prompt: str | tuple[int, ...], tokenizer: Tokenizer, adds_special: bool | None) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(prompt, adds_special is not False)) if isinstance(prompt, str) else tuple(prompt)
-
-
-def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:
-    told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
-    if not chat.continues:
-        return tokenizer.chat_text(chat.messages, chat.add_generation_prompt, chat.template_kwargs, told)
-    end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
-    *before, last = chat.messages
-    begun = [*before, {**last, "content": f"{last['content'] or ''}{end}"}]
-    text, found, _ = tokenizer.chat_text(begun, False, chat.template_kwargs, told).rpartition(end)
-    if not found:
-        raise InvalidRequest(
-            "continue_final_message is true, and the chat template does not show the text of the last message; leave "
-            "it out",
-            param="continue_final_message",
-        )
-    return text
+async def _prepare_chat(
+    chat: Chat,
+    reader: PromptReader,
+    name: str,
+    grammars: CallerGrammars,
+    grammar: str,
+    adds_special: bool,
+    max_ids: int | None,
+) -> _Prepared:
+    text = await reader.render(name, chat, is_cut=max_ids is not None)
+    reading = None
+    ids = await reader.encode(name, text, adds_special, max_ids)
+    if chat.tools is not None:
+        reading = reading_of(chat.tools, reader.tokenizer, text)
+        if reading is not None:
+            grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
+    return _Prepared(ids, grammar, reading)
 
 
 def _answers(
@@ -615,7 +578,7 @@ def _answers(
     key_name: str | None,
     scheduling: Scheduling,
 ) -> list[GenerationRequest]:
-    ids = _last(prepared.ids, demand, facts)
+    ids = prepared.ids
     if prepared.grammar and demand.params.ignore_eos:
         what = "tools" if demand.output is None else demand.output.param
         raise InvalidRequest(
@@ -658,12 +621,12 @@ def _answers(
     ]
 
 
-def _last(ids: tuple[int, ...], demand: Demand, facts: ServedFacts) -> tuple[int, ...]:
-    """Return the end of the prompt that is to be read."""
+def _max_prompt_tokens(demand: Demand, facts: ServedFacts) -> int | None:
+    """Return how many tokens of the end of a prompt are to be read; None = all."""
     most = demand.most_prompt_tokens
     if most == -1:
         most = facts.context_limit - (0 if facts.decoder_start_ids else demand.max_tokens or 1)
-    return ids if most is None else ids[-max(1, most) :]
+    return None if most is None else max(1, most)
 
 
 def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:

@@ -21,7 +21,7 @@ from gateway.api.page import page_routes
 from gateway.api.routes import Routes
 from gateway.telemetry.request_record import note_failure, request_id_of
 from gateway.workers.member import Member
-from outrider.wire.errors import OutriderError
+from outrider.wire.errors import ENDINGS, OutriderError
 from outrider.wire.log import get_logger, log_fields
 
 log = get_logger(__name__)
@@ -145,7 +145,9 @@ class Envelope:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             return  # it left while sending its body, or reads nothing: nobody is there to be told
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             fault = unexpected(error)
             note_failure(fault)
             if not started:

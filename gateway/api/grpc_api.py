@@ -12,8 +12,10 @@ import grpc
 import grpc.aio
 
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
-from gateway.admission.requests import Chat, Demand, FieldNames, Prompt
-from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, unexpected
+from gateway.admission.prompts import Chat
+from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
+from gateway.api.http_io import BODY_TIMEOUT_S, MAX_VALUES, WRITE_TIMEOUT_S, let_others_run, unexpected
+from gateway.chat_template import Message
 from gateway.generation import (
     FinishReason,
     OutputTimings,
@@ -23,10 +25,18 @@ from gateway.generation import (
 )
 from gateway.output_format import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
-from gateway.tokenizer import Message
 from outrider.v1 import common_pb2, gateway_pb2
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
-from outrider.wire.params import SamplingParams, acceptance_of, draft_logprobs_of, drafter_of
+from outrider.wire.errors import ENDINGS, DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
+from outrider.wire.params import (
+    MAX_BAD_WORDS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    acceptance_of,
+    draft_logprobs_of,
+    drafter_of,
+)
 from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
 from outrider.wire.transport.rpc import abort, parse_message
 from outrider.wire.tree_shape import TreeShape
@@ -80,7 +90,9 @@ class GenerationServicer:
                 return
             except OutriderError as error:
                 failure = error
-            except Exception as error:
+            except ENDINGS:
+                raise
+            except BaseException as error:
                 failure = unexpected(error)
             note_failure(failure)
             await abort(context, failure)
@@ -89,6 +101,7 @@ class GenerationServicer:
         with self._incoming(context) as incoming:
             incoming.caller.take_request()
             request = await self._read(context, gateway_pb2.GenerateRequest, incoming)
+            await let_others_run(request.ByteSize())
             demand = demand_of(request, answer_id)
             async with self._admission.answers(demand, incoming) as answers:
                 async for index, output in answers.stream():
@@ -152,6 +165,7 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
 
 def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
     """Raises InvalidRequest naming the field."""
+    _check_lengths(request)
     name, prompt = _prompt_of(request)
     if request.params.choice:
         raise InvalidRequest(
@@ -192,6 +206,22 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
         max_tpot_ms=request.max_tpot_ms or None,
         output=_output_of(request.structured_outputs) if request.HasField("structured_outputs") else None,
     )
+
+
+def _check_lengths(request: gateway_pb2.GenerateRequest) -> None:
+    """Raise InvalidRequest for lists that are too long to be looked at."""
+    for name, values, most in (
+        ("prompt_ids", request.prompt_ids.ids, MAX_VALUES),
+        ("chat.messages", request.chat.messages, MAX_MESSAGES),
+        ("stop", request.stop, MAX_STOPS),
+        ("bad_words", request.bad_words, MAX_BAD_WORDS),
+        ("params.bad_words", request.params.bad_words, MAX_BAD_WORDS),
+        ("params.logit_bias", request.params.logit_bias, MAX_LOGIT_BIAS),
+        ("params.stop_token_ids", request.params.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("speculation.tree.widths", request.speculation.tree.widths, MAX_DRAFT_TOKENS),
+    ):
+        if len(values) > most:
+            raise InvalidRequest(f"{name} has {len(values)} entries, at most {most} are allowed", param=name)
 
 
 def _output_of(message: gateway_pb2.StructuredOutputs) -> OutputFormat:

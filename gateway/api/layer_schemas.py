@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from gateway.admission.requests import MAX_MESSAGES, Chat, Demand, FieldNames
+from gateway.admission.prompts import Chat
+from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
 from gateway.api.schemas import (
     SEED,
     ChatBody,

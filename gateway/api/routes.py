@@ -71,6 +71,8 @@ from outrider.wire.transport.address import join_host_port
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """Transformers' class for what a tokenizer.json describes."""
+INLINE_ENTRIES = 1000
+"""Tokens and log-probs of an answer whose JSON is made on the event loop, in about 5 ms."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Where a worker listens that was told no host: nothing that anybody could connect to."""
 
@@ -201,39 +203,36 @@ class Routes:
         return await self._count(request, body, {"object": "response.input_tokens"})
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
-        demand = body.demand(request.scope["answer_id"])
-        tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
-        ids = await self._prompt_ids(request, demand, tokenizer)
-        return (
-            Response(status_code=CLIENT_CLOSED) if ids is None else JsonResponse({**fields, "input_tokens": len(ids)})
-        )
-
-    async def _prompt_ids(self, request: Request, demand: Demand, tokenizer: Tokenizer) -> tuple[int, ...] | None:
-        """Return the tokens of a chat, None when its client has left."""
-        work = self.admission.prompt_ids(request.scope["incoming"], demand, tokenizer)
-        return await while_connected(request.receive, work)
+        demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
+        facts = check_demand(demand, self.admission.generator.models())
+        with incoming.caller.answers(1, "max_concurrent"):
+            ids = await while_connected(request.receive, self.admission.prompt_ids(facts, incoming, demand))
+        if ids is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return JsonResponse({**fields, "input_tokens": len(ids)})
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
+        incoming: IncomingRequest = request.scope["incoming"]
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        tokenizer = self._tokenizer_of(facts)
-        if body.prompt is None:
-            demand = body.demand(request.scope["answer_id"])
-            check_demand(demand, [facts])
-            chat_ids = await self._prompt_ids(request, demand, tokenizer)
-            if chat_ids is None:
+        reader = self.admission.prompt_reader(facts, incoming, counts=True)
+        with incoming.caller.answers(1, "max_concurrent"):
+            if body.prompt is None:
+                demand = body.demand(request.scope["answer_id"])
+                check_demand(demand, [facts])
+                work = self.admission.prompt_ids(facts, incoming, demand)
+            else:
+                work = reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
+            ids = await while_connected(request.receive, work)
+            if ids is None:
                 return Response(status_code=CLIENT_CLOSED)
-            read: Callable[[], Sequence[int]] = partial(tuple, chat_ids)
-        else:
-            read = partial(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
 
-        def tokenized() -> Response:
-            ids = read()
-            names = [tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
-            sizes = {"count": len(ids), "max_model_len": facts.context_limit}
-            return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+            def tokenized() -> Response:
+                names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+                sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+                return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
-        return await self.admission.tokenised(request.scope["incoming"], tokenized)
+            return await reader.work(len(ids), tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""
@@ -244,7 +243,9 @@ class Routes:
             check_token_ids("tokens", body.tokens, facts.vocab_size)
             return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
-        return await self.admission.tokenised(request.scope["incoming"], detokenized)
+        incoming: IncomingRequest = request.scope["incoming"]
+        with incoming.caller.answers(1, "max_concurrent"):
+            return await self.admission.prompt_reader(facts, incoming).work(len(body.tokens), detokenized)
 
     async def tokenizer_info(self) -> Response:
         """Describe the tokenizer, as vLLM; of several models none."""
@@ -269,11 +270,15 @@ class Routes:
 
     async def _whole(self, body: CompletionBody | ChatBody, demand: Demand, incoming: IncomingRequest) -> Response:
         async with self.admission.answers(demand, incoming) as answers:
-            form = self._form(body, answers.requests)
+            form = await self._form(body, demand, answers.requests)
             rounds: list[list[RoundOutput]] = [[] for _ in answers.requests]
             async for index, output in answers.stream():
                 rounds[index].append(output)
-        if demand.num_prompt_logprobs is None:
+        num_logprobs = 1 + (demand.params.num_logprobs or 0)
+        num_entries = num_logprobs * sum(len(output.tokens) for each in rounds for output in each)
+        if body.return_token_ids:
+            num_entries += sum(len(request.asked_ids) for request in answers.requests)
+        if demand.num_prompt_logprobs is None and num_entries <= INLINE_ENTRIES:
             return self._spelt(body, demand, answers.requests, form, rounds)
         # There may be hundreds of thousands: nobody else waits for their JSON.
         return await asyncio.to_thread(self._spelt, body, demand, answers.requests, form, rounds)
@@ -309,7 +314,7 @@ class Routes:
         num_tokens: Counter[int] = Counter()
         seen: set[int] = set()
         async with self.admission.answers(demand, incoming) as answers:
-            form = self._form(body, answers.requests)
+            form = await self._form(body, demand, answers.requests)
             head = _head(demand, answers.requests, form.chunk_object)
             if body.include_usage:
                 head["usage"] = None
@@ -347,16 +352,20 @@ class Routes:
             acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)
         return {"speculative_decoding": acceptance}
 
-    def _form(
-        self, body: CompletionBody | ChatBody, requests: tuple[GenerationRequest, ...]
+    async def _form(
+        self, body: CompletionBody | ChatBody, demand: Demand, requests: tuple[GenerationRequest, ...]
     ) -> CompletionForm | ChatForm:
         tokenizer = self.admission.generator.tokenizer(requests[0].model)
         if isinstance(body, ChatBody):
             readings = [each.reading for each in requests]
             prompts = _prompts(body, tokenizer, requests)
             return ChatForm(tokenizer, bool(body.logprobs), readings, body.token_kinds, prompts)
-        skips = body.skip_special_tokens is not False
-        echoes = [tokenizer.decode(each.asked_ids, skips) for each in requests] if body.echo else ()
+        echoes: list[str] = []
+        if body.echo:
+            skips = body.skip_special_tokens is not False
+            prompts_ids = [request.asked_ids for request in requests[:: demand.num_choices]]
+            texts = await asyncio.to_thread(lambda: [tokenizer.decode(ids, skips) for ids in prompts_ids])
+            echoes = [text for text in texts for _ in range(demand.num_choices)]
         prompts = _prompts(body, tokenizer, requests)
         return CompletionForm(tokenizer, body.logprobs is not None, echoes, body.token_kinds, prompts)
 

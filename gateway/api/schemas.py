@@ -24,19 +24,19 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
+from gateway.admission.prompts import Chat
 from gateway.admission.requests import (
     MAX_MESSAGES,
     MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_USER_CHARS,
-    Chat,
     Demand,
     FieldNames,
     Infill,
 )
+from gateway.chat_template import Message
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
-from gateway.tokenizer import Message
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, EarlyStopping, drafter_label

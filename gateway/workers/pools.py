@@ -56,6 +56,7 @@ class Pools:
         """By target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
         self._shared = Shared(config, metrics, _read_template(config))
+        self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
         self._background: set[asyncio.Task[None]] = set()
@@ -218,6 +219,7 @@ class Pools:
             self._remove(member)
         while self._background:
             await asyncio.wait(self._background)
+        await self.renderers.close()
 
     def _add(self, spec: MemberSpec) -> None:
         if spec.role == "target":

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.admission.queue import AdmissionQueue
+from gateway.chat_template import create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
-from gateway.tokenizer import Tokenizer
+from gateway.tokenizer import Tokenizer, read_tokenizer
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
@@ -99,6 +100,7 @@ class Shared:
         self.config = config
         self.metrics = metrics
         self.chat_template = chat_template
+        self.renderers = create_renderers(config)
         self.ended = EndedAnswers(metrics.registry)
         self.slot_ids = itertools.count(1)
         self.retries = RetryBudget(max(10.0, config.max_running / 5))
@@ -247,7 +249,7 @@ class ServedModel:
         """Let the first target say what the model is. Raises IncompatiblePair for one that differs from it."""
         if not self.referenced.is_set():
             files = await link.get_tokenizer()
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, self._shared.chat_template)
+            tokenizer = await read_tokenizer(files, self._shared.chat_template, self._shared.renderers)
             if not self.referenced.is_set():
                 self.refer(ReferenceTarget(info, files, tokenizer))
         self.reference.check_target(info)

@@ -20,9 +20,15 @@ OutriderError
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 import grpc
+
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What is no fault: a task or a generator that is ended, a process that is asked to end. A panic of compiled code is no
+Exception either, and is a fault.
+"""
 
 
 class OutriderError(Exception):

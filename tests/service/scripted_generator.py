@@ -27,6 +27,7 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.settings.config import GatewayConfig
+from tests.rendering import inline_template
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"
 CONTEXT_LIMIT = 2048
@@ -36,13 +37,15 @@ TIMINGS = OutputTimings(0.004, 0.0015, 0.002, 0.0005)
 
 
 def demo_tokenizer() -> Tokenizer:
-    return Tokenizer.from_files(
+    tokenizer = Tokenizer.from_files(
         pb.TokenizerFiles(
             tokenizer_json=(DEMO / "tokenizer.json").read_bytes(),
             tokenizer_config_json=(DEMO / "tokenizer_config.json").read_bytes(),
-            chat_template=(DEMO / "chat_template.jinja").read_bytes(),
         )
     )
+    source = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.template = inline_template(source, tokenizer.special_tokens)
+    return tokenizer
 
 
 def config(**changes: object) -> GatewayConfig:
@@ -50,6 +53,10 @@ def config(**changes: object) -> GatewayConfig:
 
 
 MAX_ANSWERS = config().max_running + config().max_queue
+
+
+class Panic(BaseException):
+    """Stands for a panic of compiled code, which is no Exception either."""
 
 
 @dataclass
@@ -66,7 +73,7 @@ class ScriptedGenerator:
     """Why it is not ready."""
     refusal: OutriderError | None = None
     """Raised by admit."""
-    fail_at: tuple[int, Exception] | None = None
+    fail_at: tuple[int, BaseException] | None = None
     """(round, error) of every answer."""
     pause_at: int | None = None
     """Round before which every answer waits until `go_on`."""

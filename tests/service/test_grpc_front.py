@@ -20,7 +20,14 @@ from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.transport.serving import start_server
-from tests.service.scripted_generator import CONTEXT_LIMIT, NUM_DRAFTED, ScriptedGenerator, config, demo_tokenizer
+from tests.service.scripted_generator import (
+    CONTEXT_LIMIT,
+    NUM_DRAFTED,
+    Panic,
+    ScriptedGenerator,
+    config,
+    demo_tokenizer,
+)
 
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"
@@ -217,10 +224,11 @@ async def test_codes_and_trailers_of_other_errors(generator: ScriptedGenerator, 
         generator.refusal, generator.fail_at = None, (1, WorkerLost("the target is gone"))
         lost = await failure(asking())
         assert (lost.code(), lost.details()) == (grpc.StatusCode.UNAVAILABLE, "the target is gone")
-        generator.fail_at = (1, RuntimeError("secret prompt"))
-        fault = await failure(asking())
-        assert fault.code() is grpc.StatusCode.INTERNAL
-        assert "secret" not in fault.details() and "secret" not in caplog.text
+        for raised in (RuntimeError("secret prompt"), Panic("secret prompt")):
+            generator.fail_at = (1, raised)
+            fault = await failure(asking())
+            assert fault.code() is grpc.StatusCode.INTERNAL
+            assert "secret" not in fault.details() and "secret" not in caplog.text
     assert generator.num_open == 0
 
 

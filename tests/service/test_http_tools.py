@@ -13,7 +13,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from gateway.tokenizer import ChatTemplate, Tokenizer
+from gateway.tokenizer import Tokenizer
+from tests.rendering import inline_template
 from tests.service.scripted_generator import ScriptedGenerator, demo_tokenizer
 from tests.service.test_http_front import CHAT, MODEL, in_process
 
@@ -40,7 +41,7 @@ FOUND = [{"city": "Rome", "days": 3}, {"city": "Paris", "days": 1}]
 def tokenizer_of(template: str) -> Tokenizer:
     tokenizer: Tokenizer = demo_tokenizer()
     if template != "demo":
-        tokenizer.template = ChatTemplate((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"), {})
+        tokenizer.template = inline_template((TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"))
     return tokenizer
 
 
@@ -177,7 +178,7 @@ async def test_a_call_put_together_from_a_stream_can_be_sent_back() -> None:
 async def test_tools_without_a_template_for_them_are_refused() -> None:
     generator = generator_of("x")
     generator.own_tokenizer = demo_tokenizer()
-    generator.own_tokenizer.template = ChatTemplate("{{ messages[0].content }}", {})
+    generator.own_tokenizer.template = inline_template("{{ messages[0].content }}")
     async with client_of(generator) as client:
         with pytest.raises(openai.BadRequestError, match="takes no tools") as caught:
             await client.chat.completions.create(**ASKED, tools=[TOOL])

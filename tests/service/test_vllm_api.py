@@ -45,7 +45,7 @@ async def test_large_texts_and_tokens_keep_no_event_loop(monkeypatch: pytest.Mon
     monkeypatch.setattr(routes.JsonResponse, "render", noted(routes.JsonResponse.render))
     monkeypatch.setattr(routes, "check_token_ids", noted(routes.check_token_ids))
     async with in_process(ScriptedGenerator(TOKENIZER)) as http:
-        for path, body in (("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [1]})):
+        for path, body in (("/tokenize", {"prompt": "x\n" * 30_000}), ("/detokenize", {"tokens": [1] * 30_000})):
             assert (await http.post(path, json=body)).status_code == 200
     assert len(ran_in) == 3 and threading.get_ident() not in ran_in
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gateway.tokenizer import ChatTemplate
 from models.recipe.pair import CONTEXT_LIMIT, SIZES, load_model
 from outrider.engine.alpha import MODEL, DrafterSpec, Task, measure
+from tests.rendering import inline_template
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -60,14 +60,13 @@ def test_greedy_acceptance_is_near_the_card() -> None:
     assert acceptance == pytest.approx(0.65, abs=5 * 0.48 / math.sqrt(960 / 3))
 
 
-def test_the_gateway_renders_a_chat_as_transformers_does() -> None:
+async def test_the_gateway_renders_a_chat_as_transformers_does() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    template = ChatTemplate((DEMO / "target" / "chat_template.jinja").read_text(), {"eos_token": "<|endoftext|>"})
+    template = inline_template((DEMO / "target" / "chat_template.jinja").read_text(), {"eos_token": "<|endoftext|>"})
     chat = [
         {"role": "system", "content": " a\n"},
         {"role": "user", "content": "b "},
         {"role": "assistant", "content": "c"},
     ]
-    assert template.render(chat, add_generation_prompt=True, extra={}) == tokenizer.apply_chat_template(
-        chat, tokenize=False
-    )
+    text = await template.render(chat, add_generation_prompt=True, extra={}, max_chars=1000)
+    assert text == tokenizer.apply_chat_template(chat, tokenize=False)

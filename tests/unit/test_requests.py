@@ -4,6 +4,7 @@ becomes of a prediction.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -11,22 +12,30 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.requests import INLINE_CHARS, Demand, build_requests, check_demand
+from gateway.admission.prompts import INLINE_CHARS, NUM_THREADS, PromptReader, TextThreads
+from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex
-from gateway.tokenizer import ChatTemplate
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
+from tests.rendering import inline_template
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 FACTS = ScriptedGenerator(TOKENIZER).models()[0]
+THREADS = TextThreads()
 HELLO = {"role": "user", "content": "hello"}
 LONG = "ab " * INLINE_CHARS
+UNFIT = "ab " * 30_000
+"""Of more characters than 2048 tokens stand for."""
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
+
+
+def reader() -> PromptReader:
+    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes)
 
 
 @pytest.fixture
@@ -40,7 +49,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         return encode(text[:100], add_special_tokens)
 
     monkeypatch.setattr(TOKENIZER, "encode", told)
-    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate(TEMPLATE, {}))
+    monkeypatch.setattr(TOKENIZER, "template", inline_template(TEMPLATE))
     yield seen
 
 
@@ -49,6 +58,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     [
         ({"prompt": "hello"}, CompletionBody, True),
         ({"prompt": LONG}, CompletionBody, False),
+        ({"prompt": ["hello"] * 100}, CompletionBody, True),
+        ({"prompt": [LONG[: INLINE_CHARS // 2]] * 4}, CompletionBody, False),
         ({"prompt": "hello", "prediction": {"type": "content", "content": LONG}}, CompletionBody, False),
         ({"messages": [HELLO]}, ChatBody, True),
         ({"messages": [HELLO | {"content": LONG}]}, ChatBody, False),
@@ -56,21 +67,72 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         ({"messages": [HELLO], "chat_template_kwargs": {"note": LONG}}, ChatBody, False),
         ({"messages": [HELLO], "chat_template_kwargs": {"notes": [[[{"a": LONG}]]]}}, ChatBody, False),
     ],
-    ids=["short", "prompt", "prediction", "short chat", "content", "name", "kwargs", "kwargs, deep"],
+    ids=[
+        "short",
+        "prompt",
+        "short ones",
+        "together",
+        "prediction",
+        "short chat",
+        "content",
+        "name",
+        "kwargs",
+        "kwargs deep",
+    ],
 )
 async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
 ) -> None:
     demand = parse_body(kind, body).demand("id")
-    await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker())
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert (threads == {threading.get_ident()}) is inline
+    assert inline or threads
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"prompt": UNFIT}, CompletionBody),
+        ({"prompt": "x", "prediction": {"type": "content", "content": UNFIT}}, CompletionBody),
+        ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
+    ],
+    ids=["prompt", "prediction", "chat"],
+)
+async def test_a_text_that_cannot_fit_is_refused_unread(
+    threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
+) -> None:
+    demand = parse_body(kind, body).demand("id")
+    with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
+    assert not threads
+
+
+async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
+    expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
+    for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
+        demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
+        assert len(request.prompt_ids) == 7
+        assert request.prompt_ids == expected or kind is ChatBody
+
+
+async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
+    threads, go_on = TextThreads(), threading.Event()
+    greedy = [asyncio.create_task(threads.run(b"greedy", 1, go_on.wait, 20)) for _ in range(2 * NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 1), 10) == 1
+    greedy[0].cancel()
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 2), 10) == 2, "a thread is held until it ends"
+    go_on.set()
+    assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
 
 async def test_a_grammar_is_checked_once_for_all_answers() -> None:
     pool = InlinePool()
     body = {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}
     demand = parse_body(CompletionBody, body).demand("i")
-    requests = await build_requests(demand, FACTS, TOKENIZER, config(), GrammarChecker(pool))
+    requests = await build_requests(demand, FACTS, reader(), config(), GrammarChecker(pool))
     assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
     assert pool.num_run == 1
 
@@ -81,9 +143,9 @@ async def test_a_grammar_is_checked_once_for_all_answers() -> None:
 )
 async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
     demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
-    await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker())
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
     with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
-        await build_requests(demand, FACTS, TOKENIZER, config(max_draft_tokens=16), inline_checker())
+        await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16), inline_checker())
 
 
 def predicting(content: Any, **body: Any) -> Demand:
@@ -93,8 +155,9 @@ def predicting(content: Any, **body: Any) -> Demand:
 
 @pytest.mark.parametrize("content", ["the quick brown fox", [{"type": "text", "text": "the quick brown fox"}]])
 async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
-    demand = predicting(content, n=2, prompt=["x", "y"])
-    requests = await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker())
+    requests = await build_requests(
+        predicting(content, n=2, prompt=["x", "y"]), FACTS, reader(), config(), inline_checker()
+    )
     assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
 
 
@@ -113,13 +176,13 @@ async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_draf
     wish: dict[str, Any], is_used: bool
 ) -> None:
     (request,) = await build_requests(
-        predicting("the fox", speculation=wish), FACTS, TOKENIZER, config(), inline_checker()
+        predicting("the fox", speculation=wish), FACTS, reader(), config(), inline_checker()
     )
     assert bool(request.prediction_ids) is is_used
 
 
 async def test_an_empty_prediction_means_nothing() -> None:
-    (request,) = await build_requests(predicting(""), FACTS, TOKENIZER, config(), inline_checker())
+    (request,) = await build_requests(predicting(""), FACTS, reader(), config(), inline_checker())
     assert request.prediction_ids == ()
     facts = dataclasses.replace(FACTS, drafters=(Drafter.PREDICTION,))
     with pytest.raises(InvalidRequest, match=r"drafter is prediction and prediction.content is empty"):
@@ -130,25 +193,34 @@ async def test_an_empty_prediction_means_nothing() -> None:
     ("content", "shown"),
     [
         ("a b " * FACTS.context_limit, rf"has \d+ tokens, the context limit is {FACTS.context_limit}; shorten it"),
+        ("a b " * 6 * FACTS.context_limit, rf"has more than {FACTS.context_limit} tokens, the context limit is"),
         ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
     ],
 )
 async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
-        await build_requests(predicting(content), FACTS, TOKENIZER, config(), inline_checker())
+        await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
     assert caught.value.param == "prediction.content"
+
+
+async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOKENIZER, "template", None)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        await build_requests(
+            parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config(), inline_checker()
+        )
 
 
 async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "{% for each in messages %}<{{ each.role }}>{{ each.content | trim }}</s>{% endfor %}"
-    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate(source, {}))
+    monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
     asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
     demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
-    (request,) = await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker())
+    (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
-    monkeypatch.setattr(TOKENIZER, "template", ChatTemplate("{{ messages[0].content }}", {}))
+    monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
     with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
-        await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker())
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
     for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
         with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
             parse_body(ChatBody, wrong).demand("id")
@@ -167,13 +239,8 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_aske
 
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
-        await build_requests(
-            parse_body(body, {**asked, "add_special_tokens": given}).demand("id"),
-            FACTS,
-            TOKENIZER,
-            config(),
-            inline_checker(),
-        )
+        demand = parse_body(body, {**asked, "add_special_tokens": given}).demand("id")
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert added == [given is not False, given is True]
 
 
@@ -183,7 +250,7 @@ async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() ->
     async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
         demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
         check_demand(demand, [FACTS])
-        (request,) = await build_requests(demand, FACTS, TOKENIZER, config(), inline_checker(), key_name, 2.0)
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker(), key_name, 2.0)
         return request.scheduling
 
     nobody, salted = await scheduling(None), await scheduling(None, cache_salt="a")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.requests import Chat, Demand
+from gateway.admission.prompts import Chat
+from gateway.admission.requests import Demand
 from gateway.api.messages_schemas import MessagesBody
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body

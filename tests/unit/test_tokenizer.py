@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.requests import bad_word_ids
-from gateway.tokenizer import ChatTemplate, Tokenizer, find_template
+from gateway.chat_template import find_template
+from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.v1.common_pb2 import TokenizerFiles
 from outrider.wire.errors import ConfigError, InvalidRequest
+from tests.rendering import InlineRenderers, inline_template
 from tests.unit.test_detokenizer import BYTE_LEVEL
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"
@@ -61,12 +63,12 @@ def test_bad_words_are_tokenised_with_and_without_a_space() -> None:
         (TokenizerFiles(tokenizer_json=b"no json"), "tokenizer.json"),
         (TokenizerFiles(tokenizer_json=b"{}", tokenizer_config_json=b"[]"), "tokenizer_config.json"),
         (TokenizerFiles(tokenizer_json=b"{}", tokenizer_config_json=b"{"), "tokenizer_config.json"),
-        (files(template="{% if %}"), "chat template"),
+        (files(template="{% if %}"), "chat_template.jinja has a syntax error at line 1"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(parts: TokenizerFiles, words: str) -> None:
+async def test_files_that_cannot_be_used_are_named(parts: TokenizerFiles, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Tokenizer.from_files(parts)
+        await read_tokenizer(parts, None, InlineRenderers())
 
 
 def test_a_decoder_that_cannot_be_streamed_is_refused() -> None:
@@ -87,15 +89,16 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     assert tokenizer.encode("a") == LIBRARY.encode("a").ids
 
 
-def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_chats() -> None:
+async def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_chats() -> None:
     data = json.loads((DEMO / "tokenizer.json").read_text())
     special = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
     data["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}})
     data["post_processor"]["special_tokens"] = {"<|endoftext|>": special}
     parts = files({"bos_token": "<|endoftext|>"}, "{{ bos_token }}{{ messages[0].content }}")
     parts.tokenizer_json = json.dumps(data).encode()
-    tokenizer = Tokenizer.from_files(parts)
-    chat = tokenizer.chat_text([{"role": "user", "content": "hi"}])
+    tokenizer = await read_tokenizer(parts, None, InlineRenderers())
+    assert tokenizer.template is not None
+    chat = await tokenizer.template.render([{"role": "user", "content": "hi"}], True, {}, max_chars=100)
     assert tokenizer.encode("hi") == tokenizer.encode(chat, add_special_tokens=False)
     assert tokenizer.encode("hi")[0] == 0 != tokenizer.encode("hi")[1]
 
@@ -119,33 +122,37 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("prompt", [True, False])
-def test_templates_render_as_in_transformers(name: str, prompt: bool) -> None:
+async def test_templates_render_as_in_transformers(name: str, prompt: bool) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     expected, _ = render_jinja_template(
         [CHAT], chat_template=TEMPLATES[name], add_generation_prompt=prompt, enable_thinking=True, **special
     )
-    assert ChatTemplate(TEMPLATES[name], special).render(CHAT, prompt, {"enable_thinking": True}) == expected[0]
+    template = inline_template(TEMPLATES[name], special)
+    assert await template.render(CHAT, prompt, {"enable_thinking": True}, max_chars=1000) == expected[0]
 
 
-def test_a_template_may_refuse_and_is_sandboxed() -> None:
-    refusing = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+async def rendered(source: str, messages: list[dict[str, Any]]) -> str:
+    return await inline_template(source).render(messages, True, {}, max_chars=1000)
+
+
+async def test_a_template_may_refuse_and_is_sandboxed() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
-        refusing.render(CHAT, True, {})
+        await rendered("{{ raise_exception('roles must alternate') }}", CHAT)
     assert caught.value.param == "messages"
-    for source in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}"):
+    for source in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}", "{{ lipsum() }}"):
         with pytest.raises(InvalidRequest):
-            ChatTemplate(source, {}).render(CHAT, True, {})
+            await rendered(source, CHAT)
 
 
-def test_developer_is_system_where_a_template_does_not_know_it() -> None:
+async def test_developer_is_system_where_a_template_does_not_know_it() -> None:
     messages = [{"role": "developer", "content": "x"}]
-    assert ChatTemplate("{{ messages[0].role }}", {}).render(messages, True, {}) == "system"
-    assert ChatTemplate("{# developer #}{{ messages[0].role }}", {}).render(messages, True, {}) == "developer"
+    assert await rendered("{{ messages[0].role }}", messages) == "system"
+    assert await rendered("{# developer #}{{ messages[0].role }}", messages) == "developer"
 
 
-def test_which_template_is_taken() -> None:
+async def test_which_template_is_taken() -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert [find_template("f", "c"), find_template("", "c"), find_template("", named), find_template("", None)] == [
         "f",
@@ -153,12 +160,7 @@ def test_which_template_is_taken() -> None:
         "d",
         None,
     ]
-    own = Tokenizer.from_files(files({"chat_template": "own"}))
-    other = Tokenizer.from_files(files({"chat_template": "own"}), "{{ messages[0].content }}")
-    assert own.chat_text(CHAT) == "own"
-    assert other.chat_text(CHAT) == CHAT[0]["content"]
-
-
-def test_without_a_template_chats_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        Tokenizer.from_files(files()).chat_text(CHAT)
+    for override in (None, "theirs"):
+        tokenizer = await read_tokenizer(files({"chat_template": "own"}), override, InlineRenderers())
+        assert tokenizer.template is not None and tokenizer.template.source == (override or "own")
+    assert (await read_tokenizer(files(), None, InlineRenderers())).template is None

@@ -15,13 +15,14 @@ from llguidance import LLMatcher, LLTokenizer
 from gateway.api.schemas import ChatBody, parse_body
 from gateway.grammars import of_schema
 from gateway.rounds.detokenizer import Detokenizer
-from gateway.tokenizer import ChatTemplate, Tokenizer
+from gateway.tokenizer import Tokenizer
 from gateway.tools.families import MARKER, Family
 from gateway.tools.grammar import MAX_CALLS, tool_grammar
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from gateway.tools.reading import Reading, grammar_request, reading_of
 from outrider.wire.errors import InvalidRequest
+from tests.rendering import inline_template
 from tests.unit.test_tool_reader import FAMILIES, TEMPLATES, told, written
 
 DEMO = Path(__file__).parents[2] / "models/demo/target"
@@ -56,7 +57,7 @@ def tokenizer_of(source: str, control: bool = False) -> Tokenizer:
         plain = {"<tool_call>", "</tool_call>", "[ARGS]"}
         data.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in sorted(markers - plain)])
         data.add_tokens([tokenizers.AddedToken(text, special=False, normalized=False) for text in sorted(plain)])
-    return Tokenizer(data.to_str(), {}, ChatTemplate(source, {}))
+    return Tokenizer(data.to_str(), {}, inline_template(source))
 
 
 @cache
@@ -266,7 +267,7 @@ TOOLS = [
 
 @pytest.mark.parametrize("name", ["hermes", "reasoning", "llama3", "mistral", "deepseek", "json", "demo"])
 @pytest.mark.parametrize("offered", [True, False])
-def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
+async def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
     """Arguments as objects, content null where it was, and tools as they came."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -275,7 +276,7 @@ def test_messages_go_through_templates_as_in_transformers(name: str, offered: bo
     body = {"messages": MESSAGES, "reasoning_effort": "low", "tools": TOOLS if offered else []}
     chat = parse_body(ChatBody, body).demand("id").prompts[0]
     told = [tool.for_template() for tool in chat.tools.tools]
-    text = ChatTemplate(source, {}).render(chat.messages, True, chat.template_kwargs, told)
+    text = await inline_template(source).render(chat.messages, True, chat.template_kwargs, told, max_chars=1 << 20)
     plain = json.loads(json.dumps(MESSAGES))
     for call in plain[1]["tool_calls"]:
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
@@ -291,11 +292,11 @@ def test_messages_go_through_templates_as_in_transformers(name: str, offered: bo
     assert ('"city": "Rome"' in text) and ("The weather." in text) == offered
 
 
-def test_the_template_named_tool_use_is_taken_for_tools() -> None:
-    template = ChatTemplate("plain", {}, "{{ tools[0].function.name }}")
-    assert template.render([], True, {}) == "plain"
-    assert template.render([], True, {}, [ADD.for_template()]) == "add-2"
-    assert template.takes_tools and not ChatTemplate("{{ messages }} tools", {}).takes_tools
+async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
+    template = inline_template("plain", tool_source="{{ tools[0].function.name }}")
+    assert await template.render([], True, {}, max_chars=100) == "plain"
+    assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
+    assert template.takes_tools and not inline_template("{{ messages }} tools").takes_tools
 
 
 def test_tools_need_a_template_that_takes_them() -> None:

@@ -1,0 +1,187 @@
+"""Turns the prompts of one request into text and token ids: chats in the pool of renderers, long texts on threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from gateway.chat_template import Message, TextTooLong
+from gateway.tokenizer import Tokenizer
+from gateway.tools.offer import NO_TOOLS, ToolOffer
+from outrider.wire.errors import ContextExceeded, InvalidRequest
+
+INLINE_CHARS = 20_000
+"""Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
+NUM_THREADS = 4
+"""Threads on which long texts are tokenised."""
+LARGEST_CHARS = 1 << 20
+"""Characters of which no more than one text is tokenised at a time: those of 2**20 tokens take 400 MB."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt that the chat template still has to render."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: ToolOffer | None = NO_TOOLS
+    """None = answers are text alone: neither calls nor reasoning are looked for in them."""
+    continues: bool = False
+    """The answer goes on with the text of the last message."""
+
+
+class TextThreads:
+    """Threads for texts that take too long for the event loop. One event loop, so no lock.
+
+    A caller that has an API key has one thread at a time, so that its long texts never hold all of them. One of the
+    largest texts is worked on at a time, for their tokens take 400 bytes each meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts")
+        self._limits: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
+        self._largest = asyncio.Semaphore(1)
+
+    async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` on so many characters returns. A thread cannot be ended: cancelled, its caller has it
+        until the work is done.
+        """
+        limit = self._limits.get(caller)
+        if limit is None:
+            limit = self._limits[caller] = asyncio.Semaphore(1 if caller else NUM_THREADS)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(limit)
+            if num_chars > LARGEST_CHARS:
+                await stack.enter_async_context(self._largest)
+            loop, held = asyncio.get_running_loop(), stack.pop_all()
+
+            def release(_: Future[T]) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(lambda: loop.create_task(held.aclose()))
+
+            future = self._executor.submit(work, *args, **kwargs)
+            future.add_done_callback(release)
+        return await asyncio.wrap_future(future)
+
+
+class PromptReader:
+    """Renders and tokenises the texts of one request."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context_limit: int,
+        caller: bytes,
+        threads: TextThreads,
+        max_body_bytes: int,
+        *,
+        counts: bool = False,
+    ) -> None:
+        """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
+        most as many characters. counts: tokens are counted, which may be more than fit the context.
+        """
+        self.tokenizer = tokenizer
+        self._context_limit = context_limit
+        self._caller = caller
+        self._threads = threads
+        self._max_body_bytes = max_body_bytes
+        self._num_chars = 0
+        self._counts = counts
+
+    async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` on texts of so many characters returns. Long ones, and all when those of this request were
+        many, are worked on on a thread.
+        """
+        self._num_chars += num_chars
+        if self._num_chars > INLINE_CHARS:
+            return await self._threads.run(self._caller, num_chars, work, *args, **kwargs)
+        return work(*args, **kwargs)
+
+    async def encode(
+        self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the text's ids, or the last `max_ids` of them. Raise ContextExceeded, naming the text, for one that
+        cannot fit the context, before it is read as a whole.
+        """
+        if max_ids is not None:
+            return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
+        self._check_fits(name, text)
+        if self._counts:
+            return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
+        limit = self._context_limit
+        ids = await self.work(len(text), self.tokenizer.ids_within, text, limit, add_special_tokens)
+        if ids is None:
+            raise ContextExceeded(
+                f"{name} has more than {limit} tokens, the context limit is {limit}; shorten it", param=name
+            )
+        return tuple(ids)
+
+    def _check_fits(self, name: str, text: str) -> None:
+        """Raise ContextExceeded for a text of more characters than the tokens of a context stand for."""
+        bounds = self.tokenizer.bounds
+        if bounds.fits(text, self._context_limit):
+            return
+        raise ContextExceeded(
+            f"{name} has {len(text)} characters, the context limit is {self._context_limit} tokens of at most "
+            f"{bounds.max_token_chars} characters; shorten it",
+            param=name,
+        )
+
+    async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
+        """Return the text of a chat. is_cut: only its end will be read.
+
+        Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that cannot
+        fit the context.
+        """
+        told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
+        template = self.tokenizer.template
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
+                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
+                param="messages",
+            )
+        messages, end = chat.messages, ""
+        if chat.continues:
+            end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
+            *before, last = chat.messages
+            messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
+        max_chars = self._max_body_bytes
+        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._context_limit)
+        if context_chars is not None:
+            max_chars = min(max_chars, context_chars)
+        try:
+            text = await template.render(
+                messages,
+                chat.add_generation_prompt and not chat.continues,
+                chat.template_kwargs,
+                told,
+                max_chars=max_chars,
+                caller=self._caller,
+            )
+        except TextTooLong:
+            raise ContextExceeded(
+                f"{name} has more than {max_chars} characters in the chat template; the context limit is "
+                f"{self._context_limit} tokens, and no text may be longer than max_body_bytes; shorten it",
+                param=name,
+            ) from None
+        if not end:
+            return text
+        text, found, _ = text.rpartition(end)
+        if not found:
+            raise InvalidRequest(
+                "continue_final_message is true, and the chat template does not show the text of the last message; "
+                "leave it out",
+                param="continue_final_message",
+            )
+        return text

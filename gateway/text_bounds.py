@@ -1,0 +1,164 @@
+"""What a tokenizer.json says of the length of texts: how many tokens one has at least, and where one may be cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers.pre_tokenizers import ByteLevel
+
+Json = dict[str, Any]
+
+NORMALIZED_CHARS = 4
+"""Characters that a normal form of Unicode composes to one at most: those of U+1F82."""
+WHITE_SPACE = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
+SEARCHED_CHARS = 1000
+"""Characters before a place in which a space between two letters is looked for."""
+SPLIT_REGEXES = frozenset(
+    {
+        # Llama 3, as cl100k
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
+        # Qwen 2 and 3
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
+    }
+)
+"""Expressions none of whose matches has a letter and then a space, and that look at nothing before a match."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBounds:
+    max_token_chars: int | None
+    """Characters of a text that become one token at most; None = any number of them may."""
+    drops_spaces: bool
+    """White space may become no token: only other characters count."""
+    splits_at_spaces: bool
+    """What stands before a space between two letters, and what begins with it, are tokenised apart."""
+
+    @classmethod
+    def of(cls, data: Json) -> TextBounds:
+        """data: tokenizer.json."""
+        added = data.get("added_tokens") or []
+        normalizers, pre_tokenizers = _parts(data.get("normalizer")), _parts(data.get("pre_tokenizer"))
+        contraction = _contraction(normalizers)
+        longest = None
+        if contraction is not None and _keeps_text(pre_tokenizers) and _covers_all(data, normalizers, pre_tokenizers):
+            tokens = [*_vocabulary(data["model"]), *(token["content"] for token in added)]
+            longest = max(map(len, tokens), default=0) * contraction or None
+        drops = any(token.get("lstrip") or token.get("rstrip") for token in added)
+        drops = drops or any(part["type"] == "Strip" for part in normalizers)
+        drops = drops or any(part["type"] in _DROP_SPACES for part in pre_tokenizers)
+        has_space = any(" " in token["content"] for token in added)
+        splits = not has_space and _splits_at_spaces(normalizers, pre_tokenizers)
+        return cls(longest, drops, splits)
+
+    def max_chars(self, num_tokens: int) -> int | None:
+        """Return how many characters that are no white space so many tokens stand for at most; None = any number."""
+        return None if self.max_token_chars is None else self.max_token_chars * num_tokens
+
+    def max_text_chars(self, num_tokens: int) -> int | None:
+        """Return how many characters a text of so many tokens has at most; None = any number."""
+        return None if self.drops_spaces else self.max_chars(num_tokens)
+
+    def fits(self, text: str, num_tokens: int) -> bool:
+        """Return whether the text may have no more than so many tokens."""
+        max_chars = self.max_chars(num_tokens)
+        if max_chars is None or len(text) <= max_chars:
+            return True
+        return self.drops_spaces and len(text) - sum(map(text.count, WHITE_SPACE)) <= max_chars
+
+
+def cut_before(text: str, position: int) -> int | None:
+    """Return where the last space between two letters stands that is before `position`; None when none is near."""
+    begin = max(0, position - SEARCHED_CHARS)
+    found = [match.end() for match in re.finditer("[A-Za-z](?= [A-Za-z])", text[begin:position])]
+    return begin + found[-1] if found else None
+
+
+_DROP_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
+_KEEP_TEXT = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
+_KEEP_LETTERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer")
+"""Normalizers that leave a space between two letters, and do the same to what stands before and after it."""
+
+
+def _parts(described: Json | None) -> list[Json]:
+    """Return the steps of a normalizer or pre-tokenizer."""
+    if described is None:
+        return []
+    if described["type"] != "Sequence":
+        return [described]
+    steps: list[Json] = described.get("normalizers") or described.get("pretokenizers") or []
+    return [part for step in steps for part in _parts(step)]
+
+
+def _contraction(normalizers: Iterable[Json]) -> int | None:
+    """Return how many characters become one at most, None where characters other than white space may vanish."""
+    product = 1
+    for part in normalizers:
+        kind = part["type"]
+        if kind in ("NFC", "NFKC"):
+            product *= NORMALIZED_CHARS
+        elif kind == "Replace":
+            pattern, content = part["pattern"].get("String"), part["content"]
+            if not pattern or not content or content.isspace():
+                return None
+            product *= -(-len(pattern) // len(content))
+        elif kind not in ("NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel", "Strip"):
+            return None
+    return product
+
+
+def _keeps_text(pre_tokenizers: Iterable[Json]) -> bool:
+    """Return whether they drop no characters but white space."""
+    for part in pre_tokenizers:
+        if part["type"] in ("Split", "Punctuation"):
+            if part.get("behavior", "Isolated") == "Removed":
+                return False
+        elif part["type"] not in (*_DROP_SPACES, *_KEEP_TEXT):
+            return False
+    return True
+
+
+def _vocabulary(model: Json) -> list[str]:
+    vocab = model["vocab"]
+    return list(vocab) if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+
+
+def _covers_all(data: Json, normalizers: list[Json], pre_tokenizers: list[Json]) -> bool:
+    """Return whether each character becomes a token or a part of one that the vocabulary holds: none is left out, and
+    no run of unknown ones becomes one token.
+    """
+    model = data["model"]
+    if model.get("type") not in ("BPE", "Unigram"):
+        return False
+    vocab = set(_vocabulary(model))
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in range(256)):
+        return True
+    if model["type"] == "Unigram":
+        return False
+    if any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers)) and vocab.issuperset(
+        ByteLevel.alphabet()
+    ):
+        return True
+    return model.get("unk_token") in vocab and not model.get("fuse_unk")
+
+
+def _splits_at_spaces(normalizers: Iterable[Json], pre_tokenizers: Iterable[Json]) -> bool:
+    if any(part["type"] not in _KEEP_LETTERS for part in normalizers):
+        return False
+    for part in pre_tokenizers:
+        kind = part["type"]
+        if kind in _DROP_SPACES:
+            return True
+        if kind == "ByteLevel" and part.get("use_regex", True):
+            return True
+        if kind == "Metaspace" and part.get("split", True):
+            return True
+        if kind == "Split" and part["pattern"].get("Regex") in SPLIT_REGEXES:
+            return True
+        if kind not in ("Digits", "Punctuation"):
+            return False  # it may have its own idea of where pieces begin
+    return False
