@@ -141,6 +141,7 @@ async def _serve(
     server, grpc_address, health = await start_server(
         GenerationServicer(admission).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
+    admission.start()
     app = create_app(admission, lambda: list(pools.members.values()))
     http = HttpServer(app, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
@@ -162,6 +163,7 @@ async def _serve(
     http.should_exit = True
     await server.stop(0.5)
     await serving
+    await admission.close()
     senders = [sender for sender in (spans, metrics) if sender is not None]
     await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in senders))
 

@@ -1,8 +1,8 @@
 """What an answer has to be: from a caller's schema, expression, choices or grammar to the text that workers are given.
 
 The text is a grammar as llguidance reads it. What it cannot enforce is refused with its place, and nothing is ignored
-in silence: llguidance overlooks keywords that it does not know. Everything here takes up to 100 ms of CPU, so it is
-called on a thread; `gateway.admission.requests` does that.
+in silence: llguidance overlooks keywords that it does not know. All of it runs in the processes of
+`gateway.grammar_checker`, within a limit of CPU time and memory.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import json
 import re
 import reprlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -24,34 +23,18 @@ from gateway.json_schemas import (
     Place,
     Refused,
     Schema,
-    at_most,
-    check_repeats,
     children,
     moved,
     pointer,
     read_schema,
 )
+from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.grammar_limits import MAX_ITEMS_IN_ROW, limit_reached, parser_limits
 from outrider.wire.params import MAX_GRAMMAR_BYTES
 
-MAX_SCHEMA_BYTES = 64 << 10
-"""UTF-8 bytes of a schema, as compact JSON. Doubled, reading one takes twice as long: 10 ms more."""
-MAX_REGEX_CHARS = 4096
-"""Doubled, compiling takes four times as long: up to 300 ms."""
-MAX_CHOICES = 1024
-"""Doubled, compiling takes twice as long: 20 ms."""
-MAX_CHOICES_CHARS = 16 << 10
-"""Of all choices together. Doubled, compiling takes twice as long: up to 130 ms."""
-MAX_LARK_BYTES = 32 << 10
-"""UTF-8 bytes of a grammar as its caller wrote it. Doubled, compiling takes twice as long: 60 ms."""
-MAX_LARK_JOINS = 6
-"""Of `&` and `~` in a grammar. Doubled, compiling takes 0.5 s in place of 10 ms."""
-MAX_GBNF_RULES = 256
-"""Doubled, reading them takes four times as long: up to 200 ms."""
-NUM_CACHED = 64
-"""Grammars of each kind that are kept, each with what it was made of: 128 KiB at most. Doubled, so is that."""
-LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
-"""llguidance's own: how much it computes for one expression, grammar or step."""
+MARKER_ID = 257
+"""Of a token that is no text, in the tokenizer of bytes."""
 LAYOUT: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -65,51 +48,27 @@ short escape stand only where the schema spells them out."""
 MAX_ECHO_CHARS = 300
 """Of what llguidance says."""
 LOCATE_S = 0.02
-"""Time on the search for what a refusal is about. Doubled, more of a large schema is searched."""
+"""CPU seconds for the search for what a refusal is about, beside the second that all may take."""
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
     r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"
-    r"|(?P<special><[^<>\s]+>)|(?P<join>[&~])"
+    r"|(?P<special><[^<>\s]+>)"
 )
 """Strings, comments and expressions, which are passed over, and what is looked at."""
 
-Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
-
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
-    """What the output has to be, as a caller says it."""
-
-    kind: Kind
-    value: Any
-    """A schema (or its text), None for json_object, a regular expression, a list of strings, or Lark or GBNF."""
-    param: str
-    """The field as the caller spelt it."""
-    strict: bool = False
-
-    def grammar(self) -> str:
-        """Return the grammar for the workers. Takes up to 100 ms. Raises InvalidRequest."""
-        if self.kind == "json":
-            return of_schema(self.value, self.param, strict=self.strict)
-        if self.kind == "json_object":
-            return of_json_object(self.param)
-        if self.kind == "regex":
-            return of_regex(self.value, self.param)
-        if self.kind == "choice":
-            return of_choice(self.value, self.param)
-        return of_lark(self.value, self.param)
-
-
-def one_output(given: dict[str, Any], strict: bool = False) -> OutputFormat:
-    """Return the one of `structured_outputs` that is not None. Raises InvalidRequest for none or several."""
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1:
-        raise InvalidRequest(
-            f"structured_outputs has {' and '.join(named) or 'nothing'}, must have one of {', '.join(given)}",
-            param="structured_outputs",
-        )
-    kind: Kind = named[0]  # type: ignore[assignment]
-    return OutputFormat(kind, given[kind], f"structured_outputs.{kind}", strict)
+def grammar_of(output: OutputFormat) -> str:
+    """Return the grammar for the workers. Raises InvalidRequest."""
+    value, param = output.value, output.param
+    if output.kind == "json":
+        return of_schema(value, param, strict=output.strict)
+    if output.kind == "json_object":
+        return of_json_object(param)
+    if output.kind == "regex":
+        return of_regex(value, param)
+    if output.kind == "choice":
+        return of_choice(value, param)
+    return of_lark(value, param)
 
 
 def of_schema(schema: Schema | str, param: str, *, strict: bool) -> str:
@@ -138,16 +97,15 @@ def of_regex(pattern: str, param: str) -> str:
 
 def of_choice(choices: list[str], param: str) -> str:
     """Return the grammar of these texts alone. Raises InvalidRequest for none, too many or too long ones."""
-    return _placed(lambda: _grammar_of_choices(tuple(choices)), param)
+    return _placed(lambda: _grammar_of_choices(choices), param)
 
 
-def of_lark(text: str, param: str, *, tokenizer: LLTokenizer | None = None) -> str:
+def of_lark(text: str, param: str) -> str:
     """Return the grammar that is written in Lark as llguidance reads it, or in GBNF (`root ::= ...`).
 
-    Schemas behind `%json` are checked as by `of_schema`. tokenizer: the served one, for grammars that may name special
-    tokens; without one they are refused.
+    Schemas behind `%json` are checked as by `of_schema`. Special tokens are refused.
     """
-    return _placed(lambda: _grammar_of_lark(text, tokenizer), param)
+    return _placed(lambda: _grammar_of_lark(text), param)
 
 
 def _placed(work: Callable[[], str], param: str) -> str:
@@ -170,9 +128,9 @@ def _step(key: str | int) -> str:
     return f".{key}" if re.fullmatch(r"[\w$%-]{1,64}", key) else f"[{reprlib.repr(key)}]"
 
 
-def _utf8(text: str) -> bytes:
+def _utf8(text: str) -> None:
     try:
-        return text.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise Refused("holds half a character (a lone surrogate); send valid Unicode") from None
 
@@ -184,26 +142,50 @@ def _json_text(schema: Schema | str) -> str:
     """Return the schema as compact JSON, its keys in order."""
     try:
         if isinstance(schema, str):
-            at_most("MAX_SCHEMA_BYTES", len(schema), MAX_SCHEMA_BYTES, "bytes")
             schema = json.loads(schema)
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise Refused(f"nests too deep, at most {MAX_DEPTH} levels are allowed (MAX_DEPTH)") from None
     except ValueError as error:
         raise Refused(f"is no JSON: {error}") from None
-    at_most("MAX_SCHEMA_BYTES", len(_utf8(text)), MAX_SCHEMA_BYTES, "bytes")
+    _utf8(text)
     return text
 
 
-@lru_cache(NUM_CACHED)
 def _grammar_of_schema(text: str, strict: bool) -> str:
     schema = read_schema(json.loads(text), strict=strict)
     began_s = time.thread_time()
     grammar = _compiled(schema)
-    if error := _error_of(grammar):
+    if error := error_of(grammar):
         is_quick = time.thread_time() < began_s + LOCATE_S
         raise Refused(f"cannot be enforced: {error}", *(_located(schema, error) if is_quick else ()))
+    _check_wide(schema)
     return grammar
+
+
+def _check_wide(schema: Schema) -> None:
+    """Refuse a schema with an object that has more properties than one step can look at. The first steps of the whole
+    meet the outermost alone.
+    """
+    wide = [(place, each) for place, each in _objects(schema) if len(each["properties"]) > MAX_ITEMS_IN_ROW // 8]
+    definitions = {"whole": moved(schema, "/$defs/whole")} if wide else {}
+    for place, each in wide:
+        alone = moved({**each, "type": "object", "$defs": {}}, "/$defs/whole")
+        assert isinstance(alone, dict)
+        error = error_of(_compiled({**alone, "$defs": definitions}))
+        if "MAX_ITEMS_IN_ROW" in error:
+            raise Refused(f"cannot be enforced: {error}", *place)
+
+
+def _objects(schema: Schema) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Go through the schemas with properties, but for an outermost one that nothing but an object follows."""
+    pending: list[tuple[Place, Schema]] = [((), schema)]
+    while pending:
+        place, each = pending.pop()
+        pending += (((*place, *step), child) for step, child in children(each))
+        is_outermost = not place and isinstance(each, dict) and each.get("type") == "object"
+        if isinstance(each, dict) and "properties" in each and not is_outermost:
+            yield place, each
 
 
 def _compiled(schema: Schema) -> str:
@@ -224,7 +206,7 @@ def _located(schema: Schema, error: str) -> Place:
     steps = children(schema)
     while (step := next(steps, None)) is not None and time.thread_time() < until_s:
         below = (*place, *step[0])
-        if _error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
+        if error_of(_compiled({"$defs": definitions, "$ref": f"#/$defs/whole{pointer(below)}"})) == error:
             place, steps = below, children(step[1])
     return place
 
@@ -232,20 +214,14 @@ def _located(schema: Schema, error: str) -> Place:
 # Expressions, choices, grammars
 
 
-@lru_cache(NUM_CACHED)
 def _grammar_of_regex(pattern: str) -> str:
-    at_most("MAX_REGEX_CHARS", len(pattern), MAX_REGEX_CHARS, "characters")
     _utf8(pattern)
-    check_repeats(pattern, ())
     return _checked(LLMatcher.grammar_from_regex(pattern))
 
 
-@lru_cache(NUM_CACHED)
-def _grammar_of_choices(choices: tuple[str, ...]) -> str:
+def _grammar_of_choices(choices: list[str]) -> str:
     if not choices:
         raise Refused("is an empty list, give at least one choice")
-    at_most("MAX_CHOICES", len(choices), MAX_CHOICES, "choices")
-    at_most("MAX_CHOICES_CHARS", sum(map(len, choices)), MAX_CHOICES_CHARS, "characters")
     for index, choice in enumerate(choices):
         if not choice:
             raise Refused("is empty, must have at least one character", index)
@@ -258,14 +234,12 @@ def _literal(char: str) -> str:
     return char if char.isalnum() or ord(char) >= 0x80 else f"\\x{ord(char):02x}"
 
 
-@lru_cache(NUM_CACHED)
-def _grammar_of_lark(text: str, tokenizer: LLTokenizer | None) -> str:
-    at_most("MAX_LARK_BYTES", len(_utf8(text)), MAX_LARK_BYTES, "bytes")
-    check_repeats(text, ())
+def _grammar_of_lark(text: str) -> str:
+    _utf8(text)
     if not is_lark_syntax(text):
         text = _lark_of_gbnf(text)
     parts: list[str] = []
-    begin = num_schemas = num_joins = 0
+    begin = num_schemas = 0
     while found := _LARK.search(text, begin):
         parts.append(text[begin : found.end()])
         begin = found.end()
@@ -275,12 +249,10 @@ def _grammar_of_lark(text: str, tokenizer: LLTokenizer | None) -> str:
             num_schemas += 1
         elif found["option"]:
             raise Refused(f"has the option {found['option']}, which is not offered; leave it out")
-        elif found["special"] and tokenizer is None:
+        elif found["special"]:
             raise Refused(f"names the special token {reprlib.repr(found['special'])}; special tokens are never text")
-        num_joins += found["join"] is not None
-    at_most("MAX_LARK_JOINS", num_joins, MAX_LARK_JOINS, "operators & and ~")
     lark = "".join((*parts, text[begin:]))
-    return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False), tokenizer)
+    return _checked(json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False))
 
 
 def _schema_at(text: str, begin: int, place: Place) -> tuple[str, int]:
@@ -301,7 +273,6 @@ def _schema_of(grammar: str) -> str:
 
 
 def _lark_of_gbnf(text: str) -> str:
-    at_most("MAX_GBNF_RULES", text.count("::="), MAX_GBNF_RULES, "rules")
     try:
         lark: str = gbnf_to_lark(_GBNF_ESCAPE.sub(_unescaped, text))
     except Exception as error:  # the library raises plain Exception, and IndexError at an early end
@@ -328,16 +299,21 @@ def _unescaped(found: re.Match[str]) -> str:
 # llguidance
 
 
-def _checked(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
-    if error := _error_of(grammar, tokenizer):
+def _checked(grammar: str) -> str:
+    if error := error_of(grammar):
         raise Refused(f"cannot be enforced: {error}")
     return grammar
 
 
-def _error_of(grammar: str, tokenizer: LLTokenizer | None = None) -> str:
-    """Compile the grammar and take the first step. Return what is wrong with it, empty = nothing."""
-    matcher = LLMatcher(tokenizer or _byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+def error_of(grammar: str) -> str:
+    """Compile the grammar, take the first step, and one behind the bytes that have to come first: the `{` of an object.
+    Return what is wrong with it, empty = nothing.
+    """
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**parser_limits()))
     if not matcher.is_error():
+        matcher.compute_bitmask()
+    if not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
+        matcher.consume_tokens(forced)
         matcher.compute_bitmask()
     return _one_line(matcher.get_error()) if matcher.is_error() else ""
 
@@ -346,6 +322,8 @@ def _one_line(error: str) -> str:
     """Return what llguidance says, shortened, without the place of a schema in the schema that it was given."""
     if error.startswith("NoExtension"):
         return "nothing can satisfy it"
+    if (reached := limit_reached(error)) is not None:
+        return reached
     line = re.sub(r"(:| while processing)? json-schema://\S*", "", " ".join(error.split()))
     return line if len(line) <= MAX_ECHO_CHARS else f"{line[:MAX_ECHO_CHARS]}..."
 
@@ -355,8 +333,8 @@ class _Bytes:
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>", b"<marker>")
+    special_token_ids = (256, MARKER_ID)
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)

@@ -1,46 +1,21 @@
-"""Reads a caller's JSON Schema: what llguidance would overlook, get wrong or take long for is refused with its place.
+"""Reads a caller's JSON Schema: what llguidance would overlook or get wrong is refused with its place.
 
 `gateway.grammars` compiles what is left.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
 MAX_DEPTH = 32
-"""Levels of schemas in schemas, and of lists and objects in a const. Doubled, a text nests deeper than parsers take."""
-MAX_PROPERTIES = 512
-"""Properties of all objects of a schema together. Doubled, compiling takes 30 ms more."""
-MAX_ALTERNATIVES = 1024
-"""Members of anyOf, oneOf, allOf, prefixItems, enum and type, and values in constants, together. Doubled, compiling
-takes 25 ms more."""
-MAX_COMBINATIONS = 64
-"""Ways to take one member of each anyOf and oneOf that hold together, by allOf, $ref or side by side. Doubled, it
-takes up to 30 ms more."""
-MAX_BOUNDED = 128
-"""Numbers with a minimum or maximum. Doubled, compiling takes 40 ms more."""
-MAX_MULTIPLES = 16
-"""Of multipleOf. Doubled, compiling takes up to 40 ms more."""
-MAX_JOINED_PATTERNS = 8
-"""Patterns and formats of a schema in which schemas hold together, so that they may meet. Doubled, compiling takes
-seconds in place of 10 ms."""
-MAX_COUNTED = 32
-"""Optional properties of an object of which minProperties or maxProperties wants some. Doubled, compiling takes eight
-times as long: 70 ms."""
-MAX_COUNT = 10_000
-"""Of minItems, maxItems, minLength, maxLength, minProperties, maxProperties, and of `{m,n}` in an expression. Doubled,
-the workers keep twice the states for what repeats."""
-MAX_PATTERN_CHARS = 4096
-"""Of all patterns together. Doubled, compiling takes twice as long."""
+"""Levels of schemas in schemas, of lists and objects in a const, and of schemas that hold together by reference. All
+that read a schema recurse."""
 MARGIN = 1e-15
-"""How far inside an exclusive bound numbers stay (integers aside), as a share of it; of 0, in all. Doubled, numbers
-that nobody writes are lost; much smaller, 0.69999999999999999 would be below 0.7, which it is not as a float."""
+"""How far inside an exclusive bound numbers stay (integers aside), as a share of it; of 0, in all. Much
+smaller, 0.69999999999999999 would be below 0.7, which it is not as a float."""
 MAX_INTEGER = 2**53
 """Beyond it a JSON number may not be what it says."""
 
@@ -58,6 +33,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_JOINED_LISTS = ("anyOf", "oneOf", "allOf")
 _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
 """Keywords that may hold together with other schemas without making anything harder."""
@@ -75,12 +51,6 @@ class Refused(Exception):
         super().__init__(reason)
         self.reason = reason
         self.place = place
-
-
-def at_most(name: str, count: int, most: int, what: str, *place: str | int) -> None:
-    """Raises Refused, naming the limit."""
-    if count > most:
-        raise Refused(f"has {count} {what}, at most {most} are allowed ({name})", *place)
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
@@ -127,29 +97,18 @@ def moved(schema: Schema, to: str) -> Schema:
     return found
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What a schema has of each limited thing, in all."""
-
-    properties: int = 0
-    alternatives: int = 0
-    pattern_chars: int = 0
-    patterns: int = 0
-    combinations: int = 0
-
-
 class _Reader:
-    """Reads one schema: checks every keyword, drops what constrains nothing, counts, and then looks at the whole."""
+    """Reads one schema: checks every keyword, drops what constrains nothing, and then looks at the whole."""
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
-        self._counts = _Counts()
         self._schemas: dict[str, tuple[Place, dict[str, Any]]] = {}
         """By pointer, with the place. true and false are not in it."""
         self._pointers: set[str] = set()
         self._is_joined = False
         """Whether somewhere schemas hold together, so that what one says may meet what another says."""
-        self._forms: dict[str, int] = {}
+        self._checked: set[str] = set()
+        """Schemas below which nothing comes back to itself, by pointer."""
 
     def read(self, schema: Any) -> Schema:
         found = self._schema(schema, ())
@@ -159,13 +118,10 @@ class _Reader:
                 if each["$ref"].startswith("#"):
                     where = "there is no schema there"
                 raise Refused(f"is {reprlib.repr(each['$ref'])}; {where}", *place, "$ref")
-        self._check_numbers()
+        self._check_multiples()
         self._check_counted()
-        if self._is_joined:
-            most, what = MAX_JOINED_PATTERNS, "patterns and joins schemas (allOf, or $ref, anyOf... beside others)"
-            at_most("MAX_JOINED_PATTERNS", self._counts.patterns, most, what)
         for name in self._schemas:
-            self._num_forms(name, frozenset())
+            self._check_references(name, frozenset())
         self._relax()
         return found
 
@@ -227,8 +183,7 @@ class _Reader:
         if key in _SCHEMA:
             return self._schema(value, place)
         if key in _LISTS:
-            self._count_alternatives(len(_listed(value, place)), place)
-            return [self._schema(each, (*place, index)) for index, each in enumerate(value)]
+            return [self._schema(each, (*place, index)) for index, each in enumerate(_listed(value, place))]
         if key in _MAPS:
             return self._map(key, value, place)
         if key == "enum":
@@ -237,8 +192,8 @@ class _Reader:
         elif key == "const":
             self._constant(value, place)
         elif key in _COUNTS:
-            if type(value) is not int or not 0 <= value <= MAX_COUNT:
-                raise Refused(f"is {reprlib.repr(value)}, must be a whole number from 0 to {MAX_COUNT}", *place)
+            if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+                raise Refused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *place)
         elif key in _NUMBERS:
             _check_number(value, place)
             if key == "multipleOf" and value <= 0:
@@ -246,17 +201,14 @@ class _Reader:
         elif key == "required":
             if not all(isinstance(each, str) for each in _listed(value, place, least=0)):
                 raise Refused("must be a list of names", *place)
-            at_most("MAX_PROPERTIES", len(value), MAX_PROPERTIES, "names", *place)
         elif key == "type":
             types = [value] if isinstance(value, str) else _listed(value, place)
             for each in types:
                 if each not in TYPES:
                     raise Refused(f"is {reprlib.repr(each)}, must be one of {', '.join(TYPES)}", *place)
-            self._count_alternatives(len(types) - 1, place)
         elif key == "pattern":
-            self._pattern(value, place)
+            _check_pattern(value, place)
         elif key == "format":
-            self._counts.patterns += 1
             if value not in FORMATS:
                 raise Refused(f"is {reprlib.repr(value)}, must be one of {', '.join(FORMATS)}", *place)
         elif key == "$ref":
@@ -270,29 +222,10 @@ class _Reader:
     def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise Refused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
-        self._counts.properties += len(value)
-        at_most("MAX_PROPERTIES", self._counts.properties, MAX_PROPERTIES, "properties by now", *place)
-        if key == "patternProperties":
-            for pattern in value:
-                self._pattern(pattern, (*place, pattern))
         return {name: self._schema(each, (*place, name)) for name, each in value.items()}
-
-    def _count_alternatives(self, count: int, place: Place) -> None:
-        self._counts.alternatives += count
-        at_most("MAX_ALTERNATIVES", self._counts.alternatives, MAX_ALTERNATIVES, "alternatives by now", *place)
-
-    def _pattern(self, pattern: Any, place: Place) -> None:
-        if not isinstance(pattern, str):
-            raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
-        self._counts.patterns += 1
-        self._counts.pattern_chars += len(pattern)
-        count, what = self._counts.pattern_chars, "characters of patterns by now"
-        at_most("MAX_PATTERN_CHARS", count, MAX_PATTERN_CHARS, what, *place)
-        check_repeats(pattern, place)
 
     def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
         """Go through a const, which is a value and no schema."""
-        self._count_alternatives(1, place)
         if depth > MAX_DEPTH:
             raise Refused(f"nests deeper than {MAX_DEPTH} levels (MAX_DEPTH)", *place)
         if isinstance(value, dict):
@@ -304,53 +237,36 @@ class _Reader:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             _check_number(value, place)
 
-    def _check_numbers(self) -> None:
-        numbers = [(place, each) for place, each in self._schemas.values() if _NUMBERS & each.keys()]
-        at_most("MAX_BOUNDED", len(numbers), MAX_BOUNDED, "numbers with bounds")
-        multiples = [(*place, "multipleOf") for place, each in numbers if "multipleOf" in each]
-        most, what = (1, " and joins schemas") if self._is_joined else (MAX_MULTIPLES, "")  # two that meet may overflow
-        at_most("MAX_MULTIPLES", len(multiples), most, f"multipleOf{what}", *(multiples or [()])[-1])
+    def _check_multiples(self) -> None:
+        """Refuse several multipleOf that may meet: llguidance multiplies them in 32 bits."""
+        multiples = [(*place, "multipleOf") for place, each in self._schemas.values() if "multipleOf" in each]
+        if self._is_joined and len(multiples) > 1:
+            raise Refused("cannot be enforced beside another multipleOf where schemas are joined", *multiples[-1])
 
     def _check_counted(self) -> None:
         """Refuse counts of properties that llguidance cannot enforce: the same name may come again behind those that
-        are named, and of optional ones it goes through every choice.
+        are named.
         """
         for place, each in self._schemas.values():
-            names, required = each.get("properties", {}), set(each.get("required", ()))
-            if each.get("minProperties", 0) > len(required) + 1:
+            if each.get("minProperties", 0) > len(set(each.get("required", ()))) + 1:
                 text = "cannot be enforced for more properties than are required and one: the same name may come again"
                 raise Refused(text, *place, "minProperties")
-            num_optional = self._counts.properties if self._is_joined else len(names.keys() - required)
-            for key, least in (("minProperties", len(required)), ("maxProperties", 0)):
-                if each.get(key, 0) > least:
-                    at_most("MAX_COUNTED", num_optional, MAX_COUNTED, "optional properties to count", *place, key)
 
-    def _num_forms(self, name: str, above: frozenset[str]) -> int:
-        """Return how many alternatives the schema there makes where it holds together with others, counting those that
-        it has to combine itself.
-        """
-        if name in self._forms or name not in self._schemas:
-            return self._forms.get(name, 1)
+    def _check_references(self, name: str, above: frozenset[str]) -> None:
+        """Refuse a schema that holds together with itself. above: pointers of schemas that it holds together with."""
+        if name in self._checked or name not in self._schemas:
+            return
         place, schema = self._schemas[name]
         if name in above:
             raise Refused("comes back to itself by references alone", *place)
-        at_most("MAX_DEPTH", len(above), MAX_DEPTH, "schemas above it that it holds together with", *place)
-        above |= {name}
-        factors = [
-            sum(self._num_forms(f"{name}/{key}/{index}", above) for index in range(len(schema[key])))
-            for key in ("anyOf", "oneOf")
-            if key in schema
-        ]
-        factors += [self._num_forms(f"{name}/allOf/{index}", above) for index in range(len(schema.get("allOf", ())))]
+        if len(above) > MAX_DEPTH:
+            raise Refused(f"has more than {MAX_DEPTH} schemas above it that it holds together with (MAX_DEPTH)", *place)
+        beside = [f"{name}/{key}/{index}" for key in _JOINED_LISTS for index in range(len(schema.get(key, ())))]
         if "$ref" in schema:
-            factors.append(self._num_forms(self._target(schema), above))
-        product = math.prod(factors)
-        if sum(factor > 1 for factor in factors) > 1:
-            self._counts.combinations += product
-            most, what = MAX_COMBINATIONS, "combinations of alternatives by now"
-            at_most("MAX_COMBINATIONS", self._counts.combinations, most, what, *place)
-        self._forms[name] = product
-        return product
+            beside.append(self._target(schema))
+        for other in beside:
+            self._check_references(other, above | {name})
+        self._checked.add(name)
 
 
 def _move_bounds(schema: dict[str, Any]) -> None:
@@ -367,31 +283,9 @@ def _move_bounds(schema: dict[str, Any]) -> None:
             schema[other] = inner(inside, schema.get(other, inside))
 
 
-def check_repeats(pattern: str, place: Place) -> None:
-    """Raises Refused for an expression with a `{m,n}` that is too large, or with several inside one another
-    that are so together. What is looked at may as well be text.
-    """
-    number, begun = "", False
-    for char in pattern:
-        begun = char == "{" or (begun and (char.isdigit() or char == ","))
-        number = number + char if begun and char.isdigit() else ""
-        if len(number) > len(str(MAX_COUNT)) or int(number or 0) > MAX_COUNT:
-            raise Refused(f"repeats more than {MAX_COUNT} times (MAX_COUNT)", *place)
-    inside = [1]  # for each open group, the most times that something in it is repeated
-    for found in _REPEATS.finditer(pattern):
-        if found[0] == "(":
-            inside.append(1)
-        elif found[0][0] != "\\":
-            times = max(int(found["least"] or 1), int(found["most"] or 1))
-            if found[0][0] == ")" and len(inside) > 1:
-                times *= inside.pop()
-            if times > MAX_COUNT:
-                raise Refused(f"repeats something {times} times in all (MAX_COUNT: {MAX_COUNT})", *place)
-            inside[-1] = max(inside[-1], times)
-
-
-_REPEATS = re.compile(r"\\.|\(|\)?\{(?P<least>\d+),?(?P<most>\d*)\}|\)", re.DOTALL)
-"""Escaped characters, which are passed over, and groups and their repeats."""
+def _check_pattern(pattern: Any, place: Place) -> None:
+    if not isinstance(pattern, str):
+        raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
 
 
 def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:

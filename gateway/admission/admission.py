@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
 from gateway.admission.prompts import PromptReader, TextThreads
-from gateway.admission.requests import Demand, build_requests, caller_of, check_demand
+from gateway.admission.requests import Demand, build_requests, caller_of, check_demand, prompt_ids
 from gateway.generation import AdmittedGenerations, Generator, ServedFacts
+from gateway.grammar_checker import create_checker
 from gateway.telemetry.request_record import RequestRecords, current_record
 from outrider.wire.errors import Overloaded, RateLimited
 from outrider.wire.otel_metrics import ServerMetrics
@@ -110,6 +111,15 @@ class Admission:
         self.access = Access(None if config.api_keys is None else KeyRing(config.api_keys), registry)
         self.bodies = BodyBudget(config.max_body_bytes)
         self._text_threads = TextThreads()
+        self.checker = create_checker(config.max_compile_s)
+
+    def start(self) -> None:
+        """Start the processes that check grammars, which else the first request waits for."""
+        self.checker.start()
+
+    async def close(self) -> None:
+        """End the processes that check grammars. Nothing is admitted any more."""
+        await self.checker.close()
 
     def incoming(self, authorization: str | None) -> IncomingRequest:
         """Return the request of whoever sends this header. Raises Unauthenticated. Whoever calls it releases it."""
@@ -128,6 +138,11 @@ class Admission:
             counts=counts,
         )
 
+    async def prompt_ids(self, facts: ServedFacts, incoming: IncomingRequest, demand: Demand) -> tuple[int, ...]:
+        """Return the tokens of a chat that nothing is to be generated for."""
+        reader = self.prompt_reader(facts, incoming, counts=True)
+        return await prompt_ids(demand, reader, self.checker, incoming.caller.name)
+
     @asynccontextmanager
     async def answers(self, demand: Demand, incoming: IncomingRequest) -> AsyncIterator[AdmittedGenerations]:
         """Run the answers to a request in this block. Raises whatever speaks against it before anything is started."""
@@ -136,7 +151,9 @@ class Admission:
         with caller.answers(demand.num_answers, demand.names.num_choices):
             async with self.generator.admit(facts.id, demand.num_answers) as answers:
                 reader = self.prompt_reader(facts, incoming)
-                requests = await build_requests(demand, facts, reader, self.config, caller.name, caller.weight)
+                requests = await build_requests(
+                    demand, facts, reader, self.config, self.checker, caller.name, caller.weight
+                )
                 num_prompt = sum(len(each.asked_ids) for each in requests[:: demand.num_choices])
                 record = current_record()
                 record.model, record.num_prompt_tokens = facts.id, num_prompt

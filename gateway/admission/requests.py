@@ -5,14 +5,13 @@ Every refusal is an InvalidRequest (or ModelNotFound) that names the field as th
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from gateway.admission.prompts import INLINE_CHARS, Chat, PromptReader
+from gateway.admission.prompts import Chat, PromptReader
 from gateway.generation import (
     AcceptanceRule,
     Drafter,
@@ -21,10 +20,12 @@ from gateway.generation import (
     ServedFacts,
     SpeculationOptions,
 )
-from gateway.grammars import OutputFormat
+from gateway.grammar_checker import GrammarChecker
 from gateway.infill import infill_marks
+from gateway.output_format import OutputFormat
 from gateway.tokenizer import Tokenizer
-from gateway.tools.reading import Reading, reading_of
+from gateway.tools.offer import ToolOffer
+from gateway.tools.reading import Reading, grammar_request, reading_of
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import (
@@ -193,11 +194,12 @@ async def build_requests(
     facts: ServedFacts,
     reader: PromptReader,
     config: GatewayConfig,
+    checker: GrammarChecker,
     key_name: str | None = None,
     weight: float = 1.0,
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Chats are rendered, long
-    texts tokenised and grammars compiled off the event loop.
+    """Return one request an answer: `prompt * num_choices + choice` stands at that index. Chats are rendered
+    and grammars checked in other processes, long texts tokenised on threads.
 
     `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
@@ -206,7 +208,8 @@ async def build_requests(
     words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
-    grammar = "" if demand.output is None else await asyncio.to_thread(demand.output.grammar)
+    grammars = CallerGrammars(checker, caller_of(key_name, None))
+    grammar = await grammars.output(demand.output)
     base = dataclasses.replace(
         demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
@@ -228,19 +231,46 @@ async def build_requests(
     requests: list[GenerationRequest] = []
     for prompt in demand.prompts:
         prepared = await _prepare(
-            prompt, reader, demand.names.prompt, base.grammar, demand.adds_special, _max_prompt_tokens(demand, facts)
+            prompt,
+            reader,
+            demand.names.prompt,
+            grammars,
+            base.grammar,
+            demand.adds_special,
+            _max_prompt_tokens(demand, facts),
         )
         requests += _answers(demand, facts, base, prepared, prediction_ids, salt, corpus_id, key_name, scheduling)
     return tuple(requests)
 
 
-async def prompt_ids(demand: Demand, reader: PromptReader) -> tuple[int, ...]:
+async def prompt_ids(
+    demand: Demand, reader: PromptReader, checker: GrammarChecker, key_name: str | None
+) -> tuple[int, ...]:
     """Return the tokens of the chat of a demand that nothing is to be generated for. Raises InvalidRequest, also for
     what its answer cannot be held to.
     """
     (chat,) = demand.prompts
-    grammar = "" if demand.output is None else await asyncio.to_thread(demand.output.grammar)
-    return (await _prepare(chat, reader, demand.names.prompt, grammar)).ids
+    grammars = CallerGrammars(checker, caller_of(key_name, None))
+    grammar = await grammars.output(demand.output)
+    return (await _prepare(chat, reader, demand.names.prompt, grammars, grammar)).ids
+
+
+@dataclass(frozen=True, slots=True)
+class CallerGrammars:
+    """Checks the grammars of one caller's requests."""
+
+    checker: GrammarChecker
+    caller: bytes
+    """Whose share of the checking it takes: of an API key, or of all that have none."""
+
+    async def output(self, output: OutputFormat | None) -> str:
+        """Return the grammar of an output, empty for None. Raises InvalidRequest."""
+        return "" if output is None else await self.checker.output(self.caller, output)
+
+    async def tools(self, offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> str:
+        """Return the grammar of a whole answer to this offer. answer: that of one that is no call, empty = any."""
+        request = grammar_request(offer, reading, tokenizer, answer)
+        return answer if request is None else await self.checker.tools(self.caller, request)
 
 
 def _acceptance(options: SpeculationOptions, config: GatewayConfig) -> AcceptanceRule:
@@ -523,6 +553,7 @@ async def _prepare(
     prompt: Prompt,
     reader: PromptReader,
     name: str,
+    grammars: CallerGrammars,
     grammar: str,
     adds_special: bool | None = None,
     max_ids: int | None = None,
@@ -531,7 +562,7 @@ async def _prepare(
     them.
     """
     if isinstance(prompt, Chat):
-        prepared = await _prepare_chat(prompt, reader, name, grammar, bool(adds_special), max_ids)
+        prepared = await _prepare_chat(prompt, reader, name, grammars, grammar, bool(adds_special), max_ids)
     elif isinstance(prompt, Infill):
         before, between, behind = infill_marks(reader.tokenizer)
         begin = reader.tokenizer.encode("")  # what the tokenizer puts in front of every text
@@ -548,14 +579,22 @@ async def _prepare(
 
 
 async def _prepare_chat(
-    chat: Chat, reader: PromptReader, name: str, grammar: str, adds_special: bool, max_ids: int | None
+    chat: Chat,
+    reader: PromptReader,
+    name: str,
+    grammars: CallerGrammars,
+    grammar: str,
+    adds_special: bool,
+    max_ids: int | None,
 ) -> _Prepared:
     text = await reader.render(name, chat, is_cut=max_ids is not None)
     reading = None
+    ids = await reader.encode(name, text, adds_special, max_ids)
     if chat.tools is not None:
-        num_chars = INLINE_CHARS + 1 if chat.tools.tools else len(grammar)  # schemas of tools may be any size
-        reading, grammar = await reader.work(num_chars, reading_of, chat.tools, reader.tokenizer, text, grammar)
-    return _Prepared(await reader.encode(name, text, adds_special, max_ids), grammar, reading)
+        reading = reading_of(chat.tools, reader.tokenizer, text)
+        if reading is not None:
+            grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
+    return _Prepared(ids, grammar, reading)
 
 
 def _answers(

@@ -23,7 +23,7 @@ from gateway.generation import (
     RoundOutput,
     SpeculationOptions,
 )
-from gateway.grammars import OutputFormat, one_output
+from gateway.output_format import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import ENDINGS, DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow

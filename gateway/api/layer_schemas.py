@@ -20,7 +20,7 @@ from gateway.api.schemas import (
     described,
     parse_body,
 )
-from gateway.grammars import OutputFormat
+from gateway.output_format import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_SALT_BYTES, RANGES

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.layer_schemas import Layer, Lenient, chat_message
 from gateway.api.schemas import AnySchema, MessageBody, Strict, Strings, described, other_parameters, without_others
-from gateway.grammars import OutputFormat
+from gateway.output_format import OutputFormat
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, ToolOffer, offer_of
 from outrider.wire.errors import InvalidRequest
 

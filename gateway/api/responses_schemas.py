@@ -20,7 +20,7 @@ from gateway.api.schemas import (
     other_parameters,
     without_others,
 )
-from gateway.grammars import OutputFormat
+from gateway.output_format import OutputFormat
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import LOGPROBS

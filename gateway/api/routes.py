@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.admission.admission import Admission, IncomingRequest
-from gateway.admission.requests import Demand, check_demand, find_model, prompt_ids, wanted_model
+from gateway.admission.requests import Demand, check_demand, find_model, wanted_model
 from gateway.api.acceptance import Step, acceptance_of
 from gateway.api.answer_schemas import (
     Alive,
@@ -170,17 +170,20 @@ class Routes:
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
-        return JsonResponse({"input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {})
 
     async def input_tokens(self, request: Request, body: ResponsesBody) -> Response:
         """Count the tokens of a response's input, as OpenAI's API."""
-        return JsonResponse({"object": "response.input_tokens", "input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {"object": "response.input_tokens"})
 
-    async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
+    async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
         demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
         facts = check_demand(demand, self.admission.generator.models())
         with incoming.caller.answers(1, "max_concurrent"):
-            return len(await prompt_ids(demand, self.admission.prompt_reader(facts, incoming, counts=True)))
+            ids = await while_connected(request.receive, self.admission.prompt_ids(facts, incoming, demand))
+        if ids is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return JsonResponse({**fields, "input_tokens": len(ids)})
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
@@ -191,9 +194,12 @@ class Routes:
             if body.prompt is None:
                 demand = body.demand(request.scope["answer_id"])
                 check_demand(demand, [facts])
-                ids = await prompt_ids(demand, reader)
+                work = self.admission.prompt_ids(facts, incoming, demand)
             else:
-                ids = await reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
+                work = reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
+            ids = await while_connected(request.receive, work)
+            if ids is None:
+                return Response(status_code=CLIENT_CLOSED)
 
             def tokenized() -> Response:
                 names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None

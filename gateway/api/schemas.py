@@ -36,7 +36,7 @@ from gateway.admission.requests import (
 )
 from gateway.chat_template import Message
 from gateway.generation import AcceptanceRule, SpeculationOptions
-from gateway.grammars import MAX_CHOICES, MAX_LARK_BYTES, MAX_REGEX_CHARS, MAX_SCHEMA_BYTES, OutputFormat, one_output
+from gateway.output_format import OutputFormat, one_output
 from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, EarlyStopping, drafter_label
@@ -288,9 +288,9 @@ class StructuredOutputsBody(Strict):
     json_: Annotated[Any, Field(json_schema_extra={"type": ["object", "boolean", "string", "null"]})] = Field(
         default=None, alias="json", description="a JSON Schema, or its text"
     )
-    regex: str | None = described(f"at most {MAX_REGEX_CHARS} characters", maxLength=MAX_REGEX_CHARS)
-    choice: list[str] | None = described(f"at most {MAX_CHOICES} texts", maxItems=MAX_CHOICES)
-    grammar: str | None = described(f"Lark or GBNF, at most {MAX_LARK_BYTES} bytes", maxLength=MAX_LARK_BYTES)
+    regex: str | None = described("of the whole output, in the syntax of Rust's regex")
+    choice: list[str] | None = described("one of these texts")
+    grammar: str | None = described("Lark or GBNF")
     json_object: bool | None = described("any JSON object")
 
     def output(self) -> OutputFormat:
@@ -514,7 +514,7 @@ class _Body(Strict):
     )
     structured_outputs: StructuredOutputsBody | None = described(
         "one of `json`, `regex`, `choice`, `grammar` and `json_object`, as in vLLM: what the answer has to be, see "
-        f"below. A schema has at most {MAX_SCHEMA_BYTES} bytes"
+        "below"
     )
     speculation: SpeculationBody | None = described("see below. Default: the server's")
     prediction: PredictionBody | None = described(

@@ -30,6 +30,8 @@ MAX_WAIT_S = 10.0
 """Seconds that a request waits for a process at most. Each piece of work takes about a second at worst."""
 STALLED = 10
 """How many times its CPU limit a piece of work may take by the clock, on a machine whose cores are busy."""
+MIN_STALLED_S = 10.0
+"""Seconds that it may take by the clock in any case: a second of CPU time takes as long on two cores that 20 share."""
 END_S = 1.0
 """Seconds that a process may take to end once it has closed its pipe."""
 RETRY_S = 1.0
@@ -38,6 +40,11 @@ RETRY_S = 1.0
 
 class WorkExceeded(Exception):
     """Work took more than its limit; the message says which, as in "1 s of CPU time"."""
+
+    def __init__(self, message: str, *, is_time: bool = False) -> None:
+        super().__init__(message)
+        self.is_time = is_time
+        """Whether it was its CPU time, not its memory."""
 
 
 class WorkFailed(Exception):
@@ -162,16 +169,16 @@ class ConfinedPool:
         self._idle.clear()
 
     async def run(self, caller: bytes, request: Any) -> Any:
-        """Return what the module's `work` returns for `request`, a JSON value.
+        """Return what the module's `work` returns for `request`: a JSON value, or one that is written already.
 
         Cancelled, the work is ended. Raise WorkRefused for an InvalidRequest of the module, WorkExceeded when the work
         takes more than its CPU time or memory, WorkFailed for any other exception, Overloaded when no process is free
         for too long.
         """
-        data = json.dumps(request).encode("ascii")
+        data = request if isinstance(request, bytes) else json.dumps(request).encode("ascii")
         process = await self._acquire(caller)
         try:
-            reply = await asyncio.wait_for(process.ask(data), STALLED * self._cpu_s)
+            reply = await asyncio.wait_for(process.ask(data), max(MIN_STALLED_S, STALLED * self._cpu_s))
         except EOFError:
             self._finish(caller, None, self._cpu_s)
             raise self._exceeded(await process.exit_code()) from None
@@ -262,7 +269,7 @@ class ConfinedPool:
     def _exceeded(self, code: int) -> Exception:
         """Return what a process that ended with this code in the middle of its work has exceeded."""
         if code == -signal.SIGPROF:
-            return WorkExceeded(f"{self._cpu_s:g} s of CPU time")
+            return WorkExceeded(f"{self._cpu_s:g} s of CPU time", is_time=True)
         if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):  # SIGKILL is the kernel's, out of memory
             return WorkExceeded(self._memory_limit())
         return WorkFailed(f"the process for {self._name} ended with {code}")

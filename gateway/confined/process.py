@@ -2,7 +2,7 @@
 
 The pool starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
 each request; both request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian,
-and JSON in ASCII.
+and JSON. What a library prints is dropped once the process is ready: it may quote a request.
 
 The limits hold for compiled code as well. The kernel counts CPU time and sends SIGPROF, whose default action ends the
 process. Memory that cannot be had raises MemoryError in Python and aborts compiled code.
@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.log import describe
 
 LENGTH = struct.Struct(">I")
+STACK_BYTES = 4 << 20
+"""What work may recurse through. Workers compile what has passed with four times as much."""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
@@ -59,7 +62,7 @@ def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
     except MemoryError:
         return {"out_of_memory": True}
     except BaseException as error:  # a panic of compiled code is no Exception
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": describe(error)}  # without its message, which may quote the request
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
@@ -76,7 +79,10 @@ def main(module_name: str, cpu_s: float, memory_bytes: int, niceness: int) -> No
     if base_bytes:
         limit = base_bytes + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     write_frame(replies, {"ready": True})
     while (frame := read_frame(requests)) is not None:
         began_s = time.process_time()

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
-
-from gateway.grammars import schema_text
+from gateway.grammars import MARKER_ID, error_of, schema_text
 from gateway.tools.families import MARKER, NAME, Family, Marks
+from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import NO_PARAMETERS, Tool, ToolOffer
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_GRAMMAR_BYTES
@@ -23,72 +21,37 @@ from outrider.wire.params import MAX_GRAMMAR_BYTES
 TokenOf = Callable[[str], int | None]
 """The id of a text that is one token and no text to a grammar; None for other texts."""
 MAX_CALLS = 16
-"""Calls of one answer that is bound. A model that cannot stop calling says twice as much with this doubled."""
-NUM_CACHED = 16
-"""Grammars that are kept, each with what it was made of: 0.6 MiB at most. Doubled, so is that."""
+"""Calls of one answer that is bound, so that a model that goes on calling comes to an end."""
 TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
 """White space as Python's, which the reader skips."""
 FREE = rf"FREE: /{_SPACE}(\[{_SPACE}\[(.|\n)*|(\[{_SPACE})?([^\s\x1c-\x1f{{\[](.|\n)*)?)/"
 """Text that is no call where calls need no marker: it begins neither with an object nor with a list of them."""
 _JSON = re.compile(r'"[^"]*"|[{}]|[:,] ')
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def grammar_of(
-    offer: ToolOffer, family: Family | None, marks: Marks | None, in_reasoning: bool, answer: str, token_of: TokenOf
-) -> str:
-    """Return the grammar of a whole answer, empty where it may be anything. Takes long for large schemas.
-
-    family: None = no calls. marks: of the reasoning that may come before all else, None = there is none; in_reasoning:
-    the prompt began it. answer: the grammar of an answer that is no call, empty = any. Raises InvalidRequest.
-    """
-    tools = json.dumps([(each.name, None, each.parameters, each.strict, each.schema_field) for each in offer.tools])
-    return _grammar_of(tools, offer.choice, offer.named, offer.parallel, family, marks, in_reasoning, answer, token_of)
-
-
-@lru_cache(NUM_CACHED)
-def _grammar_of(
-    tools: str,
-    choice: Literal["auto", "required"],
-    named: str | None,
-    parallel: bool,
-    family: Family | None,
-    marks: Marks | None,
-    in_reasoning: bool,
-    answer: str,
-    token_of: TokenOf,
-) -> str:
-    """Make it whole or find it: schema by schema, a request with more of them than are kept would find none.
-
-    tools: as JSON, for the order of properties counts.
-    """
-    offer = ToolOffer(tuple(Tool(*each) for each in json.loads(tools)), choice, named, parallel)
+def tool_grammar(request: ToolGrammarRequest) -> str:
+    """Return the grammar of a whole answer. Takes long for large schemas. Raises InvalidRequest."""
+    offer, family, marks, answer = request.offer, request.family, request.marks, request.answer
+    token_of = request.token_ids.get
     rules: list[str] = []
     schemas: list[dict[str, Any]] = []
     if family is None or not offer.tools:
-        body = "@answer" if answer else ""
+        body = "@answer"
     elif offer.choice == "required":
         body = _calls(offer, family, family.opening, rules, schemas, token_of)
     elif answer:
         body = f"{_calls(offer, family, family.opening, rules, schemas, token_of)} | @answer"
-    elif _binds(offer):
-        body = _text_or_calls(offer, family, rules, schemas, token_of)
     else:
-        body = ""
-    if not body or (body == "@answer" and marks is None):
-        return answer
-    lines = ["%llguidance {}", f"start: {_after_reasoning(marks, in_reasoning, offer, rules, token_of)}"]
+        body = _text_or_calls(offer, family, rules, schemas, token_of)
+    lines = ["%llguidance {}", f"start: {_after_reasoning(marks, request.in_reasoning, offer, rules, token_of)}"]
     lark = "\n".join((*lines, f"body: {body}", *rules, TEXT, ""))
     grammars = [{"name": "calls", "lark_grammar": lark}, *schemas]
     if "@answer" in body:
         grammars.append({**json.loads(answer)["grammars"][0], "name": "answer"})
     return _checked(grammars)
-
-
-def _binds(offer: ToolOffer) -> bool:
-    """Whether an answer that may be without calls is bound if it has some."""
-    return any(tool.strict for tool in offer.tools) or offer.max_calls is not None
 
 
 def _calls(
@@ -194,7 +157,10 @@ def _quoted(text: str) -> str:
 
 
 def _checked(grammars: list[dict[str, Any]]) -> str:
-    """Return them as one text. Raises InvalidRequest when they are too much together; each is checked already."""
+    """Return them as one text. Raises InvalidRequest when they are too much together; each is checked already.
+
+    Tokens are all one here, whose id the tokenizer of bytes has.
+    """
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(text.encode())
     if num_bytes > MAX_GRAMMAR_BYTES:
@@ -202,7 +168,7 @@ def _checked(grammars: list[dict[str, Any]]) -> str:
             f"tools make a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed; offer fewer",
             param="tools",
         )
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=LLParserLimits())
-    if is_error:
-        raise InvalidRequest(f"tools cannot be enforced together: {messages[0]:.300}; offer fewer", param="tools")
+    error = error_of(_TOKEN_ID.sub(f"<[{MARKER_ID}]>", text))
+    if error:
+        raise InvalidRequest(f"tools cannot be enforced together: {error}; offer fewer", param="tools")
     return text

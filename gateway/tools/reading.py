@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from gateway.tokenizer import Tokenizer
 from gateway.tools.families import MARKER, Family, Marks, family_of, reasoning_marks
-from gateway.tools.grammar import grammar_of
+from gateway.tools.grammar_request import ToolGrammarRequest, has_grammar, markers
 from gateway.tools.offer import ToolOffer
 from gateway.tools.reader import Reader
 from outrider.wire.errors import InvalidRequest
@@ -30,11 +31,8 @@ class Reading:
         return Reader(self.family, self.names, self.marks, self.in_reasoning, self.max_calls)
 
 
-def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str, answer: str) -> tuple[Reading | None, str]:
-    """Return how answers to this prompt are read, None = as they stand, and their grammar, empty = there is none.
-
-    answer: the grammar of an answer that is no call, empty = any. Takes long for large schemas. Raises InvalidRequest.
-    """
+def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str) -> Reading | None:
+    """Return how answers to this prompt are read, None = as they stand. Raises InvalidRequest."""
     template = tokenizer.template
     assert template is not None, "the prompt was written with it"
     if offer.tools and not template.takes_tools:
@@ -54,12 +52,26 @@ def reading_of(offer: ToolOffer, tokenizer: Tokenizer, prompt: str, answer: str)
         if not in_reasoning and (offer.continued or prompt.rstrip().endswith(end)):
             marks = None  # the prompt is past it
     if family is None and marks is None:
-        return None, answer
+        return None
     texts = {*(marks or ())}
     if family is not None:
         texts.update(MARKER.findall(" ".join((family.marker or "", *family.texts))))
     shown = (tokenizer.silent_id(text) for text in texts)
-    reading = Reading(
-        family, offer.names, marks, in_reasoning, offer.max_calls, frozenset(each for each in shown if each is not None)
-    )
-    return reading, grammar_of(offer, family, marks, in_reasoning, answer, tokenizer.control_id)
+    shown_ids = frozenset(each for each in shown if each is not None)
+    return Reading(family, offer.names, marks, in_reasoning, offer.max_calls, shown_ids)
+
+
+def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, answer: str) -> ToolGrammarRequest | None:
+    """Return what the grammar of a whole answer is made of, None where it is `answer`.
+
+    answer: the grammar of an answer that is no call, empty = any.
+    """
+    family, marks = reading.family, reading.marks
+    if not has_grammar(offer, family, marks, answer):
+        return None
+    ids = {text: tokenizer.control_id(text) for text in markers(offer, family, marks)}
+    token_ids = {text: token_id for text, token_id in sorted(ids.items()) if token_id is not None}
+    # Without what a grammar does not depend on, so that the next turn of a chat makes the same request.
+    tools = tuple(dataclasses.replace(tool, description=None) for tool in offer.tools)
+    offer = dataclasses.replace(offer, tools=tools, continued="")
+    return ToolGrammarRequest(offer, family, marks, reading.in_reasoning, answer, token_ids)

@@ -61,6 +61,7 @@ def main() -> int:
         target, draft = stack.enter_context(services.workers(folder))
         front = stack.enter_context(services.front_door())
         door = stack.enter_context(services.http_door(folder))
+        check = stack.enter_context(services.grammar_checks())
         registry, channel = stack.enter_context(services.registry())
         tallies = {name: Tally() for name in SHARES}
         lies = [target.address, target.address, "", "127.0.0.1:1", "nowhere.invalid:9", "\0"]
@@ -70,7 +71,7 @@ def main() -> int:
             "deliver": campaigns.deliver(target, tallies["deliver"]),
             "generate": campaigns.generate(front, tallies["generate"]),
             "bodies": campaigns.bodies(door, tallies["bodies"]),
-            "grammars": campaigns.grammars(tallies["grammars"]),
+            "grammars": campaigns.grammars(check, tallies["grammars"]),
             "join": campaigns.join(registry, channel, tallies["join"]),
         }
         pids = {"target": target.process.pid, "draft": draft.process.pid, HERE: os.getpid()}

@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind
+from gateway.grammar_checker import create_checker
+from gateway.output_format import OutputFormat
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import registry_pb2 as rpb
@@ -28,6 +30,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from outrider.wire.transport.serving import ServerThread
+from tests.checkers import inline_checker
 from tests.fuzz.calls import DEADLINE_S, dial, talk
 from tests.fuzz.hints import SENTINEL
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
@@ -134,12 +137,24 @@ def workers(folder: Path) -> Iterator[tuple[Worker, Worker]]:
         yield found[0], found[1]
 
 
+@contextlib.contextmanager
+def grammar_checks() -> Iterator[Callable[[OutputFormat], str]]:
+    """The gateway's way to check a grammar, with its processes."""
+    with asyncio.Runner() as runner:
+        checker = create_checker(config().max_compile_s)
+        try:
+            yield lambda output: runner.run(checker.output(b"", output))
+        finally:
+            runner.run(checker.close())
+
+
 class FrontDoor:
     """The gateway's gRPC server before a generator that plays a text back."""
 
     def __init__(self, server: ServerThread) -> None:
         self.generator = ScriptedGenerator(demo_tokenizer(), "the quick brown fox")
         self.admission = Admission(self.generator, config(), CollectorRegistry())
+        self.admission.checker = inline_checker()
         address = server.start(GenerationServicer(self.admission).add_to, "127.0.0.1", 0, 1 << 22)
         self.channel = dial(address)
 
@@ -170,6 +185,7 @@ class HttpDoor:
         write_keys(folder / "keys.yaml", (ApiKey(name="me", sha256=digest_of(key), max_concurrent=64),))
         self.generator = ScriptedGenerator(demo_tokenizer())
         self.admission = Admission(self.generator, config(api_keys=str(folder / "keys.yaml")), CollectorRegistry())
+        self.admission.checker = inline_checker()
         app = create_app(self.admission)
         self.document = app.openapi()
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}

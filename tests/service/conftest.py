@@ -12,11 +12,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import pytest_asyncio
 
+from gateway.admission import admission
+from tests.checkers import inline_checker
 from tests.service.control_client import ControlClient, eventually, idle
 from tests.service.recorder import Recorder, started
 from tests.service.reference_model import ReferenceModel
 from tests.stack import Process
 from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def _checks_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applications that are made here check grammars in this process: two processes for each would take 0.2 s."""
+    monkeypatch.setattr(admission, "create_checker", inline_checker)
+
 
 HOLD, HOLD_S = "target_service.rows.MOST_HOLD_S", 3.0
 """How long the module's target holds a step for the draft tokens that its slot names: longer than usual, since here the

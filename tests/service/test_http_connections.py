@@ -23,7 +23,9 @@ import gateway.api.http_server as http_server
 from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.http_server import BACKLOG, HttpServer, bind
+from gateway.grammar_checker import create_checker
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from tests.checkers import ENDLESS, children, until_busy, until_ended
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -43,6 +45,7 @@ async def served(generator: ScriptedGenerator, **settings: object) -> AsyncItera
     finally:
         server.should_exit = True
         await task
+        await admission.close()
 
 
 @pytest.fixture
@@ -294,3 +297,28 @@ def test_there_are_descriptors_for_the_connections() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_grammar_is_checked_no_longer_than_its_client_stays(generator: ScriptedGenerator) -> None:
+    """Of a stream, and a count of tokens. Nobody else waits."""
+    named = {"name": "x", "schema": ENDLESS}
+    chat = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": {"type": "json_schema", "json_schema": named},
+    }
+    text = {"format": {"type": "json_schema", **named}}
+    before = children()
+    async with served(generator) as (port, admission):
+        admission.checker = create_checker(60.0)
+        for path, body in (
+            ("/v1/chat/completions", chat),
+            ("/v1/responses/input_tokens", {"input": "hi", "text": text}),
+        ):
+            data = json.dumps(body).encode()
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+            writer.write(head.encode() + b"\r\n\r\n" + data)
+            busy = await until_busy(before)
+            assert await serves(port)
+            writer.close()
+            await until_ended(busy)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from gateway.grammars import of_schema
 from outrider.engine.sampling import grammar as grammar_module
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
@@ -20,6 +21,7 @@ from outrider.engine.sampling.grammar import Grammars, GrammarState
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row, process_unchecked
 from outrider.engine.sampling.sampling import distributions
+from outrider.wire import grammar_limits
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
@@ -221,7 +223,7 @@ class TestWhatCannotBeFollowed:
 
     @pytest.fixture(autouse=True)
     def few_states(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 120)
+        monkeypatch.setattr(grammar_limits, "MAX_LEXER_STATES", 120)
 
     def followed(self, state: GrammarState, seed: int) -> tuple[list[int], str | None]:
         """Numbers at random until the grammar fails."""
@@ -275,6 +277,25 @@ class TestWhatCannotBeFollowed:
     def test_a_text_that_no_token_can_write(self) -> None:
         state = GrammarState(compiled(LLMatcher.grammar_from_regex("1x")))
         assert state.failure((ONE,)) == "no token of the model goes on as it says"
+
+
+class TestLimits:
+    def test_all_that_the_library_has_are_set(self) -> None:
+        limits = LLParserLimits(**grammar_limits.parser_limits())
+        fields = {name for name in dir(limits) if not name.startswith("_")}
+        assert fields == grammar_limits.parser_limits().keys()
+
+    def test_the_gateway_refuses_what_a_worker_could_not_follow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ways = [{"type": "array", "items": {"type": "integer", "minimum": number}} for number in range(30)]
+        schema = {"type": "array", "minItems": 1, "items": {"anyOf": ways}}
+        text = of_schema(schema, "p", strict=False)
+        monkeypatch.setattr(grammar_limits, "MAX_ITEMS_IN_ROW", 40)
+        with pytest.raises(InvalidRequest, match="MAX_ITEMS_IN_ROW") as refused:
+            of_schema(schema, "p", strict=False)
+        state = GrammarState(compiled(text))
+        state.set_output([OPEN, OPEN])
+        failure = state.failure(())
+        assert failure is not None and failure in refused.value.message
 
 
 class TestCompiling:

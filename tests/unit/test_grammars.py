@@ -1,24 +1,22 @@
-"""What callers say an answer has to be: what comes of it, what is refused and where, and how long that takes."""
+"""What callers say an answer has to be: what comes of it, what is refused and where."""
 
 from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from gateway.grammars import LIMITS, OutputFormat, of_choice, of_lark, of_regex, of_schema, one_output, schema_text
+from gateway.grammars import grammar_of, of_choice, of_lark, of_regex, of_schema, schema_text
+from gateway.output_format import OutputFormat, one_output
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.grammar_limits import parser_limits
 from tests.schemas import make_schema
-
-CPU_S = 0.6
-"""A refusal or a grammar takes about 0.1 s at most, and on a busy machine several times that."""
 
 
 class Bytes:
@@ -32,6 +30,7 @@ class Bytes:
 
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+LIMITS = LLParserLimits(**parser_limits())
 
 
 def schema(value: Any, strict: bool = False) -> str:
@@ -65,7 +64,7 @@ def drawn(grammar: str, seed: int) -> str | None:
         (lambda: schema({"type": "integer"}), ["0", "-7", "12"], ["", "1.5", '"1"', " 1"]),
         (lambda: schema("true"), ["0", "{}", '"a"', "[1, null]"], ["", "a"]),
         (lambda: schema('{"enum": ["a", 1, null]}'), ['"a"', "1", "null"], ["a", "2"]),
-        (lambda: OutputFormat("json_object", None, "p").grammar(), ["{}", '{"a": [1]}'], ["[]", "1"]),
+        (lambda: grammar_of(OutputFormat("json_object", None, "p")), ["{}", '{"a": [1]}'], ["[]", "1"]),
         (lambda: of_regex(r"^a/b+\n$", "p"), ["a/b\n", "a/bbb\n"], ["a/b", "a/b\nc"]),
         (lambda: of_regex("(?i)é|x{2,3}", "p"), ["É", "xx", "xxx"], ["x"]),
         (lambda: of_choice(["a", "ab", "a.b", "\x01\n\\", "é😀"], "p"), ["a", "ab", "\x01\n\\", "é😀"], ["b", "axb"]),
@@ -176,6 +175,10 @@ def test_bounds_hold_to_the_last_digit(kind: str) -> None:
             assert [text for text in allowed if not validator.is_valid(json.loads(text))] == [], bounds
 
 
+def named(count: int) -> dict[str, Any]:
+    return {f"p{index}": {"type": "string"} for index in range(count)}
+
+
 REFUSED: list[tuple[Any, str, str]] = [
     (
         {"properties": {"a": {"type": "array", "items": {"uniqueItems": True}}}},
@@ -203,13 +206,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"enum": [{"a": [10**20]}]}, ".enum[0].a[0]", "2^53"),
     ({"minimum": 1e999}, "", "JSON"),
     ({"multipleOf": 0}, ".multipleOf", "greater than 0"),
-    ({"maxLength": -1}, ".maxLength", "0 to 10000"),
-    ({"maxItems": 10_001}, ".maxItems", "0 to 10000"),
+    ({"maxLength": -1}, ".maxLength", "0 to 2^53"),
     ({"minItems": 1.0}, ".minItems", "whole number"),
     ({"pattern": 1}, ".pattern", "must be a string"),
     ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, ".properties.a", "look-around"),
     ({"properties": {"a": {"pattern": r"(a)\1"}}}, ".properties.a", "backreferences"),
-    ({"pattern": "a{1,100000}"}, ".pattern", "MAX_COUNT"),
     ({"const": "\ud800"}, "", "surrogate"),
     ({"$ref": "https://example.com/a"}, ".$ref", "only places in the schema itself"),
     ({"$ref": "#/$defs/a"}, ".$ref", "no schema there"),
@@ -226,8 +227,9 @@ REFUSED: list[tuple[Any, str, str]] = [
     ('{"a', "", "no JSON"),
     ({"default": json.loads("[" * 34 + "]" * 34)}, ".default", "MAX_DEPTH"),
     ({"$id": {}}, ".$id", "keyword"),
-    ('{"const":"' + "a" * (64 << 10) + '"}', "", "MAX_SCHEMA_BYTES"),
-    ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "MAX_MULTIPLES"),
+    ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ".allOf[1].multipleOf", "another multipleOf"),
+    ({"properties": {"a": {"properties": named(600)}}}, ".properties.a", "MAX_ITEMS_IN_ROW"),
+    ({"type": "object", "properties": named(600)}, "", "MAX_ITEMS_IN_ROW"),
 ]
 
 
@@ -299,15 +301,9 @@ def test_what_is_no_schema_is_refused_where_it_is_to_be_strict_too(properties: A
     [
         (lambda: of_regex("(a", "p"), "", "unclosed group"),
         (lambda: of_regex(r"\bx", "p"), "", "lookarounds"),
-        (lambda: of_regex("a" * 4097, "p"), "", "MAX_REGEX_CHARS"),
-        (lambda: of_regex("(a{99999999999}){3}", "p"), "", "MAX_COUNT"),
-        (lambda: of_regex("((a{10}){100}b|c){100}", "p"), "", "100000 times"),
-        (lambda: of_regex("((a{10})b+){2}((c{100}){1,101})", "p"), "", "10100 times"),
         (lambda: of_regex("\ud800", "p"), "", "surrogate"),
         (lambda: of_choice([], "p"), "", "empty list"),
         (lambda: of_choice(["a", ""], "p"), "[1]", "is empty"),
-        (lambda: of_choice(["a"] * 1025, "p"), "", "MAX_CHOICES"),
-        (lambda: of_choice(["a" * 9000] * 2, "p"), "", "MAX_CHOICES_CHARS"),
         (lambda: of_choice(["\udfff"], "p"), "", "surrogate"),
         (lambda: of_lark("hello", "p"), "", "neither Lark (start: ...) nor GBNF"),
         (lambda: of_lark('root ::= "\\', "p"), "", "neither"),
@@ -317,9 +313,6 @@ def test_what_is_no_schema_is_refused_where_it_is_to_be_strict_too(properties: A
         (lambda: of_lark("start: a\na[max_tokens=3]: /b/", "p"), "", "option max_tokens"),
         (lambda: of_lark('start: "a"\n%json {"not": {}}', "p"), ".%json[0].not", "keyword"),
         (lambda: of_lark("start: %json {}  %json {", "p"), ".%json[1]", "no JSON"),
-        (lambda: of_lark("start: A\nA: " + " & ".join(["/a/"] * 8), "p"), "", "MAX_LARK_JOINS"),
-        (lambda: of_lark('start: "' + "a" * (32 << 10) + '"', "p"), "", "MAX_LARK_BYTES"),
-        (lambda: of_lark("root ::= a\n" + 'a ::= "a"\n' * 256, "p"), "", "MAX_GBNF_RULES"),
     ],
 )
 def test_expressions_choices_and_grammars_are_refused(make: Callable[[], str], place: str, reason: str) -> None:
@@ -328,113 +321,9 @@ def test_expressions_choices_and_grammars_are_refused(make: Callable[[], str], p
     assert caught.value.param == f"p{place}" and reason in caught.value.message, caught.value.message
 
 
-def test_special_tokens_are_known_by_the_served_tokenizer() -> None:
-    assert of_lark('start: "a" <end>', "p", tokenizer=TOKENIZER)
-    with pytest.raises(InvalidRequest, match="unknown special token"):
-        of_lark('start: "a" <other>', "p", tokenizer=TOKENIZER)
-
-
 def test_exactly_one_kind_is_given() -> None:
     nothing = dict.fromkeys(("json", "regex", "choice", "grammar", "json_object"))
     assert one_output(nothing | {"regex": "a"}) == OutputFormat("regex", "a", "structured_outputs.regex")
     for given, named in (({}, "has nothing"), ({"regex": "a", "json": {}}, "has json and regex")):
         with pytest.raises(InvalidRequest, match=named):
             one_output(nothing | given)
-
-
-def named(count: int) -> dict[str, Any]:
-    return {f"p{index}": {"type": "string"} for index in range(count)}
-
-
-def chained(count: int, of: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    return {f"d{i}": of(f"#/$defs/d{i + 1}") for i in range(count)} | {f"d{count}": {"properties": {"a": {}}}}
-
-
-HOSTILE: dict[str, Callable[[], Any]] = {
-    "properties": lambda: {"properties": named(512)},
-    "too many": lambda: {"properties": named(513)},
-    "counted": lambda: {"properties": named(32), "minProperties": 1, "additionalProperties": False, "type": "object"},
-    "counted elsewhere": lambda: {"allOf": [{"properties": named(500)}, {"minProperties": 1}]},
-    "enum": lambda: {"enum": [f"{'x' * 40}{index}" for index in range(1000)]},
-    "objects in an enum": lambda: {"enum": [{"a": index, "b": [index]} for index in range(1000)]},
-    "anyOf": lambda: {"anyOf": [{"properties": {"k": {"const": index}}} for index in range(500)]},
-    "oneOf": lambda: {"oneOf": [{"properties": {"k": {"const": f"{i}"}}, "required": ["k"]} for i in range(500)]},
-    "an enum and a pattern": lambda: {"enum": [f"a{i}" for i in range(1000)], "type": "string", "pattern": "(.*a){20}"},
-    "an enum and others": lambda: {"enum": [{"a": i} for i in range(400)], "properties": named(400)},
-    "product": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(6)]},
-    "products": lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in (0, 1)]} for i in range(12)]},
-    "wide product": lambda: {"anyOf": [{"properties": named(4)} for _ in range(64)], "properties": named(200)},
-    "references": lambda: {"$ref": "#/$defs/d0", "$defs": chained(25, lambda ref: {"allOf": [{"$ref": ref}] * 2})},
-    "long way": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"anyOf": [{"$ref": ref}, {}]})},
-    "long way down": lambda: {"$ref": "#/$defs/d0", "$defs": chained(500, lambda ref: {"items": {"$ref": ref}})},
-    "both ways": lambda: {
-        "$ref": "#/$defs/d0",
-        "$defs": chained(25, lambda ref: {"properties": {"a": {"$ref": ref}}, "allOf": [{"$ref": ref}]}),
-    },
-    "joined patterns": lambda: {"allOf": [{"type": "string", "pattern": f"(.*a){{{index}}}"} for index in range(30)]},
-    "some patterns": lambda: {"allOf": [{"type": "string", "pattern": f"(.*a){{{index}}}"} for index in range(8)]},
-    "patterns": lambda: {"properties": {f"p{i}": {"pattern": f"(a|aa)*b{{{i}}}"} for i in range(200)}},
-    "bounds": lambda: {"properties": {f"p{i}": {"exclusiveMinimum": -i / 7, "maximum": i * 1e9} for i in range(128)}},
-    "multiples": lambda: {"properties": {f"p{i}": {"multipleOf": 4294967291 - i} for i in range(16)}},
-    "items": lambda: {"items": {"items": {"minItems": 10_000}, "minItems": 10_000}, "maxItems": 10_000},
-    "deep": lambda: '{"items":' * 5000 + "{}" + "}" * 5000,
-    "deep const": lambda: {"const": json.loads("[" * 400 + "]" * 400)},
-    "wrong at the end": lambda: {"properties": named(511) | {"x": {"type": "string", "pattern": "(?=a)"}}},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_take_no_longer_than_others(name: str) -> None:
-    given = HOSTILE[name]()
-    check_quick(lambda: schema(given))
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "((((a{1,100}){1,100}){1,100}){1,100}){1,100}",
-        "(((a*)*)*)*" * 300,
-        "a?" * 2048,
-        "(a?){1000}a{1000}",
-        ".*a" * 1000,
-        r"[^a]\p{L}" * 400,
-        r"\p{L}{1,9999}" * 100,
-        "(" * 2000 + ")" * 2000,
-    ],
-    ids=lambda pattern: pattern[:20],
-)
-def test_hostile_expressions_take_no_longer(pattern: str) -> None:
-    check_quick(lambda: of_regex(pattern, "p"))
-    check_quick(lambda: of_lark(f"start: A{{1,1000}}\nA: /{pattern}/", "p"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "start: " + " | ".join(f'"a{index}"' for index in range(3000)),
-        "start: r0\n" + "".join(f'r{i}: "a" r{i + 1} | "b" r{i + 1}\n' for i in range(1000)) + 'r1000: "c"',
-        'start: start start | "a" | ""',
-        "start: " + "(" * 9000 + '"a"' + ")" * 9000,
-        "root ::= " + "(" * 9000 + '"a"' + ")" * 9000,
-        "root ::= r0\n" + "".join(f"r{i} ::= [a-z] r{i + 1}\n" for i in range(250)) + 'r250 ::= "c"',
-        "root ::= " + " | ".join(f'"a{index}"' for index in range(3000)),
-        "root ::= " + "[" * 30_000,
-        "start: A\nA: " + " & ".join(f"/(.*a){{{index}}}/" for index in range(7)),
-        'start: S\nS: %regex {"substring_chars": "' + "ab" * 12_000 + '"}',
-        "start: " + "%json {} " * 3000,
-        "start: " + "%json " * 5000,
-    ],
-    ids=lambda text: text[:24],
-)
-def test_hostile_grammars_take_no_longer(text: str) -> None:
-    check_quick(lambda: of_lark(text, "p"))
-
-
-def check_quick(work: Callable[[], str]) -> None:
-    """Work, to a grammar or a refusal, in bounded time."""
-    began_s = time.thread_time()
-    try:
-        work()
-    except InvalidRequest as refused:
-        assert len(refused.message) < 1000 + len(refused.param or "")
-    assert time.thread_time() - began_s < CPU_S

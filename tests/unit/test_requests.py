@@ -15,10 +15,12 @@ import pytest
 from gateway.admission.prompts import INLINE_CHARS, NUM_THREADS, PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
-from gateway.grammars import OutputFormat, of_regex
+from gateway.grammar_checker import GrammarChecker
+from gateway.grammars import of_regex
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
+from tests.checkers import InlinePool, inline_checker
 from tests.rendering import inline_template
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
@@ -82,7 +84,7 @@ async def test_long_texts_are_tokenised_on_a_thread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody], inline: bool
 ) -> None:
     demand = parse_body(kind, body).demand("id")
-    await build_requests(demand, FACTS, reader(), config())
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert (threads == {threading.get_ident()}) is inline
     assert inline or threads
 
@@ -101,7 +103,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
 ) -> None:
     demand = parse_body(kind, body).demand("id")
     with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
-        await build_requests(demand, FACTS, reader(), config())
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert not threads
 
 
@@ -109,7 +111,7 @@ async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:
     expected = tuple(TOKENIZER.encode(UNFIT)[-7:])
     for kind, body in ((CompletionBody, {"prompt": UNFIT}), (ChatBody, {"messages": [HELLO | {"content": UNFIT}]})):
         demand = parse_body(kind, {**body, "truncate_prompt_tokens": 7}).demand("id")
-        (request,) = await build_requests(demand, FACTS, reader(), config())
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
         assert len(request.prompt_ids) == 7
         assert request.prompt_ids == expected or kind is ChatBody
 
@@ -126,21 +128,13 @@ async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
     assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
 
-async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    compiled = OutputFormat.grammar
-
-    def told(output: OutputFormat) -> str:
-        seen.append(threading.get_ident())
-        return compiled(output)
-
-    monkeypatch.setattr(OutputFormat, "grammar", told)
-    demand = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}).demand(
-        "i"
-    )
-    requests = await build_requests(demand, FACTS, reader(), config())
+async def test_a_grammar_is_checked_once_for_all_answers() -> None:
+    pool = InlinePool()
+    body = {"prompt": ["a", "b"], "n": 2, "structured_outputs": {"regex": "x+"}}
+    demand = parse_body(CompletionBody, body).demand("i")
+    requests = await build_requests(demand, FACTS, reader(), config(), GrammarChecker(pool))
     assert [request.params.grammar for request in requests] == [of_regex("x+", "p")] * 4
-    assert len(seen) == 1 and threading.get_ident() not in seen
+    assert pool.num_run == 1
 
 
 @pytest.mark.parametrize(
@@ -149,9 +143,9 @@ async def test_a_grammar_is_compiled_on_a_thread_for_all_answers(monkeypatch: py
 )
 async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
     demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
-    await build_requests(demand, FACTS, reader(), config())
+    await build_requests(demand, FACTS, reader(), config(), inline_checker())
     with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
-        await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16))
+        await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16), inline_checker())
 
 
 def predicting(content: Any, **body: Any) -> Demand:
@@ -161,7 +155,9 @@ def predicting(content: Any, **body: Any) -> Demand:
 
 @pytest.mark.parametrize("content", ["the quick brown fox", [{"type": "text", "text": "the quick brown fox"}]])
 async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
-    requests = await build_requests(predicting(content, n=2, prompt=["x", "y"]), FACTS, reader(), config())
+    requests = await build_requests(
+        predicting(content, n=2, prompt=["x", "y"]), FACTS, reader(), config(), inline_checker()
+    )
     assert [each.prediction_ids for each in requests] == [tuple(TOKENIZER.encode("the quick brown fox"))] * 4
 
 
@@ -179,12 +175,14 @@ async def test_a_prediction_is_tokens_of_every_answer(content: Any) -> None:
 async def test_a_prediction_is_used_where_something_is_drafted_and_no_other_drafter_named(
     wish: dict[str, Any], is_used: bool
 ) -> None:
-    (request,) = await build_requests(predicting("the fox", speculation=wish), FACTS, reader(), config())
+    (request,) = await build_requests(
+        predicting("the fox", speculation=wish), FACTS, reader(), config(), inline_checker()
+    )
     assert bool(request.prediction_ids) is is_used
 
 
 async def test_an_empty_prediction_means_nothing() -> None:
-    (request,) = await build_requests(predicting(""), FACTS, reader(), config())
+    (request,) = await build_requests(predicting(""), FACTS, reader(), config(), inline_checker())
     assert request.prediction_ids == ()
     facts = dataclasses.replace(FACTS, drafters=(Drafter.PREDICTION,))
     with pytest.raises(InvalidRequest, match=r"drafter is prediction and prediction.content is empty"):
@@ -201,14 +199,16 @@ async def test_an_empty_prediction_means_nothing() -> None:
 )
 async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) -> None:
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
-        await build_requests(predicting(content), FACTS, reader(), config())
+        await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
     assert caught.value.param == "prediction.content"
 
 
 async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOKENIZER, "template", None)
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await build_requests(parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config())
+        await build_requests(
+            parse_body(ChatBody, {"messages": [HELLO]}).demand("id"), FACTS, reader(), config(), inline_checker()
+        )
 
 
 async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +216,11 @@ async def test_an_answer_may_go_on_with_the_last_message(monkeypatch: pytest.Mon
     monkeypatch.setattr(TOKENIZER, "template", inline_template(source))
     asked = {"messages": [HELLO, {"role": "assistant", "content": "s "}], "continue_final_message": True}
     demand = parse_body(ChatBody, {**asked, "add_generation_prompt": False}).demand("id")
-    (request,) = await build_requests(demand, FACTS, reader(), config())
+    (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert TOKENIZER.decode(request.prompt_ids) == "<user>hello</s><assistant>s "
     monkeypatch.setattr(TOKENIZER, "template", inline_template("{{ messages[0].content }}"))
     with pytest.raises(InvalidRequest, match="does not show the text of the last message"):
-        await build_requests(demand, FACTS, reader(), config())
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
     for wrong in (asked, {"messages": [HELLO], "continue_final_message": True, "add_generation_prompt": False}):
         with pytest.raises(InvalidRequest, match="needs add_generation_prompt to be false and a last message of the"):
             parse_body(ChatBody, wrong).demand("id")
@@ -239,9 +239,8 @@ async def test_the_tokenizers_own_tokens_are_added_to_texts_and_where_it_is_aske
 
     monkeypatch.setattr(TOKENIZER, "encode", told)
     for body, asked in ((CompletionBody, {"prompt": "hello"}), (ChatBody, {"messages": [HELLO]})):
-        await build_requests(
-            parse_body(body, {**asked, "add_special_tokens": given}).demand("id"), FACTS, reader(), config()
-        )
+        demand = parse_body(body, {**asked, "add_special_tokens": given}).demand("id")
+        await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert added == [given is not False, given is True]
 
 
@@ -251,7 +250,7 @@ async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() ->
     async def scheduling(key_name: str | None, **body: Any) -> Scheduling:
         demand = parse_body(CompletionBody, {"prompt": "x", **body}).demand("id")
         check_demand(demand, [FACTS])
-        (request,) = await build_requests(demand, FACTS, reader(), config(), key_name, 2.0)
+        (request,) = await build_requests(demand, FACTS, reader(), config(), inline_checker(), key_name, 2.0)
         return request.scheduling
 
     nobody, salted = await scheduling(None), await scheduling(None, cache_salt="a")

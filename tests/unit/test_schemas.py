@@ -12,7 +12,7 @@ from gateway.api.messages_schemas import MessagesBody
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import NEUTRAL, ChatBody, CompletionBody, parse_body
 from gateway.generation import DraftLogprobs, SpeculationOptions
-from gateway.grammars import OutputFormat
+from gateway.output_format import OutputFormat
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import SamplingParams
 from tests.openai_table import DOCUMENT, written

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 from outrider.engine.worker import worker_service
+from outrider.engine.worker.grammar_compiler import NICENESS, GrammarCompiler
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 
 
 class _Panic(BaseException):
@@ -40,9 +46,66 @@ async def test_a_compile_that_breaks_is_answered_and_what_waits_for_it_is_bounde
         item = tpb.TargetRequest(id=2 + number, epoch=1, verify=tpb.Verify(slot=1))
         service._dispatch(1, item, said.append, lambda owner, item, respond: taken.append(item.id))
     assert [each.fault for each in said] == [Fault.INVALID] and "2 messages" in said[0].message
-    for task in list(service._tasks):
-        await task
+    for opening in list(service._compiling.values()):
+        assert opening.task is not None
+        await opening.task
     assert (
         isinstance(said[1], JobError) and said[1].fault is Fault.INTERNAL and "index out of bounds" in said[1].message
     )
     assert taken == [2, 3] and not service._compiling and service.num_opening == 0
+
+
+class _Slow:
+    """Grammars that take as long to compile as the test wants."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.compiled: list[str] = []
+        self.niceness = 0
+
+    def get(self, text: str) -> None:
+        return None
+
+    def compile(self, text: str) -> str:
+        self.may_go_on.wait(20)
+        self.compiled.append(text)
+        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return text
+
+
+async def test_the_next_grammar_is_of_the_caller_that_compiling_has_taken_least_for() -> None:
+    grammars, compiler = _Slow(), GrammarCompiler()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def compile_(caller: bytes, text: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(compiler.compile(grammars, text, Scheduling(caller)))  # type: ignore[arg-type]
+
+    tasks = [compile_(b"busy", f"busy {number}") for number in range(4)]
+    await asyncio.sleep(0)
+    tasks += [compile_(b"other", "other"), compile_(b"left", "left")]
+    await asyncio.sleep(0.01)
+    tasks.pop().cancel()
+    tasks.pop(1).cancel()
+    grammars.may_go_on.set()
+    await asyncio.gather(*tasks)
+    assert grammars.compiled == ["busy 0", "other", "busy 2", "busy 3"]
+    assert sys.platform != "linux" or grammars.niceness == min(19, own + NICENESS)
+
+
+async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
+    info = pb.WorkerInfo(context_limit=64, vocab_size=9)
+    said, jobs = list[Any](), list[Any]()
+    grammars, engine = _Slow(), SimpleNamespace(submit=jobs.append)
+    service = WorkerService(engine, lambda: info, pb.TokenizerFiles(), 1, grammars)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=4, grammar="{}").to_proto()
+    for slot in (1, 2):
+        message = pb.OpenSlot(slot=slot, committed_ids=[3], num_prompt_tokens=1, params=params, protocol=PROTOCOL)
+        service._dispatch(1, tpb.TargetRequest(id=slot, epoch=1, open=message), said.append, lambda *_: None)
+    await asyncio.sleep(0.01)
+    service._dispatch(1, tpb.TargetRequest(epoch=1, close=pb.CloseSlot(slot=2)), said.append, lambda *_: None)
+    assert [each.fault for each in said] == [Fault.CANCELLED] and list(service._compiling) == [(1, 1)]
+    service._gone(1)
+    grammars.may_go_on.set()
+    await asyncio.sleep(0.05)
+    assert not service._compiling and service.num_opening == 0 and len(grammars.compiled) == 1
+    assert [type(job).__name__ for job in jobs] == ["CloseJob", "OwnerGone"]

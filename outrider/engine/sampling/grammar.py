@@ -6,7 +6,7 @@ allowed, but for those that end an answer, where the grammar may end; where it h
 tokenizer does not have are not allowed either.
 
 `Grammars` may be asked from any thread, what it makes belongs to one slot. llguidance lets go of the interpreter while
-it compiles and while it makes a mask. Called by `worker_service`, which compiles, and by `penalties`, which follows.
+it compiles and while it makes a mask. Called by `grammar_compiler`, and by `penalties`, which follows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.grammar_limits import limit_reached, parser_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,18 +31,14 @@ Mask = NDArray[np.bool_]
 """[V]: which ids may come."""
 
 MAX_GRAMMARS = 16
-"""Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB, which doubling it doubles.
-One that is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
+"""Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB. One that
+is no longer kept lives on while a slot follows it, so that each open slot may add 35 MB at worst."""
 MAX_TEXT_BYTES = 4 << 20
-"""Bytes of their texts, all together: what is compiled takes some ten times as much. Doubling it doubles that."""
-MAX_LEXER_STATES = 50_000
-"""States of one grammar's lexer, which are made as they are met. Expressions that explode took 0.1 to 0.7 kB for each,
-35 MB at most; a string with a `maxLength` has 9 for each character, and fills it behind 5,500. Doubling it doubles
-both."""
+"""Bytes of their texts, all together: what is compiled takes some ten times as much."""
 MAX_FOLLOWED_TOKENS = 4096
 """Output tokens, of all slots together, behind which a grammar is compiled anew for those that come, so that states
-that others met do not end them: an expression that explodes adds 1 to 45 a token. Doubling it halves what compiling
-costs, at 1,000 tokens/s 1 to 5 ms of another thread in 4 s, and ends more requests for what others met."""
+that others met do not end them: an expression that explodes adds 1 to 45 a token. At 1,000 tokens/s compiling takes
+1 to 5 ms of another thread in 4 s."""
 
 NO_TEXT = "\uffff"
 """Begins the names of special tokens: Unicode has no such character."""
@@ -67,8 +64,6 @@ class Grammars:
         self._num_bytes = 0
         self._lock = Lock()
         """Of what is kept."""
-        self._compiling = Lock()
-        """Held by who compiles: one at a time, so that a text is compiled once and takes one core."""
 
     def get(self, text: str) -> Grammar | None:
         """Return a grammar that is compiled; None where `compile` would take its time."""
@@ -82,12 +77,11 @@ class Grammars:
         """Return the grammar of a text, None where it is served as if there were none. Raises InvalidRequest saying
         what of it cannot be followed.
         """
-        with self._compiling:
-            found = self.get(text)
-            if found is None and (self._must_follow or self._tokenizer is not None):
-                found = Grammar(self, text, self._matcher(text))
-                self._keep(found)
-            return found
+        found = self.get(text)
+        if found is None and (self._must_follow or self._tokenizer is not None):
+            found = Grammar(self, text, self._matcher(text))
+            self._keep(found)
+        return found
 
     def _matcher(self, text: str) -> LLMatcher:
         """Return the beginning of a text's grammar. Raises InvalidRequest."""
@@ -96,8 +90,7 @@ class Grammars:
             raise InvalidRequest(why, param="grammar")
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**parser_limits()))
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be followed: {_reason(matcher)}", param="grammar")
         return matcher
@@ -276,6 +269,4 @@ def _reason(matcher: LLMatcher) -> str:
     reason = matcher.get_error().partition("\n")[0]
     if reason.startswith("NoExtension"):
         return "no token of the model goes on as it says"
-    if "too many states" in reason:
-        return f"its lexer has too many states, more than {MAX_LEXER_STATES} (MAX_LEXER_STATES)"
-    return reason
+    return limit_reached(reason) or reason

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread
+from outrider.engine.worker.grammar_compiler import GrammarCompiler
 from outrider.engine.worker.jobs import (
     CloseJob,
     Fault,
@@ -46,11 +47,24 @@ _FACTS = ("num_drafted", "num_accepted", "batch_size", "num_cached_tokens")
 """Fields of a verdict that become attributes of its span: counts, never token ids."""
 
 MAX_WAITING = 64
-"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few. Doubling it doubles what a peer
-that sends more can have kept."""
+"""Messages of a slot that wait for its grammar to be compiled; a gateway sends a few."""
+
+MAX_COMPILING = 256
+"""Slots whose grammars wait to be compiled, each of 256 KiB at most. A gateway has 64 answers under way unless it is
+told otherwise."""
 
 Respond = Callable[[Any], None]
 """A callback that takes a job's result, a JobError or a reply."""
+
+
+@dataclass(eq=False)
+class _Opening:
+    """A slot whose grammar is being compiled."""
+
+    job: OpenJob
+    task: asyncio.Task[None] | None = None
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """What came for it since."""
 
 
 class SlotSpans:
@@ -179,9 +193,8 @@ class WorkerService:
         self.vocabulary_of: Callable[[pb.OpenSlot], SlotVocabulary] = lambda message: self.own_vocabulary
         """Which tokens a slot's messages speak of."""
         self._slot_spans = None if spans is None else SlotSpans(spans)
-        self._compiling: dict[SlotKey, list[Callable[[], None]]] = {}
-        """By slot whose grammar is being compiled: what came for it since."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._compiler = GrammarCompiler()
+        self._compiling: dict[SlotKey, _Opening] = {}
 
     async def control(
         self,
@@ -220,7 +233,8 @@ class WorkerService:
 
     def _gone(self, owner: int) -> None:
         for key in [key for key in self._compiling if key[0] == owner]:
-            del self._compiling[key]
+            self._drop(key)
+            self.num_opening -= 1
         self.engine.submit(OwnerGone(owner))
         if self._slot_spans is not None:
             self._slot_spans.gone(owner)
@@ -252,16 +266,20 @@ class WorkerService:
         if grammar is not None or not job.params.grammar:
             self.engine.submit(replace(job, grammar=grammar))
             return
-        self._compiling[job.owner, job.slot_id] = []
-        task = asyncio.create_task(self._compile(job, vocabulary.grammars))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if len(self._compiling) >= MAX_COMPILING:
+            why = f"the grammars of {MAX_COMPILING} slots wait to be compiled, no more are taken; open it later"
+            opened(JobError(Fault.EXHAUSTED, why))
+            return
+        opening = self._compiling[job.owner, job.slot_id] = _Opening(job)
+        opening.task = asyncio.create_task(self._compile(opening, vocabulary.grammars))
 
-    async def _compile(self, job: OpenJob, grammars: Grammars) -> None:
+    async def _compile(self, opening: _Opening, grammars: Grammars) -> None:
         """Open a slot once its grammar is compiled, in another thread; what came for it meanwhile follows."""
+        job = opening.job
         result: OpenJob | JobError
         try:
-            result = replace(job, grammar=await asyncio.to_thread(grammars.compile, job.params.grammar))
+            grammar = await self._compiler.compile(grammars, job.params.grammar, job.scheduling)
+            result = replace(job, grammar=grammar)
         except InvalidRequest as error:
             result = JobError(Fault.INVALID, error.message)
         except asyncio.CancelledError:
@@ -269,15 +287,26 @@ class WorkerService:
         except BaseException as error:  # a panic in Rust is no Exception
             log.exception("compiling the grammar of slot %d failed", job.slot_id)
             result = JobError(Fault.INTERNAL, f"compiling the grammar failed: {error!r}")
-        waiting = self._compiling.pop((job.owner, job.slot_id), None)
-        if waiting is None:  # its stream has ended
-            self.num_opening -= 1
-            return
+        del self._compiling[job.owner, job.slot_id]
         if isinstance(result, OpenJob):
             self.engine.submit(result)
         else:
             job.respond(result)
-        for take_up in waiting:
+        for take_up in opening.waiting:
+            take_up()
+
+    def _drop(self, key: SlotKey) -> _Opening:
+        """Compile no grammar for this slot."""
+        opening = self._compiling.pop(key)
+        assert opening.task is not None
+        opening.task.cancel()
+        return opening
+
+    def _close_opening(self, key: SlotKey) -> None:
+        """Answer what came for a slot that is closed before its grammar is compiled."""
+        opening = self._drop(key)
+        opening.job.respond(JobError(Fault.CANCELLED, "the slot was closed before its grammar was compiled"))
+        for take_up in opening.waiting:
             take_up()
 
     def _too_long(self, message: pb.OpenSlot) -> str | None:
@@ -287,13 +316,16 @@ class WorkerService:
 
     def _dispatch(self, owner: int, item: Any, respond: Respond, take: Callable[[int, Any, Respond], None]) -> None:
         kind = item.WhichOneof("item")
-        waiting = self._compiling.get((owner, getattr(item, kind).slot)) if kind is not None else None
-        if waiting is not None and len(waiting) >= MAX_WAITING:
+        key = (owner, getattr(item, kind).slot) if kind is not None else None
+        if kind == "close" and key in self._compiling:
+            self._close_opening(key)
+        opening = self._compiling.get(key) if key is not None else None
+        if opening is not None and len(opening.waiting) >= MAX_WAITING:
             if item.id:
                 why = f"slot has {MAX_WAITING} messages that wait for its grammar, no more are taken; wait for its open"
                 respond(JobError(Fault.INVALID, why))
-        elif waiting is not None:
-            waiting.append(partial(self._dispatch, owner, item, respond, take))
+        elif opening is not None:
+            opening.waiting.append(partial(self._dispatch, owner, item, respond, take))
         elif item.epoch != self.epoch:
             if item.id:
                 why = f"message is for epoch {item.epoch}, this worker's is {self.epoch}; open the slot again"

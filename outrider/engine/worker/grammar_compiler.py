@@ -1,0 +1,103 @@
+"""Compiles the grammars of slots that are being opened: one at a time, on a thread that steps of the engine go before.
+
+The gateway has checked each grammar, so that each takes about a second at most. Called by `worker_service`, on the gRPC
+loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from outrider.engine.sampling.grammar import Grammar, Grammars
+from outrider.wire.scheduling import Scheduling, VirtualTokens
+
+NICENESS = 10
+"""Added to the thread's own."""
+STACK_BYTES = 16 << 20
+"""Stack of the thread: four times what the gateway checks grammars with, as compiled code recurses."""
+
+
+@dataclass(eq=False)
+class _Compile:
+    """A grammar that waits to be compiled."""
+
+    scheduling: Scheduling
+    granted: asyncio.Future[None]
+
+
+class GrammarCompiler:
+    """The next to be compiled is the grammar of the caller for whom compiling has taken least, over its weight."""
+
+    def __init__(self) -> None:
+        self._thread = _create_thread()
+        self._waiting: list[_Compile] = []
+        self._running: _Compile | None = None
+        self._shares = VirtualTokens()
+        """Seconds by caller."""
+
+    async def compile(self, grammars: Grammars, text: str, scheduling: Scheduling) -> Grammar | None:
+        """Return as `Grammars.compile`. Cancelled before its turn, nothing is compiled."""
+        loop = asyncio.get_running_loop()
+        job = _Compile(scheduling, loop.create_future())
+        self._waiting.append(job)
+        self._grant()
+        try:
+            await job.granted
+        except asyncio.CancelledError:
+            self._leave(job)
+            raise
+        began_s = time.monotonic()
+        work = loop.run_in_executor(self._thread, grammars.compile, text)
+        work.add_done_callback(lambda done: self._finish(job, done, began_s))
+        return await asyncio.shield(work)  # what has begun goes on, and the next waits for it
+
+    def _grant(self) -> None:
+        """Give the thread to one that waits, if it is free."""
+        if self._running is not None or not self._waiting:
+            return
+        self._shares.wait({job.scheduling.caller: job.scheduling.weight for job in self._waiting}, ())
+        self._running = min(self._waiting, key=lambda job: self._shares.given(job.scheduling.caller))
+        self._waiting.remove(self._running)
+        self._running.granted.set_result(None)
+
+    def _leave(self, job: _Compile) -> None:
+        """Drop one that is cancelled before it has begun."""
+        if job is self._running:
+            self._running = None
+            self._grant()
+        else:
+            self._waiting.remove(job)
+
+    def _finish(self, job: _Compile, work: asyncio.Future[Grammar | None], began_s: float) -> None:
+        if not work.cancelled():
+            work.exception()  # looked at here, as nobody else may wait for it any more
+        caller, weight = job.scheduling.caller, job.scheduling.weight
+        waiting = {other.scheduling.caller: other.scheduling.weight for other in self._waiting}
+        self._shares.wait({**waiting, caller: weight}, ())
+        self._shares.give(caller, time.monotonic() - began_s)
+        self._running = None
+        self._grant()
+
+
+def _create_thread() -> ThreadPoolExecutor:
+    """Return an executor of one thread, which has started."""
+    previous = threading.stack_size(STACK_BYTES)
+    try:
+        executor = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_lower_priority)
+        executor.submit(threading.get_ident).result()
+        return executor
+    finally:
+        threading.stack_size(previous)
+
+
+def _lower_priority() -> None:
+    """Let all other threads go first. Linux has a niceness for each thread; elsewhere it is the process's."""
+    if sys.platform == "linux":
+        thread_id = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
