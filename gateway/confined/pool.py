@@ -30,6 +30,8 @@ MAX_WAIT_S = 10.0
 """Seconds that a request waits for a process at most. Each piece of work takes about a second at worst."""
 STALLED = 10
 """How many times its CPU limit a piece of work may take by the clock, on a machine whose cores are busy."""
+MIN_STALLED_S = 10.0
+"""Seconds that it may take by the clock in any case: a second of CPU time takes as long on two cores that 20 share."""
 END_S = 1.0
 """Seconds that a process may take to end once it has closed its pipe."""
 RETRY_S = 1.0
@@ -176,7 +178,7 @@ class ConfinedPool:
         data = request if isinstance(request, bytes) else json.dumps(request).encode("ascii")
         process = await self._acquire(caller)
         try:
-            reply = await asyncio.wait_for(process.ask(data), STALLED * self._cpu_s)
+            reply = await asyncio.wait_for(process.ask(data), max(MIN_STALLED_S, STALLED * self._cpu_s))
         except EOFError:
             self._finish(caller, None, self._cpu_s)
             raise self._exceeded(await process.exit_code()) from None
