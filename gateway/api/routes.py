@@ -196,37 +196,49 @@ class Routes:
 
     async def count_tokens(self, request: Request, body: CountBody) -> Response:
         """Count the tokens of a message's input, as Anthropic's API."""
-        return JsonResponse({"input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {})
 
     async def input_tokens(self, request: Request, body: ResponsesBody) -> Response:
         """Count the tokens of a response's input, as OpenAI's API."""
-        return JsonResponse({"object": "response.input_tokens", "input_tokens": await self._count(request, body)})
+        return await self._count(request, body, {"object": "response.input_tokens"})
 
-    async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
-        demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
+    async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
+        demand = body.demand(request.scope["answer_id"])
         facts = check_demand(demand, self.admission.generator.models())
+        reader = self.admission.prompt_reader(facts, request.scope["incoming"], counts=True)
+        ids = await self._while_connected(request, partial(prompt_ids, demand, reader))
+        if ids is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return JsonResponse({**fields, "input_tokens": len(ids)})
+
+    async def _while_connected(
+        self, request: Request, read: Callable[[], Coroutine[Any, Any, tuple[int, ...]]]
+    ) -> tuple[int, ...] | None:
+        """Return the tokens, None when the client left first. It counts as one of the key's answers at once."""
+        incoming: IncomingRequest = request.scope["incoming"]
         with incoming.caller.answers(1, "max_concurrent"):
-            return len(await prompt_ids(demand, self.admission.prompt_reader(facts, incoming, counts=True)))
+            return await while_connected(request.receive, read())
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
-        incoming: IncomingRequest = request.scope["incoming"]
         facts = wanted_model(self.admission.generator.models(), body.model or "")
-        reader = self.admission.prompt_reader(facts, incoming, counts=True)
-        with incoming.caller.answers(1, "max_concurrent"):
-            if body.prompt is None:
-                demand = body.demand(request.scope["answer_id"])
-                check_demand(demand, [facts])
-                ids = await prompt_ids(demand, reader)
-            else:
-                ids = await reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
+        reader = self.admission.prompt_reader(facts, request.scope["incoming"], counts=True)
+        if body.prompt is None:
+            demand = body.demand(request.scope["answer_id"])
+            check_demand(demand, [facts])
+            read = partial(prompt_ids, demand, reader)
+        else:
+            read = partial(reader.encode, "prompt", body.prompt, body.add_special_tokens is not False)
+        ids = await self._while_connected(request, read)
+        if ids is None:
+            return Response(status_code=CLIENT_CLOSED)
 
-            def tokenized() -> Response:
-                names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
-                sizes = {"count": len(ids), "max_model_len": facts.context_limit}
-                return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+        def tokenized() -> Response:
+            names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+            return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
-            return await reader.work(len(ids), tokenized)
+        return await reader.work(len(ids), tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""
