@@ -49,28 +49,40 @@ class TextThreads:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "texts")
-        self._limits: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
+        self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
+        """By caller, for its largest texts and for others."""
         self._largest = asyncio.Semaphore(1)
 
     async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what `work` on so many characters returns. A thread cannot be ended: cancelled, its caller has it
         until the work is done.
         """
-        limit = self._limits.get(caller)
+        is_largest = num_chars > LARGEST_CHARS
+        limit = self._limits.get((caller, is_largest))
         if limit is None:
-            limit = self._limits[caller] = asyncio.Semaphore(1 if caller else NUM_THREADS)
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(limit)
-            if num_chars > LARGEST_CHARS:
-                await stack.enter_async_context(self._largest)
-            loop, held = asyncio.get_running_loop(), stack.pop_all()
+            limit = asyncio.Semaphore(1 if caller or is_largest else NUM_THREADS - 1)
+            self._limits[caller, is_largest] = limit
+        await limit.acquire()
+        held = [limit]
+        if is_largest:
+            try:
+                await self._largest.acquire()
+            except asyncio.CancelledError:
+                limit.release()
+                raise
+            held.append(self._largest)
+        loop = asyncio.get_running_loop()
 
-            def release(_: Future[T]) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(lambda: loop.create_task(held.aclose()))
+        def release() -> None:
+            for semaphore in held:
+                semaphore.release()
 
-            future = self._executor.submit(work, *args, **kwargs)
-            future.add_done_callback(release)
+        def note_end(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(release)
+
+        future = self._executor.submit(work, *args, **kwargs)
+        future.add_done_callback(note_end)
         return await asyncio.wrap_future(future)
 
 

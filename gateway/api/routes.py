@@ -179,34 +179,40 @@ class Routes:
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
         demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
         facts = check_demand(demand, self.admission.generator.models())
-        with incoming.caller.answers(1, "max_concurrent"):
-            ids = await while_connected(request.receive, self.admission.prompt_ids(facts, incoming, demand))
+        ids = await self._while_connected(request, partial(self.admission.prompt_ids, facts, incoming, demand))
         if ids is None:
             return Response(status_code=CLIENT_CLOSED)
         return JsonResponse({**fields, "input_tokens": len(ids)})
 
+    async def _while_connected(
+        self, request: Request, read: Callable[[], Coroutine[Any, Any, tuple[int, ...]]]
+    ) -> tuple[int, ...] | None:
+        """Return the tokens, None when the client left first. It counts as one of the key's answers at once."""
+        incoming: IncomingRequest = request.scope["incoming"]
+        with incoming.caller.answers(1, "max_concurrent"):
+            return await while_connected(request.receive, read())
+
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or a chat, as vLLM."""
-        incoming: IncomingRequest = request.scope["incoming"]
         facts = wanted_model(self.admission.generator.models(), body.model or "")
+        incoming: IncomingRequest = request.scope["incoming"]
         reader = self.admission.prompt_reader(facts, incoming, counts=True)
-        with incoming.caller.answers(1, "max_concurrent"):
-            if body.prompt is None:
-                demand = body.demand(request.scope["answer_id"])
-                check_demand(demand, [facts])
-                work = self.admission.prompt_ids(facts, incoming, demand)
-            else:
-                work = reader.encode("prompt", body.prompt, body.add_special_tokens is not False)
-            ids = await while_connected(request.receive, work)
-            if ids is None:
-                return Response(status_code=CLIENT_CLOSED)
+        if body.prompt is None:
+            demand = body.demand(request.scope["answer_id"])
+            check_demand(demand, [facts])
+            read = partial(self.admission.prompt_ids, facts, incoming, demand)
+        else:
+            read = partial(reader.encode, "prompt", body.prompt, body.add_special_tokens is not False)
+        ids = await self._while_connected(request, read)
+        if ids is None:
+            return Response(status_code=CLIENT_CLOSED)
 
-            def tokenized() -> Response:
-                names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
-                sizes = {"count": len(ids), "max_model_len": facts.context_limit}
-                return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
+        def tokenized() -> Response:
+            names = [reader.tokenizer.token_name(each) for each in ids] if body.return_token_strs else None
+            sizes = {"count": len(ids), "max_model_len": facts.context_limit}
+            return JsonResponse({**sizes, "tokens": ids, "token_strs": names})
 
-            return await reader.work(len(ids), tokenized)
+        return await reader.work(len(ids), tokenized)
 
     async def detokenize(self, request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens, special ones included, as vLLM."""

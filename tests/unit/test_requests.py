@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, NUM_THREADS, PromptReader, TextThreads
+from gateway.admission.prompts import INLINE_CHARS, LARGEST_CHARS, NUM_THREADS, PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.grammar_checker import GrammarChecker
@@ -124,7 +124,11 @@ async def test_the_long_texts_of_one_caller_keep_no_other_waiting() -> None:
     greedy[0].cancel()
     await asyncio.sleep(0)
     assert await asyncio.wait_for(threads.run(b"other", 1, lambda: 2), 10) == 2, "a thread is held until it ends"
+    largest = [asyncio.create_task(threads.run(b"", LARGEST_CHARS + 1, go_on.wait, 20)) for _ in range(NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(threads.run(b"", 1, lambda: 3), 10) == 3, "the largest take one thread"
     go_on.set()
+    assert await asyncio.gather(*largest) == [True] * NUM_THREADS
     assert await asyncio.gather(*greedy[1:]) == [True] * (2 * NUM_THREADS - 1)
 
 
