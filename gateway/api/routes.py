@@ -123,7 +123,7 @@ class Routes:
         router = APIRouter()
         keys = [Security(HTTPBearer(auto_error=False))] if self.admission.access.asks_for_keys else []
         generation = APIRouter(route_class=BodyRoute, dependencies=keys)
-        refusals = errors(400, 401, 404, 408, 413, 429, 500, 503, 504)
+        refusals = errors(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
         for path, endpoint, model, chunk in (
             ("/v1/completions", self.completions, Completion, Completion),
             ("/v1/chat/completions", self.chat, ChatCompletion, ChatChunk),
@@ -133,9 +133,9 @@ class Routes:
             )
         self._add_layers(generation)
         router.include_router(generation)
-        get, listed = router.add_api_route, errors(401)
+        get, listed = router.add_api_route, errors(401, 403)
         get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
-        one = errors(401, 404)
+        one = errors(401, 403, 404)
         get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=one, dependencies=keys)
         get("/metrics", self.metrics, response_class=PlainTextResponse)
         get("/sd", self.discovery, response_model=list[TargetGroup])
@@ -143,7 +143,7 @@ class Routes:
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
         get("/healthz", self.healthz, response_model=Alive)
         get("/readyz", self.readyz, response_model=Ready, responses={503: {"model": Ready}})
-        info = errors(400, 401)
+        info = errors(400, 401, 403)
         get("/tokenizer_info", self.tokenizer_info, response_model=TokenizerInfo, responses=info, dependencies=keys)
         get("/version", self.version, response_model=Version)
         get("/openapi.json", self.openapi, response_model=dict[str, Any])
@@ -151,7 +151,7 @@ class Routes:
 
     def _add_layers(self, router: APIRouter) -> None:
         """Add the endpoints over chat, and the tokenizer's."""
-        statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+        statuses = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
         refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
         for path, endpoint, model, responses, told in (
             ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),

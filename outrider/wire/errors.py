@@ -5,6 +5,7 @@ OutriderError
 |  |- ModelNotFound
 |  |- ContextExceeded
 |  |- RequestTooLarge
+|  |- UnsupportedMediaType
 |  `- RequestTooSlow
 |- Unauthenticated       no API key, or an unknown one
 |- Forbidden             a peer or key that may not do this
@@ -68,6 +69,13 @@ class RequestTooLarge(InvalidRequest):
 
     http_status = 413
     openai_code = "request_too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body does not say that it is JSON."""
+
+    http_status = 415
+    openai_code = "unsupported_media_type"
 
 
 class RequestTooSlow(InvalidRequest):
