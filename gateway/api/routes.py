@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, get_type_hints
@@ -202,7 +202,9 @@ class Routes:
 
     async def _count(self, request: Request, body: CountBody | ResponsesBody) -> int:
         demand = body.demand(request.scope["answer_id"])
-        tokenizer = self._tokenizer_of(check_demand(demand, self.admission.generator.models()))
+        facts = check_demand(demand, self.admission.generator.models())
+        replace(demand.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as where one is answered
+        tokenizer = self._tokenizer_of(facts)
         return len(await self.admission.tokenised(request.scope["incoming"], partial(prompt_ids, demand, tokenizer)))
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
