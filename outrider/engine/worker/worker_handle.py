@@ -90,8 +90,7 @@ class WorkerState:
 
 
 NOTICE_S = 1.5
-"""Seconds after which every gateway knows that a worker drains: three times as long as they take to ask again. Doubling
-it makes a worker without slots end that much later."""
+"""Seconds after which every gateway knows that a worker drains: longer than they take to ask again (IDLE_POLL_S)."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]
