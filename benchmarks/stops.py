@@ -49,7 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--systems", type=int, default=40)
     parser.add_argument("--ray-every", type=int, default=5, help="every so many-th has Ray")
-    parser.add_argument("--most-s", type=float, default=20.0, help="the latest moment, in seconds after the start")
+    parser.add_argument("--most-s", type=float, default=30.0, help="the latest moment, in seconds after the start")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     become_subreaper()
@@ -57,7 +57,7 @@ def main() -> int:
     stops: list[Stop] = []
     for index in range(options.systems):
         args = [] if index % options.ray_every == options.ray_every - 1 else ["--no-ray"]
-        number = moments.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+        number = moments.choice([signal.SIGINT, signal.SIGTERM])
         moment_s = moments.uniform(0.2, options.most_s)
         stop = stop_one(args, moment_s, number)
         stops.append(stop)

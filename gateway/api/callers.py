@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api.http_io import error_response
 from outrider.wire.errors import Forbidden
 from outrider.wire.log import get_logger
+from outrider.wire.origin import ANY, Host, Origin, read_host_names, read_origins
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import is_loopback
-from outrider.wire.transport.origin import ANY, Host, Origin, read_host_names, read_origins
 
 log = get_logger(__name__)
 

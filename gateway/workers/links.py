@@ -41,7 +41,7 @@ tried half as often."""
 POLL_S = 0.5
 """Seconds between two questions how a worker is that has work of ours."""
 IDLE_POLL_S = 1.0
-"""Seconds between two questions to one that has none. Below `NOTICE_S` of workers that drain."""
+"""Seconds between two questions to one that has none: half of the `NOTICE_S` of workers that drain."""
 POLL_TIMEOUT_S = 1.0
 """Seconds for the answer. Doubled, one that does not come delays the next question so much longer."""
 RTT_GAIN = 1 / 8

@@ -8,7 +8,7 @@ OutriderError
 |  |- UnsupportedMediaType
 |  `- RequestTooSlow
 |- Unauthenticated       no API key, or an unknown one
-|- Forbidden             a peer or key that may not do this
+|- Forbidden             a peer, key or web page that may not do this
 |- Overloaded            refused at admission
 |  `- RateLimited        an API key is over a limit of its own
 |- Unavailable           a part of the system is not there
@@ -112,7 +112,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The caller is known, and may not do this."""
+    """The caller may not do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403

@@ -11,9 +11,9 @@ import yaml
 
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
+from outrider.wire.origin import read_host_names
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
 from outrider.wire.settings.system import SystemConfig
-from outrider.wire.transport.origin import read_host_names
 
 REPO = Path(__file__).resolve().parents[2]
 SETTINGS = {

@@ -89,8 +89,8 @@ class WorkerState:
         )
 
 
-NOTICE_S = 1.5
-"""Seconds after which every gateway knows that a worker drains: longer than they take to ask again (IDLE_POLL_S)."""
+NOTICE_S = 2.0
+"""Seconds after which every gateway knows that a worker drains: twice as long as they take to ask again."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]

@@ -17,9 +17,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.wire.origin import read_host_names, read_origins
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
 from outrider.wire.settings.removed import refuse_removed
-from outrider.wire.transport.origin import read_host_names, read_origins
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-from outrider.wire.transport.address import is_loopback
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 ANY = "*"
 """In place of a list of origins or hosts: all of them."""
 _HOST = r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST, re.ASCII | re.IGNORECASE)
 _ORIGIN_HEADER = re.compile(rf"([a-z][a-z0-9+.-]*)://{_HOST}", re.ASCII | re.IGNORECASE)
-_ADDRESS = re.compile(r"\[.*\]|[0-9]+(\.[0-9]+){3}", re.ASCII)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 """Ports by scheme that browsers leave out."""
 
@@ -34,12 +32,21 @@ class Host:
     @property
     def is_address(self) -> bool:
         """Whether it is an address, which no answer of a name server can lead elsewhere."""
-        return _ADDRESS.fullmatch(self.name) is not None
+        return self._address is not None
 
     @property
     def is_loopback(self) -> bool:
         """Whether it is a loopback address, or a name that browsers and resolvers keep for them (RFC 6761)."""
-        return is_loopback(self.name.strip("[]")) or self.name.endswith(".localhost")
+        if self._address is not None:
+            return self._address.is_loopback
+        return self.name == "localhost" or self.name.endswith(".localhost")
+
+    @property
+    def _address(self) -> IPv4Address | IPv6Address | None:
+        try:
+            return ip_address(self.name.strip("[]"))
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
