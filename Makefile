@@ -89,6 +89,14 @@ bench-interference: $(STAMP)
 bench-fairness: $(STAMP)
 	$(BIN)/python -m benchmarks.fairness $(ARGS)
 
+# Processor time of each process of a system that nobody uses, over a minute, with Ray and without: three minutes.
+bench-idle: $(STAMP)
+	$(BIN)/python -m benchmarks.idle $(ARGS)
+
+# Forty systems, every fifth with Ray, stopped at random moments: none may hang or leave a process. A quarter of an hour.
+bench-stops: $(STAMP)
+	$(BIN)/python -m benchmarks.stops $(ARGS)
+
 bench-resident: $(STAMP)
 	$(BIN)/python -m benchmarks.resident
 

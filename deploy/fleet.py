@@ -1,7 +1,8 @@
 """The workers of a system and what becomes of them: started, followed through restarts, added, drained and ended.
 
-One owner: the launcher's main thread, which calls `tick` a few times a second. Workers are reached through
-`ray_workers`, seen through `sightings`; gateways hear of them through the memberships that `tick` returns.
+One owner: the launcher's main thread, which calls `tick` whenever a worker was seen, a few times a second. Workers are
+reached through `ray_workers`, seen through `sightings`; gateways hear of them through the memberships that `tick`
+returns.
 """
 
 from __future__ import annotations
@@ -108,6 +109,13 @@ class Fleet:
     def is_ready(self) -> bool:
         """Return whether at some tick every worker that was wanted could be used."""
         return self._has_started
+
+    def is_settled(self) -> bool:
+        """Return whether all workers serve and none starts or ends: nothing changes then before a worker is seen again,
+        or somebody asks for another size.
+        """
+        is_quiet = all(member.state == SERVING and member.is_watched for member in self._members.values())
+        return self._has_started and is_quiet and not self._ending
 
     def late(self) -> list[str]:
         """Return the names of workers that are not ready."""

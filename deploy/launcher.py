@@ -41,7 +41,7 @@ from outrider.wire.transport.tls import CertificateFolder
 log = get_logger(__name__)
 
 _POLL_S = 0.1
-"""Seconds between two looks at the workers. Doubled, one that has ended is noticed so much later."""
+"""Seconds between two looks at workers that start or end, of which only Ray knows."""
 _HERE = "127.0.0.1:0"
 _ALONE = "0.0.0.0:7000"
 _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
@@ -91,7 +91,7 @@ class Launcher:
 
     def _serve(self, cluster: Cluster, address: str) -> None:
         placements = self._place(cluster)
-        eyes = Sightings(self._registry.loop, self._certificates)
+        eyes = Sightings(self._registry.loop, self._certificates, self._stop_flag.notify)
         workers = RayWorkers(
             self._run,
             placements,
@@ -109,7 +109,7 @@ class Launcher:
         )
         try:
             self._start(fleet, cluster, address)
-            while not self._stop_flag.wait(_POLL_S):
+            while not self._stop_flag.wait(PERIOD_S if fleet.is_settled() else _POLL_S):
                 self._tick(fleet)
         except StopRequested:
             self._end(fleet)
@@ -184,7 +184,9 @@ class Launcher:
     def _scale(self, pool: str, count: int | None) -> concurrent.futures.Future[registry_pb2.ScaleReply]:
         if self._fleet is None or not self._fleet.is_ready():
             raise Unavailable("the workers are still being started; try again")
-        return self._fleet.scale(pool, count)
+        reply = self._fleet.scale(pool, count)
+        self._stop_flag.notify()
+        return reply
 
     def _announce(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
         members = [

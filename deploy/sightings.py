@@ -56,9 +56,15 @@ class Seen:
 class Sightings:
     """Watches workers. `watch` and `forget` may be called on any thread, `take` by the owner of the members."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, certificates: CertificateFolder | None) -> None:
-        """`loop`: the process's gRPC loop."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        certificates: CertificateFolder | None,
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`loop`: the process's gRPC loop. notify: called on it when there is something to `take`."""
         self._loop = loop
+        self._notify = notify
         self._certificates = certificates
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
@@ -100,6 +106,7 @@ class Sightings:
                     log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
                 logged = seen.refusal
                 self._seen.put(seen)
+                self._notify()
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
         finally:
             await dialer.close()

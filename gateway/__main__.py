@@ -160,7 +160,7 @@ async def _serve(
         waiting.cancel()
     coordinator.end_all(Unavailable("the gateway is stopping; send the request again", retry_after_s=1.0))
     await coordinator.wait_idle(END_S)
-    http.should_exit = True
+    http.stop()
     await server.stop(0.5)
     await serving
     await admission.close()

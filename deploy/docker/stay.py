@@ -10,10 +10,15 @@ import select
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.node_drain import FOLDER, drain_workers
+from outrider.wire.processes import StopFlag
+
+_LOOK_S = 0.05
+"""Seconds between two looks whether workers have drained or a second signal came."""
 
 
 def raylet_pid() -> int:
@@ -30,30 +35,32 @@ def stay(pid: int, folder: Path) -> int:
     A second signal does not wait for the workers that listen in `folder`.
     """
     raylet = os.pidfd_open(pid)
-    asked: list[int] = []
+    stop = StopFlag()
+    stop.install()
+    ended, drained = threading.Event(), threading.Event()
 
-    def end_raylet() -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(raylet, signal.SIGTERM)
+    def await_raylet() -> None:
+        select.select([raylet], [], [])
+        ended.set()
+        stop.notify()
 
-    def drain_first() -> None:
+    def drain() -> None:
         drain_workers(folder)
-        end_raylet()
+        drained.set()
 
-    def pass_on(number: int, _frame: object) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            threading.Thread(target=drain_first, daemon=True).start()
-        else:
-            end_raylet()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    select.select([raylet], [], [])
-    if asked:
-        return 0
-    sys.stderr.write("node: the raylet ended by itself\n")
-    return 1
+    threading.Thread(target=await_raylet, daemon=True).start()
+    while not ended.is_set() and not stop.wait():
+        pass
+    if not stop.is_set():
+        sys.stderr.write("node: the raylet ended by itself\n")
+        return 1
+    threading.Thread(target=drain, daemon=True).start()
+    while not (drained.is_set() or stop.hurry or ended.is_set()):
+        time.sleep(_LOOK_S)
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(raylet, signal.SIGTERM)
+    ended.wait()
+    return 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import outrider
 from gateway.admission.admission import Admission
+from gateway.api.callers import CallerCheck, CallerPolicy, CorsHeaders
 from gateway.api.http_io import WRITE_TIMEOUT_S, JsonResponse, error_response, is_anthropics, unexpected
 from gateway.api.openapi import App
 from gateway.api.operations import Operations
@@ -71,7 +72,10 @@ def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = t
     app.add_exception_handler(OutriderError, _outrider_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Gate, admission=admission)
+    policy = CallerPolicy(admission.config)
+    app.add_middleware(CallerCheck, policy=policy)
     app.add_middleware(Envelope, admission=admission)
+    app.add_middleware(CorsHeaders, policy=policy)
     return app
 
 
@@ -105,8 +109,8 @@ class Gate:
 
 
 class Envelope:
-    """Outermost: `x-request-id` on every response, a record of every request for answers, and a clear 500 for a fault
-    of our own. Pure ASGI: 4x faster.
+    """Below CORS alone: `x-request-id` on every response, a record of every request for answers, and a clear 500 for a
+    fault of our own. Pure ASGI: 4x faster.
     """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:

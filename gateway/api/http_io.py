@@ -22,6 +22,7 @@ from outrider.wire.errors import (
     RequestTooLarge,
     RequestTooSlow,
     Unauthenticated,
+    UnsupportedMediaType,
 )
 from outrider.wire.log import get_logger
 
@@ -131,9 +132,10 @@ async def check_values(body: bytes | bytearray) -> None:
 
 
 async def read_json(request: Request, incoming: IncomingRequest) -> Any:
-    """Return the body. Raises RequestTooLarge as soon as the size is known, RequestTooSlow, Overloaded when too many
-    are being read, and InvalidRequest for what is no JSON.
+    """Return the body. Raises UnsupportedMediaType for one that does not say JSON, RequestTooLarge as soon as the size
+    is known, RequestTooSlow, Overloaded when too many are being read, and InvalidRequest for what is no JSON.
     """
+    check_is_json(request.headers.get("content-type", ""))
     max_bytes = incoming.max_bytes
     too_large = RequestTooLarge(f"the body is over {max_bytes} bytes (max_body_bytes); send less")
     declared = request.headers.get("content-length", "")
@@ -164,6 +166,23 @@ async def let_others_run(num_bytes: int) -> None:
     """Give the event loop back between two steps of work on a large request."""
     if num_bytes > LARGE_BYTES:
         await asyncio.sleep(0)
+
+
+def check_is_json(content_type: str) -> None:
+    """Raise UnsupportedMediaType unless it is application/json, or another of application that ends with +json.
+
+    Of other types are the bodies that a browser sends for any page without asking first (forms, plain text, none).
+    Parameters mean nothing: JSON is UTF-8 (RFC 8259).
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json")):
+        return
+    told = f"content-type is {content_type!r}" if content_type else "content-type is missing"
+    raise UnsupportedMediaType(
+        f"{told}: a body must say that it is JSON; send `Content-Type: application/json` (curl -d says a form's type "
+        "unless it is given with -H)",
+        param="content-type",
+    )
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

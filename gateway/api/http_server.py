@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from outrider.wire.transport.address import cannot_listen
 
+_DATE_S = 1.0
+"""Seconds for which the date in answers holds, as HTTP writes it."""
 HEAD_TIMEOUT_S = 10.0
 """From a connection's beginning, or a request's first byte, to the end of its head; of a TLS handshake, too."""
 MAX_HEAD_BYTES = 64 * 1024
@@ -176,6 +178,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._tls = tls
+        self._stopping = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. uvicorn itself gives a TLS handshake a minute."""
@@ -190,6 +193,18 @@ class HttpServer(uvicorn.Server):
                     ssl_handshake_timeout=None if self._tls is None else HEAD_TIMEOUT_S,
                 )
             )
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`. uvicorn itself looks ten times a second whether it should exit."""
+        while not await self.on_tick(0):  # once a second, for the date in answers
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._stopping.wait()
+
+    def stop(self) -> None:
+        """Let `serve` end. Call it on the event loop."""
+        self.should_exit = True
+        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

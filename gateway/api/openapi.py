@@ -16,9 +16,11 @@ REF = "#/components/schemas/{model}"
 STATUSES = {
     400: "The request cannot be served as it is; `param` names what to change.",
     401: "No API key, or one that is not valid.",
+    403: "Without API keys: a page of another origin, or another name of the host.",
     404: "No such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body does not say that it is JSON.",
     429: "Overloaded, or the API key is over a limit.",
     500: "A fault of the gateway's own.",
     503: "A part of the system is not there.",

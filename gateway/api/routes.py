@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, get_type_hints
@@ -98,7 +98,7 @@ class Routes:
         router = APIRouter()
         keys = [Security(HTTPBearer(auto_error=False))] if self.admission.access.asks_for_keys else []
         generation = APIRouter(route_class=BodyRoute, dependencies=keys)
-        refusals = errors(400, 401, 404, 408, 413, 429, 500, 503, 504)
+        refusals = errors(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
         for path, endpoint, model, chunk in (
             ("/v1/completions", self.completions, Completion, Completion),
             ("/v1/chat/completions", self.chat, ChatCompletion, ChatChunk),
@@ -108,9 +108,9 @@ class Routes:
             )
         self._add_layers(generation)
         router.include_router(generation)
-        get, listed = router.add_api_route, errors(401)
+        get, listed = router.add_api_route, errors(401, 403)
         get("/v1/models", self.models, response_model=ModelList, responses=listed, dependencies=keys)
-        one = errors(401, 404)
+        one = errors(401, 403, 404)
         get("/v1/models/{model_id:path}", self.model, response_model=Model, responses=one, dependencies=keys)
         if self.admission.config.metrics_port is None:
             get("/metrics", self.operations.metrics, response_class=PlainTextResponse)
@@ -119,7 +119,7 @@ class Routes:
         get("/ping", self.health, methods=["GET", "POST"], include_in_schema=False)
         get("/healthz", self.operations.healthz, response_model=Alive)
         get("/readyz", self.operations.readyz, response_model=Ready, responses={503: {"model": Ready}})
-        info = errors(400, 401)
+        info = errors(400, 401, 403)
         get("/tokenizer_info", self.tokenizer_info, response_model=TokenizerInfo, responses=info, dependencies=keys)
         get("/version", self.version, response_model=Version)
         get("/openapi.json", self.openapi, response_model=dict[str, Any])
@@ -127,7 +127,7 @@ class Routes:
 
     def _add_layers(self, router: APIRouter) -> None:
         """Add the endpoints over chat, and the tokenizer's."""
-        statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+        statuses = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
         refusals, anthropics = errors(*statuses), errors(*statuses, model=MessageError)
         for path, endpoint, model, responses, told in (
             ("/v1/responses", self.responses, ResponseAnswer, refusals, named_events(ResponseEvent)),
@@ -179,6 +179,7 @@ class Routes:
     async def _count(self, request: Request, body: CountBody | ResponsesBody, fields: Json) -> Response:
         demand, incoming = body.demand(request.scope["answer_id"]), request.scope["incoming"]
         facts = check_demand(demand, self.admission.generator.models())
+        replace(demand.params, max_tokens=facts.context_limit).check(facts.vocab_size)  # as where one is answered
         ids = await self._while_connected(request, partial(self.admission.prompt_ids, facts, incoming, demand))
         if ids is None:
             return Response(status_code=CLIENT_CLOSED)

@@ -1,8 +1,8 @@
 """The gateway's end of a worker.
 
-A `WorkerLink` keeps one worker connected for ever, and asks it twice a second how it is: its load, whether it drains,
-whether it makes steps. Each life of its Control stream is a `Connection`, and what was opened on one is gone with it: a
-`WorkerSlot` knows on which connection a request's slot is open.
+A `WorkerLink` keeps one worker connected for ever, and asks it once or twice a second how it is: its load, whether it
+drains, whether it makes steps. Each life of its Control stream is a `Connection`, and what was opened on one is gone
+with it: a `WorkerSlot` knows on which connection a request's slot is open.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ PAIR_TIMEOUT_S = 120.0
 """Seconds for a draft to register at a target, 1 GiB at most, and to test itself there. Doubled, one that hangs is
 tried half as often."""
 POLL_S = 0.5
-"""Seconds between two questions how a worker is. Doubled, its load is known half as often."""
+"""Seconds between two questions how a worker is that has work of ours."""
+IDLE_POLL_S = 1.0
+"""Seconds between two questions to one that has none: half of the `NOTICE_S` of workers that drain."""
 POLL_TIMEOUT_S = 1.0
 """Seconds for the answer. Doubled, one that does not come delays the next question so much longer."""
 RTT_GAIN = 1 / 8
@@ -417,7 +419,8 @@ class WorkerLink:
         """Ask how the worker is, and drop the stream of one that hangs."""
         watch = self._hang = HangWatch(*self._silence_s, time.monotonic())
         while connection.alive:
-            await asyncio.sleep(min(POLL_S, self._silence_s[1] / 4))
+            poll_s = POLL_S if connection.has_work else IDLE_POLL_S
+            await asyncio.sleep(min(poll_s, self._silence_s[1] / 4))
             asked_s = time.monotonic()
             try:
                 info = await self.get_info(POLL_TIMEOUT_S)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import queue
 import sys
 from collections.abc import Generator, Mapping
 from typing import Any
 
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.processes import Child, Event, StopFlag
+from outrider.wire.processes import LOOK_S, Child, Event, StopFlag
 
 
 def events_of(
@@ -24,18 +23,20 @@ def events_of(
     """
     stop = StopFlag()
     with stop.installed():
-        child = Child(what, [sys.executable, "-m", module], stdin=json.dumps(task) + "\n", env=env)
+        args = [sys.executable, "-m", module]
+        child = Child(what, args, stdin=json.dumps(task) + "\n", notify=stop.notify, env=env)
         try:
             while not stop.is_set():
-                try:
-                    event = child.events.get(timeout=0.1)
-                except queue.Empty:
-                    if child.returncode is None or not child.events.empty():
-                        continue
-                    if child.returncode == 0:
-                        return
+                has_ended = child.has_ended()
+                if child.events.empty() and not has_ended:
+                    stop.wait(LOOK_S)
+                    continue
+                if child.events.empty() and child.returncode == 0:
+                    return
+                if child.events.empty():
                     said = " / ".join(child.last_lines(5)) or f"it ended with exit code {child.returncode}"
-                    raise OutriderError(f"the {what} gave no result: {said}") from None
+                    raise OutriderError(f"the {what} gave no result: {said}")
+                event = child.events.get()
                 if event["event"] == "failed":
                     raise ConfigError(event["message"])
                 yield event

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from outrider.client import Client, ConfigError, OutriderError, Round, Speculation, Usage
 from outrider.client.types import total_usage
-from outrider.wire.processes import Child, StopFlag
+from outrider.wire.processes import LOOK_S, Child, StopFlag
 from outrider.wire.settings.system import demo_model
 
 _REFERENCE_TIMEOUT_S = 600.0
@@ -101,9 +100,8 @@ def compare(model: str, max_tokens: int, answers: Sequence[DemoAnswer], stop: St
         "prompts": [one.prompt for one in answers],
         "answers": [one.ids for one in answers],
     }
-    child = Child(
-        "reference", [sys.executable, "-m", "outrider.engine.reference_generate"], stdin=json.dumps(task) + "\n"
-    )
+    args = [sys.executable, "-m", "outrider.engine.reference_generate"]
+    child = Child("reference", args, stdin=json.dumps(task) + "\n", notify=stop.notify)
     try:
         event = _await_compared(child, stop)
     finally:
@@ -152,11 +150,12 @@ def _await_compared(child: Child, stop: StopFlag) -> dict[str, Any]:
     give_up = time.monotonic() + _REFERENCE_TIMEOUT_S
     while time.monotonic() < give_up:
         stop.check()
-        try:
-            return child.events.get(timeout=0.1)
-        except queue.Empty:
-            if child.returncode is not None and child.events.empty():
-                break
+        has_ended = child.has_ended()
+        if not child.events.empty():
+            return child.events.get()
+        if has_ended:
+            break
+        stop.wait(LOOK_S)
     raise OutriderError(
         f"transformers' generate gave no result: {' / '.join(child.last_lines(5)) or 'it said nothing'}"
     )

@@ -6,8 +6,10 @@ what `LLM` calls, or has "failed", with why; how the start goes on is shown on s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -99,6 +101,9 @@ def main() -> int:
 
 def _end_with(parent: int, stop: StopFlag) -> None:
     """Ask for the end once the process that started this one is gone: nobody reads running answers then."""
+    if hasattr(os, "pidfd_open"):  # Linux
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     stop.hurry = True

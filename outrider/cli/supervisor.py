@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
-import queue
 import shutil
 import socket
 import sys
@@ -25,7 +25,7 @@ from typing import Protocol
 import httpx
 
 from outrider.wire.errors import ConfigError, Unavailable
-from outrider.wire.processes import Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
+from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.settings.pools import Pool, format_cores, share_cores
@@ -77,6 +77,7 @@ class Restarts:
 
 
 _POLL_S = 0.1
+"""Seconds between two questions to a gateway that is starting."""
 _SERVED_TIMEOUT_S = 120.0
 """Seconds until a gateway whose workers are there must serve."""
 _GRACE_S = 5.0
@@ -208,14 +209,20 @@ class Supervisor:
 
     def watch(self) -> None:
         """Block until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
-        while not self._stop_flag.wait(_POLL_S):
+        while not self._stop_flag.wait(self._until_next_look_s()):
             for name, child in list(self._children.items()):
+                has_ended = child.has_ended()
                 while not child.events.empty():
                     self._show(name, child.events.get())
-                if child.returncode is not None:
+                if has_ended:
                     self._go_on_without(name, child)
             for restarts in self._restarts.values():
                 restarts.start_if_due(time.monotonic())
+
+    def _until_next_look_s(self) -> float:
+        """Return the seconds until a part is to be started, or its end to be noticed that nobody notified us of."""
+        due_at_s = [restarts.due_at_s for restarts in self._restarts.values() if restarts.due_at_s is not None]
+        return min(LOOK_S, min(due_at_s, default=math.inf) - time.monotonic())
 
     def stop(self) -> None:
         """End the gateways, then the workers, then whatever they left behind. Idempotent."""
@@ -367,7 +374,8 @@ class Supervisor:
         """`without`: settings of the gateway that the environment must not say."""
         hidden = {f"OUTRIDER_GATEWAY_{setting}".upper() for setting in without}
         env = {key: value for key, value in os.environ.items() if key not in hidden}
-        child = Child(name, [sys.executable, *args], stdin=stdin, on_log=self._on_log, env=env)
+        args = [sys.executable, *args]
+        child = Child(name, args, stdin=stdin, on_log=self._on_log, notify=self._stop_flag.notify, env=env)
         self._children[name] = child
         return child
 
@@ -375,11 +383,11 @@ class Supervisor:
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
             self._stop_flag.check()
-            try:
-                event = child.events.get(timeout=_POLL_S)
-            except queue.Empty:
+            if child.events.empty():
                 self._check_running()
+                self._stop_flag.wait(LOOK_S)
                 continue
+            event = child.events.get()
             if event["event"] == "ready":
                 return event
             if event["event"] == "progress":
@@ -420,7 +428,7 @@ class Supervisor:
 
     def _check_running(self) -> None:
         for child in self._children.values():
-            if child.returncode is not None and child.events.empty():
+            if child.has_ended() and child.events.empty():
                 raise _ended(child)
 
 

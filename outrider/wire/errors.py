@@ -5,9 +5,10 @@ OutriderError
 |  |- ModelNotFound
 |  |- ContextExceeded
 |  |- RequestTooLarge
+|  |- UnsupportedMediaType
 |  `- RequestTooSlow
 |- Unauthenticated       no API key, or an unknown one
-|- Forbidden             a peer or key that may not do this
+|- Forbidden             a peer, key or web page that may not do this
 |- Overloaded            refused at admission
 |  `- RateLimited        an API key is over a limit of its own
 |- Unavailable           a part of the system is not there
@@ -76,6 +77,13 @@ class RequestTooLarge(InvalidRequest):
     openai_code = "request_too_large"
 
 
+class UnsupportedMediaType(InvalidRequest):
+    """The body does not say that it is JSON."""
+
+    http_status = 415
+    openai_code = "unsupported_media_type"
+
+
 class RequestTooSlow(InvalidRequest):
     """The body did not arrive in time."""
 
@@ -110,7 +118,7 @@ class Unauthenticated(OutriderError):
 
 
 class Forbidden(OutriderError):
-    """The caller is known, and may not do this."""
+    """The caller may not do this."""
 
     grpc_code = grpc.StatusCode.PERMISSION_DENIED
     http_status = 403

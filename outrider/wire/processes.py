@@ -1,6 +1,6 @@
 """Start child processes that cannot outlive us, read their events, end them and all they left behind.
 
-Also turns signals into a flag that waiting code checks, so that the order of stopping is ours, whatever was going on.
+Also turns signals into a flag that code waits for, so that the order of stopping is ours, whatever was going on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -31,18 +32,34 @@ class StopRequested(Exception):
 
 
 class StopFlag:
-    """Set by SIGINT, SIGTERM and SIGHUP once `install` was called, or by `set`."""
+    """Set by SIGINT, SIGTERM and SIGHUP once `install` was called, or by `set`.
+
+    A signal handler runs between any two instructions of the main thread, which may hold any lock, so that it takes
+    none: a pipe wakes whoever waits. The interpreter writes to it, too, as soon as a signal comes: one that comes
+    between the last instruction before a wait and the wait itself ends the wait.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
         self.hurry = False
         """Whether a second signal came: stop without grace."""
+        self._is_set = False
+        self._is_installed = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def __del__(self) -> None:
+        if not self._is_installed:  # else the next signal would be written to whatever file has the number then
+            os.close(self._reader)
+            os.close(self._writer)
 
     def install(self) -> None:
         """Install the signal handlers, from the main thread. Call again after a library has put its own in.
 
         A SIGHUP that is ignored stays so: nohup means it.
         """
+        self._is_installed = True
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _STOPPING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
@@ -50,38 +67,69 @@ class StopFlag:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Install the signal handlers, from the main thread, for as long as the block lasts."""
-        before = {number: signal.getsignal(number) for number in _STOPPING}
+        handlers = {number: signal.getsignal(number) for number in _STOPPING}
+        wakeup_fd = signal.set_wakeup_fd(-1)
         self.install()
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup_fd)
+            self._is_installed = False
 
     def set(self) -> None:
-        self._event.set()
+        """Set the flag, from any thread."""
+        self._is_set = True
+        self.notify()
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until the flag is set, at most timeout_s; return whether it is."""
-        return self._event.wait(timeout_s)
+    def notify(self) -> None:
+        """End the `wait` that is going on, or the next one, from any thread: there is something else to look at."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the wait ends in any case
+            os.write(self._writer, b"\0")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is set, `notify` is called or any signal comes, at most `timeout_s`; return whether the
+        flag is set. Of several threads that wait, `notify` reaches one, and the flag all.
+        """
+        if self._is_installed and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)  # an event loop may have put its own in
+        if self._is_set:
+            return True
+        readable = select.poll()
+        readable.register(self._reader, select.POLLIN)
+        if readable.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
+            self._drain()
+        return self._is_set
 
     def check(self) -> None:
         """Raise StopRequested when the flag is set."""
-        if self._event.is_set():
+        if self._is_set:
             raise StopRequested
 
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+        if self._is_set:
+            self.notify()  # for the other threads that wait
+
     def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
-        self.hurry = self.hurry or self._event.is_set()
-        self._event.set()
+        # No call between these two lines: a second signal would be handled in the middle, and not be seen as one.
+        self.hurry = self.hurry or self._is_set
+        self._is_set = True
+        self.notify()
 
 
 _KILLED_WITHIN_S = 10.0
 """Seconds for SIGKILL to end a process. Doubled, one that the kernel holds is waited for so much longer."""
 _LOOK_S = 0.05
 """Seconds between two looks whether a child is to hurry. Doubled, a second signal reaches it so much later."""
+_CLOSED_S = 0.5
+"""Seconds for the kernel to end a process that has closed its stdout."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded here, since little may safely be done in the forked child.
@@ -91,6 +139,8 @@ Event = dict[str, Any]
 OnLog = Callable[[str, str], None]
 """Called with (name of the part, line) from a reader thread."""
 
+LOOK_S = 1.0
+"""Seconds between two looks whether a child lives, for one that ended while a child of its own held its stdout open."""
 TAIL_LINES = 200
 """Lines of a child's log that are kept."""
 
@@ -111,13 +161,19 @@ class Child:
         *,
         stdin: str | None = None,
         on_log: OnLog | None = None,
+        notify: Callable[[], None] = lambda: None,
         env: Mapping[str, str] | None = None,
     ):
-        """Start the process and write `stdin` at once; the open pipe's end then tells it that we are gone."""
+        """Start the process and write `stdin` at once; the open pipe's end then tells it that we are gone.
+
+        notify: called from a thread when there is another event, and when the process has closed its stdout, which it
+        does at the latest when it ends, unless a child of its own holds it open.
+        """
         self.name = name
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._on_log = on_log
+        self._notify = notify
         self._asked_to_stop = False
         self.process = subprocess.Popen(
             list(args),
@@ -131,7 +187,10 @@ class Child:
             process_group=0,
             preexec_fn=_die_with_parent(os.getpid()),
         )
-        self._readers = [self._read(self.process.stdout, self._event), self._read(self.process.stderr, self._log)]
+        self._readers = [
+            self._start_reader(self._read_events, self.process.stdout),
+            self._start_reader(self._read_log, self.process.stderr),
+        ]
         if stdin is not None and self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it died at once: `returncode` and `tail` say why
                 self.process.stdin.write(stdin)
@@ -141,6 +200,13 @@ class Child:
     def returncode(self) -> int | None:
         """None while it runs; -N when signal N ended it."""
         return self.process.poll()
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended; all its events are in `events` then. Waits shortly for their reader."""
+        if self.returncode is None:
+            return False
+        self._readers[0].join(1.0)
+        return True
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last `count` lines of its log. Waits shortly for the readers when the process has ended."""
@@ -186,14 +252,21 @@ class Child:
             if pipe is not None and not any(reader.is_alive() for reader in self._readers):
                 pipe.close()
 
-    def _read(self, pipe: IO[str] | None, handle: Callable[[str], None]) -> threading.Thread:
-        def run() -> None:
-            for line in pipe or ():
-                handle(line.rstrip("\n"))
-
-        thread = threading.Thread(target=run, name=f"read-{self.name}", daemon=True)
+    def _start_reader(self, read: Callable[[Iterable[str]], None], pipe: IO[str] | None) -> threading.Thread:
+        thread = threading.Thread(target=read, args=(pipe or (),), name=f"read-{self.name}", daemon=True)
         thread.start()
         return thread
+
+    def _read_events(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._event(line.rstrip("\n"))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_CLOSED_S)
+        self._notify()
+
+    def _read_log(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._log(line.rstrip("\n"))
 
     def _event(self, line: str) -> None:
         try:
@@ -202,6 +275,7 @@ class Child:
             event = None
         if isinstance(event, dict) and "event" in event:
             self.events.put(event)
+            self._notify()
         else:
             self._log(line)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -14,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, tell_end
+from outrider.wire.processes import StopFlag
 from outrider.wire.settings.config import WorkerConfig, load
 
 
@@ -63,7 +66,7 @@ def _mib(num_bytes: int) -> str:
 
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
     """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended."""
-    stopping: list[int] = []
+    ended = threading.Event()
 
     def stop_start(number: int, _frame: object) -> None:
         raise _Stopped
@@ -79,8 +82,9 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         return 1
     except _Stopped:
         return 0
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _frame: stopping.append(got))
+    stop = StopFlag()
+    stop.install()
+    threading.Thread(target=_await_engine, args=(handle, ended, stop.notify), name="engine-end", daemon=True).start()
     info = handle.info()
     announce(
         address=handle.address,
@@ -90,10 +94,10 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
         memory=memory_taken(info),
     )
     try:
-        while not stopping and handle.running:
-            handle.wait_failed(0.1)
-        if stopping:
-            handle.drain(config.drain_timeout_s, lambda: len(stopping) > 1)  # a second signal ends it at once
+        while not ended.is_set() and not stop.wait():
+            pass
+        if stop.is_set():
+            handle.drain(config.drain_timeout_s, lambda: stop.hurry)  # a second signal ends it at once
         handle.wait_failed(0.0)
     except Exception as error:
         tell_end(name, f"the engine ended: {error}")
@@ -101,6 +105,14 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     finally:
         handle.stop()
     return 0
+
+
+def _await_engine(handle: Handle, ended: threading.Event, notify: Callable[[], None]) -> None:
+    """Set `ended` and call `notify` once the engine has ended, by whatever: the main thread asks why."""
+    with contextlib.suppress(Exception):
+        handle.wait_failed()
+    ended.set()
+    notify()
 
 
 def leave(code: int) -> NoReturn:

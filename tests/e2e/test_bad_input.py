@@ -56,7 +56,8 @@ def test_a_body_over_the_limit_is_413_before_it_is_read(stack: Stack) -> None:
     assert str(MAX_BODY) in error["message"]
     url = urlsplit(stack.http)
     with socket.create_connection((url.hostname, url.port), timeout=20) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
+        head = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\n" + head)
         assert b" 413 " in raw.recv(4096)
 
 

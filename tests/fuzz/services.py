@@ -235,7 +235,7 @@ class HttpDoor:
 
     def stop(self) -> None:
         self._connection.close()
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._server.stop)
         self._thread.join(SETTLE_S)
         self._loop.close()
 

@@ -52,7 +52,8 @@ def demo_tokenizer() -> Tokenizer:
 
 
 def config(**changes: object) -> GatewayConfig:
-    return GatewayConfig(target="127.0.0.1:1", **changes)
+    """Settings of a gateway that tests call as http://gateway, and schemathesis as http://testserver."""
+    return GatewayConfig(target="127.0.0.1:1", **{"allowed_hosts": "gateway,testserver", **changes})
 
 
 MAX_ANSWERS = config().max_running + config().max_queue

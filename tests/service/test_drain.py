@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.workers.links import IDLE_POLL_S
 from outrider.engine.worker.worker_handle import NOTICE_S
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -54,8 +55,9 @@ async def test_an_idle_worker_stays_until_its_gateways_have_seen_that_it_goes(ta
     """Else it would be lost to them, which is told of as a fault."""
     with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
         async with ControlClient(process.address, "target") as client:
+            await client.info()  # the stream, begun before it, is there, too
             process.popen.terminate()
-            await asyncio.sleep(0.7)  # a little longer than between two questions of a gateway
+            await asyncio.sleep(IDLE_POLL_S + 0.2)  # a little longer than between two questions of a gateway
             assert (await client.info()).draining
             assert await exit_code(process) == 0
 

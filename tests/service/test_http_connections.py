@@ -43,7 +43,7 @@ async def served(generator: ScriptedGenerator, **settings: object) -> AsyncItera
     try:
         yield listener.getsockname()[1], admission
     finally:
-        server.should_exit = True
+        server.stop()
         await task
         await admission.close()
 
@@ -99,7 +99,7 @@ async def serves(port: int) -> bool:
     return answer.status_code == 200
 
 
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
 
 
 UNFINISHED = [

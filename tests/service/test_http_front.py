@@ -37,7 +37,8 @@ def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
 
 def in_process(generator: ScriptedGenerator, **settings: object) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app_of(generator, **settings))
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+    headers = {"content-type": "application/json"}  # of bodies that are given as bytes, too
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
 
 
 @asynccontextmanager

@@ -303,7 +303,7 @@ async def https(folder: CertificateFolder) -> AsyncIterator[int]:
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = True
+        server.stop()
         await running
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
+from outrider.wire.origin import read_host_names
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
 from outrider.wire.settings.system import SystemConfig
 
@@ -49,7 +50,7 @@ def test_env_example_is_what_the_settings_say() -> None:
 
 
 def test_env_example_names_every_variable_of_the_compose_files_and_no_other() -> None:
-    assert in_example() - SETTINGS == in_compose_files()
+    assert in_example() - SETTINGS == in_compose_files() - SETTINGS
 
 
 @pytest.mark.parametrize("name", sorted(services()))
@@ -105,6 +106,18 @@ def test_one_gpu_for_each_worker() -> None:
     devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in found.items()}
     assert set(devices) == {"draft", "target"}
     assert all(len(one) == 1 and one[0]["driver"] == "nvidia" for one in devices.values())
+
+
+@pytest.mark.parametrize("said", ["", "llm.example", "*"])
+def test_prometheus_may_call_the_gateway_by_its_name_whatever_hosts_are_allowed(said: str) -> None:
+    value = services()["gateway"]["environment"]["OUTRIDER_GATEWAY_ALLOWED_HOSTS"]
+    names = read_host_names(value.replace("${OUTRIDER_GATEWAY_ALLOWED_HOSTS:-}", said))
+    assert names is None if said == "*" else names == {"gateway", said} - {""}
+    prometheus = yaml.safe_load((REPO / "deploy/prometheus/prometheus.yml").read_text())
+    targets = [
+        one for job in prometheus["scrape_configs"] for each in job.get("static_configs", ()) for one in each["targets"]
+    ]
+    assert "gateway:8000" in targets
 
 
 def test_the_pools_are_those_that_the_containers_are_for() -> None:

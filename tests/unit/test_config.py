@@ -92,6 +92,10 @@ def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> No
         (GatewayConfig, "draft_logprobs", "half"),
         (GatewayConfig, "draft_logprobs", "topk:0"),
         (GatewayConfig, "max_queue", "-1"),
+        (GatewayConfig, "allowed_origins", "app.example"),
+        (GatewayConfig, "allowed_origins", "https://app.example/"),
+        (GatewayConfig, "allowed_origins", "http://localhost:3000,null"),
+        (GatewayConfig, "allowed_hosts", "llm.example:8000"),
     ],
 )
 @pytest.mark.parametrize("by", ["flag", "variable"])

@@ -90,9 +90,8 @@ class WorkerState:
         )
 
 
-NOTICE_S = 1.5
-"""Seconds after which every gateway knows that a worker drains: three times as long as they take to ask again. Doubling
-it makes a worker without slots end that much later."""
+NOTICE_S = 2.0
+"""Seconds after which every gateway knows that a worker drains: twice as long as they take to ask again."""
 
 State = TypeVar("State", bound=WorkerState)
 Load = Callable[[Any, int, Callable[[OutriderError], None]], State]

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.wire.origin import read_host_names, read_origins
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
 from outrider.wire.settings.removed import refuse_removed
 from outrider.wire.tree_shape import TreeShape
@@ -296,8 +297,28 @@ class GatewayConfig(_ProcessConfig):
     api_keys: str | None = None
     """File of hashed API keys and their limits, see `outrider keys`; read again when it changes. Absent = no key is
     asked for."""
+    allowed_origins: str | None = None
+    """Origins of web pages that may call, with commas between, such as https://app.example; * = any. They get CORS
+    headers. Absent = none do, and without api_keys a page may call only where it came from this gateway."""
+    allowed_hosts: str | None = None
+    """Names by which the gateway may be called without api_keys, with commas between, such as llm.example; * = any.
+    Loopback names always are. Absent = any name, unless it listens on a loopback address."""
     public_tls_dir: str | None = None
     """Folder with cert.pem and key.pem for users' HTTP and gRPC; with a ca.pem too, users must show a certificate."""
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_origins(value)
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_host_names(value)
+        return value
 
     @field_validator("drafter", mode="before")
     @classmethod

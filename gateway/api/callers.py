@@ -1,0 +1,152 @@
+"""Which web pages may call: a page that somebody visits is not to use a gateway that asks for no keys. And CORS.
+
+starlette's CORSMiddleware is not used: it shows some headers to origins that are not listed, refuses in words that name
+no setting, and its oldest version that is supported knows no private networks.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api.http_io import error_response
+from outrider.wire.errors import Forbidden
+from outrider.wire.log import get_logger
+from outrider.wire.origin import ANY, Host, Origin, read_host_names, read_origins
+from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.transport.address import is_loopback
+
+log = get_logger(__name__)
+
+_EXPOSED = "x-request-id, retry-after"
+_PREFLIGHT_MAX_AGE_S = 600
+"""Seconds for which a browser need not ask again, as in starlette."""
+
+
+class CallerPolicy:
+    """Decides by `Origin` and `Host` whether a request may come, from the gateway's settings."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.has_origins = config.allowed_origins is not None
+        self._origins = read_origins(config.allowed_origins or "")
+        """None: any."""
+        self._hosts = read_host_names(config.allowed_hosts or "")
+        self._has_keys = config.api_keys is not None
+        self._checks_host = is_loopback(config.host) or config.allowed_hosts is not None
+        self._on_loopback = is_loopback(config.host)
+        if self._origins is None and not self._has_keys:
+            log.warning("allowed_origins is *, without api_keys: every web page that somebody visits may call")
+
+    @property
+    def allows_any_origin(self) -> bool:
+        return self._origins is None
+
+    def allows_origin(self, origin: str) -> bool:
+        """Return whether allowed_origins lists `origin`, the value of the header."""
+        if self._origins is None:
+            return True
+        parsed = Origin.parse(origin)
+        return parsed is not None and parsed in self._origins
+
+    def check(self, headers: Headers) -> None:
+        """Raise Forbidden where no keys are asked for and a page of another origin, or by another name, calls."""
+        if self._has_keys:
+            return
+        host, origin = headers.get("host"), headers.get("origin")
+        if host and self._checks_host and not self._allows_host(host):
+            raise Forbidden(
+                f"Host is {host!r}, which is no loopback name and not in allowed_hosts: call this server as localhost, "
+                "add the name (--allowed-hosts or OUTRIDER_GATEWAY_ALLOWED_HOSTS of the gateway), or ask for keys "
+                "(--api-keys)"
+            )
+        if origin is not None and not self.allows_origin(origin) and not _is_own(origin, host or ""):
+            raise Forbidden(
+                f"Origin is {origin!r}, which is neither that of Host ({host!r}) nor in allowed_origins: add it "
+                "(--allowed-origins or OUTRIDER_GATEWAY_ALLOWED_ORIGINS of the gateway), or ask for keys (--api-keys)"
+            )
+
+    def _allows_host(self, text: str) -> bool:
+        host = Host.parse(text)
+        if self._hosts is None:
+            return True
+        if host is None:
+            return False
+        # Beyond loopback, probes and clients call by the machine's address.
+        is_address_of_machine = host.is_address and not self._on_loopback
+        return host.is_loopback or is_address_of_machine or host.name in self._hosts
+
+
+class CallerCheck:
+    """Refuses what the policy refuses, on every path, and answers preflights of allowed origins. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._policy.check(headers)
+        except Forbidden as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and self._is_allowed_preflight(headers):
+            await Response(status_code=204, headers=_preflight_headers(headers))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed_preflight(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        return origin is not None and "access-control-request-method" in headers and self._policy.allows_origin(origin)
+
+
+class CorsHeaders:
+    """Outermost, so that whatever is answered has them: CORS headers for allowed origins. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, policy: CallerPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._policy.has_origins:
+            await self._app(scope, receive, send)
+            return
+        added = self._headers(Headers(scope=scope).get("origin"))
+
+        async def send_with_cors(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(added)
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        await self._app(scope, receive, send_with_cors)
+
+    def _headers(self, origin: str | None) -> dict[str, str]:
+        if origin is None or not self._policy.allows_origin(origin):
+            return {}
+        allowed = ANY if self._policy.allows_any_origin else origin
+        return {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Return whether a page of `origin` came from the server that is called as `host`."""
+    parsed_origin, parsed_host = Origin.parse(origin), Host.parse(host)
+    return parsed_origin is not None and parsed_host is not None and parsed_origin.is_of(parsed_host)
+
+
+def _preflight_headers(asked: Headers) -> dict[str, str]:
+    """Allow what is asked: keys and limits decide about requests, not their headers."""
+    headers = {
+        "access-control-allow-methods": asked["access-control-request-method"],
+        "access-control-max-age": str(_PREFLIGHT_MAX_AGE_S),
+    }
+    if "access-control-request-headers" in asked:
+        headers["access-control-allow-headers"] = asked["access-control-request-headers"]
+    if "access-control-request-private-network" in asked:
+        headers["access-control-allow-private-network"] = "true"
+    return headers
