@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     become_subreaper()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     moments = random.Random(options.seed)
     stops: list[Stop] = []
     for index in range(options.systems):
