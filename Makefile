@@ -207,6 +207,13 @@ soak: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
+# 2,000 requests that mean harm beside a caller who wants an answer, twice, and each kind alone: a quarter of an hour.
+# make hostile ARGS='--requests 2000 --seed 1'
+hostile: $(STAMP)
+	$(BIN)/python -m tests.hostile $(ARGS)
+
+.PHONY: hostile
+
 # The tests of the law, and docs/laws.md: what each of them tested and what came.
 laws: $(STAMP)
 	$(BIN)/python -m tests.law.table $(ARGS)
