@@ -576,16 +576,26 @@ def thousands_of_fields(rng: random.Random) -> Made:
     return rng.choice([COMPLETIONS, CHAT, RESPONSES, MESSAGES]), {f"f{index}": index for index in range(50_000)}
 
 
-@_hostile
-def json_without_end(rng: random.Random) -> Made:
-    bodies = [
-        b"[" * 3_000_000,
-        b'{"a":' * 500_000,
-        b"1" * 4_000_000,
-        b'{"prompt":"' + b"\\u0000" * 600_000,
-        b"\xff" * 999,
-    ]
-    return rng.choice([COMPLETIONS, CHAT, MESSAGES]), rng.choice(bodies)
+def json_of(rng: random.Random, value: bytes) -> Made:
+    return rng.choice([COMPLETIONS, CHAT, MESSAGES]), value
+
+
+_hostile_each(
+    json_of,
+    {
+        "open lists": b"[" * 3_000_000,
+        "open objects": b'{"a":' * 500_000,
+        "digits": b"1" * 4_000_000,
+        "an open text": b'{"prompt":"' + b"\\u0000" * 600_000,
+        "no UTF-8": b"\xff" * 999,
+        "empty lists": b'{"prompt":[' + b"[]," * 1_300_000 + b"[]]}",
+        "nested lists": b'{"messages":[' + b"[[[[[[[]]]]]]]," * 260_000 + b"[]]}",
+        "empty objects": b'{"messages":[' + b"{}," * 1_300_000 + b"{}]}",
+        "numbers": b'{"prompt":[' + b"1," * 1_900_000 + b"1]}",
+        "texts": b'{"prompt":["' + b'a","' * 900_000 + b'a"]}',
+        "names": b'{"logit_bias":{' + b",".join(b'"%d":1' % index for index in range(380_000)) + b"}}",
+    },
+)
 
 
 @_hostile
