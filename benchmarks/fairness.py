@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,9 @@ NUM_PROPERTIES = 200
 ANSWER_TOKENS = 96
 """Of one answer of the victim: a few begin in every window."""
 CONTEXT = 2048
+BEGIN_S = 120.0
+_INDEX = re.compile(rb'"index":(\d+)')
+"""Of the choice that an event is about."""
 
 Json = dict[str, Any]
 
@@ -112,11 +117,13 @@ async def _client(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def _attack(url: str, attack: Attack, first_number: int) -> None:
-    """Send without an end."""
+async def _attack(url: str, attack: Attack, first_number: int, has_begun: Event) -> None:
+    """Send without an end. has_begun: set once every answer that runs at once has its first token."""
     numbers = itertools.count(first_number)
+    begun: set[tuple[int, int]] = set()
+    num_answers = attack.num_at_once * attack.body(0).get("n", 1)
 
-    async def keep_sending(client: httpx.AsyncClient) -> None:
+    async def keep_sending(client: httpx.AsyncClient, place: int) -> None:
         while True:
             body = {**attack.body(next(numbers)), "stream": True}
             async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -124,24 +131,34 @@ async def _attack(url: str, attack: Attack, first_number: int) -> None:
                     await asyncio.sleep(0.1)
                     continue
                 answer.raise_for_status()
-                async for _ in answer.aiter_raw():
+                async for data in answer.aiter_raw():
+                    if not has_begun.is_set():
+                        begun.update((place, int(index)) for index in _INDEX.findall(data))
+                        if len(begun) >= num_answers:
+                            has_begun.set()
                     if attack.leaves:
                         break
 
     async with _client(url, ATTACKER) as client:
-        await asyncio.gather(*(keep_sending(client) for _ in range(attack.num_at_once)))
+        await asyncio.gather(*(keep_sending(client, place) for place in range(attack.num_at_once)))
 
 
-def _run_attack(url: str, name: str, first_number: int) -> None:
-    asyncio.run(_attack(url, ATTACKS[name], first_number))
+def _run_attack(url: str, name: str, first_number: int, has_begun: Event) -> None:
+    asyncio.run(_attack(url, ATTACKS[name], first_number, has_begun))
 
 
 @contextmanager
 def attacked(url: str, name: str, first_number: int) -> Iterator[None]:
-    """Let the attacker send while the block runs. Raises RuntimeError when it has failed by the end."""
-    process = multiprocessing.get_context("spawn").Process(target=_run_attack, args=(url, name, first_number))
+    """Let the attacker send while the block runs, which begins when all its answers have. Raises RuntimeError when it
+    fails.
+    """
+    context = multiprocessing.get_context("spawn")
+    has_begun = context.Event()
+    process = context.Process(target=_run_attack, args=(url, name, first_number, has_begun))
     process.start()
     try:
+        if not has_begun.wait(BEGIN_S):
+            raise RuntimeError(f"the attacker {name} did not begin within {BEGIN_S:g} s")
         yield
         if process.exitcode is not None:
             raise RuntimeError(f"the attacker {name} ended with {process.exitcode}")
