@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -186,6 +187,11 @@ class Window:
         return sum(gap for gap, _ in self.gaps) / num_tokens if num_tokens else self.pending_s
 
     @property
+    def num_tokens_a_step(self) -> float:
+        """Mean tokens of an event, which is a step of the target; NaN where none came."""
+        return sum(count for _, count in self.gaps) / len(self.gaps) if self.gaps else math.nan
+
+    @property
     def ttft_s(self) -> float:
         return statistics.median(self.first_s) if self.first_s else self.pending_s
 
@@ -237,7 +243,8 @@ def measure(url: str, options: argparse.Namespace) -> dict[str, list[tuple[Windo
             time.sleep(1.0)  # its answers end
             pairs[name].append((alone, beside))
             print(
-                f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; first "
+                f"{name}: between tokens {1e3 * alone.tpot_s:.1f} ms alone, {1e3 * beside.tpot_s:.1f} beside; tokens a "
+                f"step {alone.num_tokens_a_step:.2f}, {beside.num_tokens_a_step:.2f}; first "
                 f"token {1e3 * alone.ttft_s:.0f}, {1e3 * beside.ttft_s:.0f} ms",
                 flush=True,
             )
@@ -272,6 +279,8 @@ def show(report: Report, pairs: dict[str, list[tuple[Window, Window]]]) -> list[
                 f"{1e3 * statistics.median(alone.tpot_s for alone, _ in own):.1f}",
                 f"{1e3 * statistics.median(beside.tpot_s for _, beside in own):.1f}",
                 f"{mean:.2f} ({low:.2f}-{high:.2f})",
+                f"{statistics.median(alone.num_tokens_a_step for alone, _ in own):.2f}",
+                f"{statistics.median(beside.num_tokens_a_step for _, beside in own):.2f}",
                 f"{1e3 * statistics.median(alone.ttft_s for alone, _ in own):.0f}",
                 f"{1e3 * statistics.median(beside.ttft_s for _, beside in own):.0f}",
                 f"{first[0]:.2f} ({first[1]:.2f}-{first[2]:.2f})",
@@ -284,6 +293,7 @@ def show(report: Report, pairs: dict[str, list[tuple[Window, Window]]]) -> list[
             )
     columns = (
         *("beside another caller's", "between tokens, alone, ms", "beside it, ms", "times as slow"),
+        *("tokens a step, alone", "beside it"),
         *("first token, alone, ms", "beside it, ms", "times as late"),
     )
     report.table("One caller's stream beside another caller", columns, rows)
