@@ -85,7 +85,8 @@ bench-throughput: $(STAMP)
 bench-interference: $(STAMP)
 	$(BIN)/python -m benchmarks.interference $(ARGS)
 
-# One caller with 48 streams beside another with one, shared by caller and not, in turn.
+# One caller's stream alone and beside six attackers with another key, in turn: twelve minutes.
+# make bench-fairness ARGS='--only model ngram'
 bench-fairness: $(STAMP)
 	$(BIN)/python -m benchmarks.fairness $(ARGS)
 
