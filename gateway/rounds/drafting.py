@@ -186,9 +186,8 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
-            self._num_unused = (
-                0 if self._is_named else self.member.num_unused(self._caller)
-            )  # what is named is waited for
+            # What is named is waited for.
+            self._num_unused = 0 if self._is_named else self.member.num_unused(self._caller)
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
