@@ -85,7 +85,8 @@ bench-throughput: $(STAMP)
 bench-interference: $(STAMP)
 	$(BIN)/python -m benchmarks.interference $(ARGS)
 
-# One caller with 48 streams beside another with one, shared by caller and not, in turn.
+# One caller's stream alone and beside six attackers with another key, in turn: twelve minutes.
+# make bench-fairness ARGS='--only model ngram'
 bench-fairness: $(STAMP)
 	$(BIN)/python -m benchmarks.fairness $(ARGS)
 
@@ -214,6 +215,13 @@ soak: $(STAMP)
 # Every proto handler and HTTP endpoint under what nobody should send: make fuzz ARGS='--inputs 100000 --seed 1'
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# 2,000 requests that mean harm beside a caller who wants an answer, twice, and each kind alone: a quarter of an hour.
+# make hostile ARGS='--requests 2000 --seed 1'
+hostile: $(STAMP)
+	$(BIN)/python -m tests.hostile $(ARGS)
+
+.PHONY: hostile
 
 # The tests of the law, and docs/laws.md: what each of them tested and what came.
 laws: $(STAMP)

@@ -72,6 +72,9 @@ class OwnDrafts:
         """Slots that these draft for, and which of them."""
         self._vocab_size = vocab_size
         self._followers: dict[SlotKey, dict[kinds.Drafter, Follower]] = {}
+        self._candidates: dict[SlotKey, dict[kinds.Drafter, tuple[int, Sequence[Candidate]]]] = {}
+        """By slot and drafter: how many were asked for, and what was said, until tokens are committed. A slot that
+        waits for its part of a step is asked again in each, and drafting anew would take the time of all."""
 
     def __len__(self) -> int:
         """Return how many slots are drafted for."""
@@ -111,6 +114,7 @@ class OwnDrafts:
         """Set the slot's tokens to committed[:base_len] + committed_ids. num_same: of the first ones, which are what
         they were.
         """
+        self._candidates.pop(slot.key, None)
         for follower in self._of(slot.key).values():
             follower.truncate(slot.num_source_tokens + job.base_len)
             follower.append(job.committed_ids)
@@ -119,6 +123,7 @@ class OwnDrafts:
 
     def append(self, key: SlotKey, token_ids: Sequence[int]) -> list[bool]:
         """Append what a verdict committed; return, of what a prediction said before those tokens, whether it came."""
+        self._candidates.pop(key, None)
         outcomes = list[bool]()
         for follower in self._of(key).values():
             follower.append(token_ids)
@@ -146,8 +151,16 @@ class OwnDrafts:
         self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int
     ) -> Sequence[Candidate]:
         """Return at most `most` drafts of one of those that are asked, best first, none where there is nothing to
-        say.
+        say. They stay the same until tokens are committed.
         """
+        known = self._candidates.setdefault(slot.key, {})
+        if kind not in known or known[kind][0] != most:
+            known[kind] = most, self._draft(slot, kind, state, shares, most)
+        return known[kind][1]
+
+    def _draft(
+        self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int
+    ) -> Sequence[Candidate]:
         if kind in self._by_steps:
             return self._by_steps[kind].candidates(slot, state, shares, most)
         follower, num_tokens = self._followers[slot.key][kind], slot.num_source_tokens + len(slot.committed)
@@ -187,6 +200,7 @@ class OwnDrafts:
     def drop(self, key: SlotKey) -> None:
         """Stop following a slot that begins anew or must not be remembered."""
         self._followers.pop(key, None)
+        self._candidates.pop(key, None)
         stepping = self._stepping.pop(key, None)
         if stepping is not None:
             self._by_steps[stepping].forget(key)

@@ -32,8 +32,6 @@ class OwnHeads:
         self.heads = loaded.heads
         self._features = features
         self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
-        self._said: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """By slot: at how many committed tokens, and what."""
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
     def open(self, slot: Slot) -> None: ...
@@ -52,19 +50,15 @@ class OwnHeads:
     def cut(self, key: SlotKey, end: int) -> None:
         """The rows are cut already."""
 
+    def forget(self, key: SlotKey) -> None:
+        """The rows are dropped with the slot's features."""
+
     @torch.inference_mode()
     def _logits(self, slot: Slot) -> HostLogits:
         """Return what each head says behind the last committed token, where the row before it is here."""
-        known = self._said.get(slot.key)
-        if known is None or known[0] != len(slot.committed):  # else a step that is held asks again
-            row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
-            assert row is not None, "there is no row"
-            logits = self.heads(row.to(next(self.heads.parameters()).device))  # [heads, V]
-            known = self._said[slot.key] = (len(slot.committed), HostLogits(logits))
-        return known[1]
-
-    def forget(self, key: SlotKey) -> None:
-        self._said.pop(key, None)
+        row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
+        assert row is not None, "there is no row"
+        return HostLogits(self.heads(row.to(next(self.heads.parameters()).device)))  # [heads, V]
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

@@ -249,7 +249,7 @@ class Verifier:
         tails = [each.lease.num_undrafted for each in found]
         with_scaffold = self._rule.scaffolds(found, sum(tails), min(most, pool.num_free * pool.block_size))
         rows = [tail + each.num_scaffolds * fed for tail, each, fed in zip(tails, found, with_scaffold, strict=True)]
-        absent = [lease.slot.scheduling for lease in self._leases if now - lease.slot.asked_s < DORMANT_S]
+        absent = [lease.slot.scheduling for lease in self._leases if _wants_part(lease, now)]
         counts = self._budget.choose(found, rows, most - (sum(rows) - sum(tails)), absent)
         chosen = dict[SlotKey, _Chosen]()
         for each, count, fed in zip(found, counts, with_scaffold, strict=True):
@@ -505,6 +505,14 @@ def _requests(running: Sequence[Lease], chosen: dict[SlotKey, _Chosen]) -> dict[
         elif needs_prefill(lease.slot):
             found[key] = StepRequest(Want.PREFILL, num_committed)
     return found
+
+
+def _wants_part(lease: Lease, now: float) -> bool:
+    """Return whether steps leave room for the slot's caller: it was asked for lately, or its prompt is being fed, which
+    takes many steps, and as many longer ones where nobody bounds them.
+    """
+    slot = lease.slot
+    return now - slot.asked_s < DORMANT_S or bool(lease.runs and slot.num_blocks and needs_prefill(slot))
 
 
 def _fed(chosen: _Chosen) -> tuple[Lease, Fed]:

@@ -149,6 +149,7 @@ class Drafting:
         self._session = session
         self._place = place
         request, config = session.request, model.config
+        self._caller = request.scheduling.caller
         self._is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
         """Whether the request names how much is drafted."""
         searches = request.params.beams is not None
@@ -192,7 +193,8 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            self._num_unused = 0 if self._is_named else self.member.num_unused  # what is named is waited for
+            # What is named is waited for.
+            self._num_unused = 0 if self._is_named else self.member.num_unused(self._caller)
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -259,16 +261,20 @@ class Drafting:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """Count for how long nothing of the draft was used, here and in all its answers: new ones begin there."""
+        """Count for how long nothing of the draft was used, here and in all answers of its caller: new ones begin
+        there.
+        """
         draft = self.member
         if draft is None:
             return
         if outcome.is_verified:
-            self._num_unused = draft.num_unused = 0
+            self._num_unused = 0
+            draft.note_used(self._caller)
         elif self._is_named:
             return  # the target waits for it in each step, also where it has nothing to propose
         elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
-            draft.num_unused += outcome.hit or self._pauses
+            if outcome.hit or self._pauses:
+                draft.note_unused(self._caller)
             self._num_unused += 1
 
     def close(self) -> None:

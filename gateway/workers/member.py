@@ -25,6 +25,8 @@ Doubled, it waits so much longer."""
 SILENT_S = 1.0
 """Seconds without a step, two questions long, after which a worker with work gets no request while there is another.
 Doubled, so many more requests go to one that hangs."""
+MAX_CALLERS = 1024
+"""Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
 _DRAFTERS = {each.value: each for each in Drafter}
 
 
@@ -196,8 +198,21 @@ class DraftMember(Member):
         """By target, the last."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
-        self.num_unused = 0
-        """Verdicts in a row, of all answers, for which it was not told, or what lay ready was passed over."""
+        self._num_unused: dict[bytes, int] = {}
+        """By caller: verdicts in a row, of all its answers, for which the draft was not told, or what lay ready was
+        passed over. What others' answers make of their drafts, or are left of them, says nothing of one's own."""
+
+    def num_unused(self, caller: bytes) -> int:
+        """Return the verdicts in a row for which nothing of it was used by this caller's answers."""
+        return self._num_unused.get(caller, 0)
+
+    def note_used(self, caller: bytes) -> None:
+        self._num_unused.pop(caller, None)
+
+    def note_unused(self, caller: bytes) -> None:
+        self._num_unused[caller] = self._num_unused.pop(caller, 0) + 1
+        if len(self._num_unused) > MAX_CALLERS:
+            del self._num_unused[next(iter(self._num_unused))]  # who was noted longest ago
 
     @property
     def kind(self) -> Drafter:

@@ -37,6 +37,7 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -300,6 +301,32 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
         for key, lease in [((1, each), target.leases.get((1, each))) for each in range(2)]:
             assert lease is None or lease.slot.cached == target.ids[key[1]][: len(lease.slot.cached)]
     assert len(errors) > 20 and max(errors) < 1e-4 and len(beside) > 1
+
+
+def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
+    monkeypatch.setattr("target_service.verifier.DORMANT_S", 0.0)
+    target, fed = Target(runner, LARGE), list[int]()
+    target.open(0, prompt(0), max_tokens=30)
+    while not target.ids[0][NUM_PROMPT:]:
+        target.step()
+    target.ids[1] = prompt(1, 150)
+    target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
+    target.lease(1, lambda result: target.heard(1, result))
+    slot, choose = target.table.get(1, 1), target.verifier._budget.choose
+    assert slot is not None
+
+    def chosen(found: Any, tails: Any, most: int, absent: list[Scheduling]) -> Any:
+        if slot.cached and needs_prefill(slot):
+            fed.append(len(slot.cached))
+            assert Scheduling(b"other") in absent
+        return choose(found, tails, most, absent)
+
+    monkeypatch.setattr(target.verifier._budget, "choose", chosen)
+    target.run()
+    assert len(set(fed)) > 1, "it was fed in several steps"
 
 
 def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(

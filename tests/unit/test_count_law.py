@@ -140,6 +140,20 @@ def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> li
     return [node for _, node, _ in chain]
 
 
+def test_a_slot_that_waits_is_drafted_for_once() -> None:
+    """Other callers' steps go on meanwhile: what it costs to draft for those that wait would be taken from them."""
+    drafter = DRAFTERS["ngram"]()
+    own, slot = opened(drafter, PARAMS["penalties"])
+    state, shares = state_of(PARAMS["penalties"]), SlotShares(RankShares())
+    first = own.candidates(slot, Drafter.NGRAM, state, shares, K)
+    assert own.candidates(slot, Drafter.NGRAM, state, shares, K) is first
+    assert len(own.candidates(slot, Drafter.NGRAM, state, shares, 1)) == 1 < len(first)
+    slot.committed = [*slot.committed, first[0][1].token_id]
+    own.append(slot.key, slot.committed[-1:])
+    after = own.candidates(slot, Drafter.NGRAM, state_of(PARAMS["penalties"]), shares, K)
+    assert [node.token_id for _, node, _ in after] != [node.token_id for _, node, _ in first]
+
+
 def ids_of(chain: list[Draft]) -> tuple[int, ...]:
     return tuple(node.token_id for node in chain)
 

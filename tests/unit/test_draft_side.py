@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds import drafting
 from gateway.rounds.drafting import TRIAL, TRIAL_PERIOD, Drafting
 from gateway.rounds.session import Session
+from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
@@ -157,7 +160,25 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
     other.advance(2, side.target, side.member)
     assert draft.names[-2:] == ["open", "advance"]
     other.note(tpb.Verdict(hit=True, drafter=pb.DRAFTER_MODEL))
-    assert side.model.drafts["draft-0"].num_unused == 0, "who comes next drafts at once"
+    assert side.model.drafts["draft-0"].num_unused(b"") == 0, "who comes next drafts at once"
+
+
+def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
+    """Where steps are bounded, drafts of the one with many are left out for the other's sake: no reason to pause it."""
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL + 4):
+        side.goes_on(num_tokens=1, hit=True)
+    (draft,) = side.drafts
+    request = replace(side.session.request, scheduling=Scheduling(b"other"))
+    other = Drafting(side.model, Session(request, side.model.reference.tokenizer, 2))
+    other.place(side.member)
+    other.advance(2, side.target, side.member)
+    assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
+    member = side.model.drafts["draft-0"]
+    for number in range(MAX_CALLERS):
+        member.note_unused(b"%d" % number)
+    assert member.num_unused(b"") == 0 and member.num_unused(b"0") == 1, "it remembers so many callers, the last ones"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +187,8 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
 def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: SpeculationOptions) -> None:
     """The target waits for it in each step."""
     side = Side(wish=wish)
-    side.model.drafts["draft-0"].num_unused = TRIAL
+    for _ in range(TRIAL):
+        side.model.drafts["draft-0"].note_unused(b"")
     side.goes_on()
     for _ in range(TRIAL + 4):
         side.goes_on(num_tokens=1)
