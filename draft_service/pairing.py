@@ -18,6 +18,7 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import OutriderError, Unavailable, WorkerFault
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.model_id import short_name
 from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
@@ -69,7 +70,7 @@ class WiringTest:
             outcome = await self._score(_seen(self._ids, taps, probed))
         except WorkerFault as error:
             return error.message
-        self._metrics.head_agreement.labels(draft=self._model).set(outcome.configured.agreement)
+        self._metrics.head_agreement.labels(draft=short_name(self._model)).set(outcome.configured.agreement)
         return judge(outcome, self._model, trusts=self._trusts)
 
     async def _score(self, seen: Seen) -> Outcome:

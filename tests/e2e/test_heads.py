@@ -174,8 +174,8 @@ async def test_rows_begin_behind_what_the_target_has_cached(
     question = Question.new(100)
     async with AsyncClient(pools.grpc()) as client:
         seen = list[int]()
-        drafted = partial(total, draft=folders.head)  # what a head can and what it does have the same name
-        assert any(f'draft="{folders.head}"' in name for name in samples_of(pools.drafts[0]) if "agreement" in name)
+        drafted = partial(total, draft="head")  # what a head can and what it does have the same name
+        assert any('draft="head"' in name for name in samples_of(pools.drafts[0]) if "agreement" in name)
         for _ in range(4):  # it may go to the other target once
             made = await answer(client, question)
             question.assert_right(reference, ids_of(made))
@@ -238,7 +238,7 @@ async def test_a_head_of_wrong_wiring_is_not_used_and_everybody_is_told(
     try:
         alone = Pools(pools.targets, [draft], [gateway])
         (why,) = read_ready(alone.http())
-        assert why.startswith(f"draft at {draft.address}: draft {folders.head} does not fit target {folders.target}: ")
+        assert why.startswith(f"draft at {draft.address}: draft head does not fit target target: ")
         assert "serve it as it is with trust_draft_config" in why
         assert "WARNING" in log.read_text() and log.read_text().count(why.partition(": ")[2]) == 2, "once a target"
         assert total(alone.metrics(), "outrider_members", role="draft", state="refused") == 1

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.samples import total
-from tests.stack import DEMO_DRAFT, DEMO_TARGET, Process, Stack, gateway_beside, running
+from tests.stack import DEMO_DRAFT, Process, Stack, gateway_beside, running
 
 LONG_PROMPT = [5 + i % 4000 for i in range(1900)]
 LONG_S = 60.0
@@ -117,7 +117,7 @@ def test_a_target_that_comes_back_as_another_model_is_not_used() -> None:
             while "came back as" not in reason and time.monotonic() < give_up:
                 reason = str(httpx.get(f"{stack.http}/readyz").json()["reason"])
                 time.sleep(0.2)
-            assert DEMO_DRAFT in reason
-            assert DEMO_TARGET in reason
+            assert "came back as draft in" in reason
+            assert "with target in" in reason
         finally:
             other.stop()

@@ -45,12 +45,12 @@ def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_targ
 def test_a_folder_whose_template_is_none_ends_it_with_one_line(tmp_path: Path) -> None:
     """The gateway alone reads the template, which the target sends it."""
     folder = Path(tiny_llama(tmp_path / "model"))
-    (folder / "chat_template.jinja").write_text("{% if %}")
+    (folder / "chat_template.jinja").write_text("{% break %}")
     with tree() as left:
         command = up(*PLAIN, "--no-draft", "--target", str(folder))
         try:
             assert command.wait() == 1
-            assert command.log().splitlines()[-1].startswith("error: gateway: the chat template has a syntax error")
+            assert command.log().splitlines()[-1].startswith("error: gateway: chat_template.jinja ")
             assert left.now() == {}
         finally:
             command.end()

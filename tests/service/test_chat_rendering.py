@@ -77,7 +77,10 @@ async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_i
     generator = ScriptedGenerator(demo_tokenizer())
     app = create_app(Admission(generator, config(), CollectorRegistry()))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with renderers() as pool, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as http:
+    async with (
+        renderers() as pool,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http,
+    ):
         watching = asyncio.create_task(longest_hold_s(http))
         for source, words in HOSTILE.items():
             generator.own_tokenizer.template = await template_of(source, pool)

@@ -267,7 +267,7 @@ async def test_users_are_shown_no_path_of_the_servers_disk(
     pools = pools_of(target, ";".join(f"{name}={draft.address}" for name, draft in zip("abc", drafts, strict=True)))
     await until(lambda: pools.refusals() and sum(each.connection is not None for each in pools.members.values()) == 3)
     app = create_app(Admission(Coordinator(pools), pools.config, pools.metrics.registry))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
         found = {path: await http.get(path) for path in ("/v1/models", "/v1/models/target", "/readyz", "/metrics")}
     for path, response in found.items():
         assert response.status_code == 200, path

@@ -316,8 +316,9 @@ async def test_a_grammar_is_checked_no_longer_than_its_client_stays(generator: S
         ):
             data = json.dumps(body).encode()
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-            writer.write(head.encode() + b"\r\n\r\n" + data)
+            kind = "content-type: application/json"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{kind}\r\ncontent-length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
             busy = await until_busy(before)
             assert await serves(port)
             writer.close()

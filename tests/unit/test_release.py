@@ -144,7 +144,7 @@ def test_a_release_that_fails_leaves_the_one_before(monkeypatch: pytest.MonkeyPa
     with tarfile.open(dist / f"outrider-{version}.tar.gz") as tar:
         assert {f"outrider-{version}/{name}" for name in ("constraints.txt", making.CHART)} <= set(tar.getnames())
     with tarfile.open(dist / f"outrider-{version}.tgz") as tar:
-        assert {"outrider/Chart.yaml", "outrider/templates/pools.yaml"} <= set(tar.getnames())
+        assert {"outrider/Chart.yaml", "outrider/templates/pool-deployment.yaml"} <= set(tar.getnames())
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
     if fault is None or trusts:
         return None
     return (
-        f"the head {model} does not fit: {fault}; mend its config.json, or serve it as it is with trust_draft_config "
+        f"the head does not fit: {fault}; mend its config.json, or serve it as it is with trust_draft_config "
         "(OUTRIDER_DRAFT_TRUST_DRAFT_CONFIG=true)"
     )
 
