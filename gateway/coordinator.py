@@ -69,19 +69,24 @@ class Coordinator:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
-    def admit(self, model_id: str, num_answers: int) -> Answers:
+    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> Answers:
         """Take places in the queue. Raises Unavailable, or Overloaded with the time after which it may take them."""
         model = self._model(model_id)
         reason = "the gateway is stopping" if self.draining else model.reason()
         if reason is not None:
             raise Unavailable(reason, retry_after_s=1.0)
         try:
-            model.places.check(num_answers)
+            model.places.admit(num_answers, caller, weight)
         except Overloaded:
             self._metrics.requests.labels(outcome="refused").inc(num_answers)
             raise
-        self._change(model, num_answers)
-        answers = Answers(model, num_answers, lambda by: self._change(model, by))
+        self._count(num_answers)
+
+        def change(by: int) -> None:
+            model.places.change(by, caller, weight)
+            self._count(by)
+
+        answers = Answers(model, num_answers, change)
         self._answers.add(answers)
         return answers
 
@@ -100,8 +105,7 @@ class Coordinator:
                 return model
         raise Unavailable(f"the model {model_id!r} is no longer served here", retry_after_s=1.0)
 
-    def _change(self, model: ServedModel, by: int) -> None:
-        model.places.num_admitted += by
+    def _count(self, by: int) -> None:
         self._num_admitted += by
         (self._idle.clear if self._num_admitted else self._idle.set)()
 

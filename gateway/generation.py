@@ -209,8 +209,8 @@ class Generator(Protocol):
     def refusals(self) -> Sequence[str]:
         """Return which workers answer and are not used, and why."""
 
-    def admit(self, model_id: str, num_answers: int) -> AdmittedGenerations:
-        """Take so many places in the queue, all or none, before anything dear is done for the request.
+    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
+        """Take so many places of a caller in the queue, all or none, before anything dear is done for the request.
 
         Raises Overloaded or Unavailable.
         """

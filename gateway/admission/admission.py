@@ -149,7 +149,8 @@ class Admission:
         caller = incoming.caller
         facts = check_demand(demand, self.generator.models())
         with caller.answers(demand.num_answers, demand.names.num_choices):
-            async with self.generator.admit(facts.id, demand.num_answers) as answers:
+            identity = caller_of(caller.name, None)  # a salt is what the caller says of itself
+            async with self.generator.admit(facts.id, demand.num_answers, identity, caller.weight) as answers:
                 reader = self.prompt_reader(facts, incoming)
                 requests = await build_requests(
                     demand, facts, reader, self.config, self.checker, caller.name, caller.weight

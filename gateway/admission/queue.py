@@ -1,5 +1,6 @@
-"""Lets answers wait for a place, and refuses those that would wait in vain. One queue for each served model. No I/O.
+"""Admits answers to a queue, and refuses those that would wait too long. One queue for each served model. No I/O.
 
+A caller that has no more than its share of the places is always admitted: what others have waiting refuses nobody else.
 A free place is for the caller that holds the fewest over its weight, of those alike for the one that was given the
 fewest, then for who came first, and of its answers for that of the lowest priority number.
 """
@@ -74,6 +75,8 @@ class AdmissionQueue:
         self.estimate = QueueEstimate(config.max_running, clock)
         self.num_admitted = 0
         """Answers running or waiting."""
+        self._admitted: dict[bytes, tuple[int, float]] = {}
+        """By caller: its answers that run or wait, and its weight. Callers that have none are not in it."""
         self.num_running = 0
         self.num_refused = 0
         """Since the start."""
@@ -102,8 +105,31 @@ class AdmissionQueue:
     def num_queued(self) -> int:
         return self.num_admitted - self.num_running
 
-    def check(self, num_answers: int) -> None:
-        """Raises Overloaded, with the time after which they may come, where so many more answers cannot be admitted."""
+    def admit(self, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> None:
+        """Count so many more answers of a caller. Raise Overloaded, with the time after which they may come, when they
+        cannot be admitted.
+        """
+        if not self._is_within_share(num_answers, caller, weight):
+            self._check(num_answers)
+        self.change(num_answers, caller, weight)
+
+    def change(self, by: int, caller: bytes = b"", weight: float = 1.0) -> None:
+        """Count so many more answers of a caller that run or wait, or fewer."""
+        self.num_admitted += by
+        count = self._admitted.pop(caller, (0, weight))[0] + by
+        if count:
+            self._admitted[caller] = count, weight
+
+    def _is_within_share(self, num_answers: int, caller: bytes, weight: float) -> bool:
+        """Return whether the caller would have no more answers than its share of the places, beside other callers."""
+        if not self._admitted.keys() - {caller}:
+            return False
+        count = self._admitted.get(caller, (0, weight))[0] + num_answers
+        total_weight = weight + sum(other[1] for each, other in self._admitted.items() if each != caller)
+        return count <= max(1.0, self._capacity * weight / total_weight)
+
+    def _check(self, num_answers: int) -> None:
+        """Raise Overloaded when so many more answers cannot be admitted."""
         config, limit = self._config, self._capacity + self._config.max_queue
         wait_s = self.estimate.wait_s(self.num_admitted)
         if self.num_admitted + num_answers > limit:

@@ -104,7 +104,7 @@ class ScriptedGenerator:
     def refusals(self) -> list[str]:
         return ["a draft: why"]
 
-    def admit(self, model_id: str, num_answers: int) -> Playback:
+    def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> Playback:
         if self.refusal is not None:
             raise self.refusal
         return Playback(self)

@@ -33,8 +33,8 @@ def coordinator_of(**settings: Any) -> tuple[Coordinator, AdmissionQueue, str, C
     return Coordinator(cast(Any, pools)), model.places, model.id, clock
 
 
-def admit(coordinator: Coordinator, model_id: str, count: int = 1) -> None:
-    coordinator.admit(model_id, count)
+def admit(coordinator: Coordinator, model_id: str, count: int = 1, caller: bytes = b"", weight: float = 1.0) -> None:
+    coordinator.admit(model_id, count, caller, weight)
 
 
 def test_a_full_queue_says_when_it_is_expected_to_have_been_worked_off() -> None:
@@ -75,16 +75,34 @@ def test_under_overload_nobody_waits_until_nobody_has_found_all_places_taken_for
     admit(coordinator, model_id)  # nobody waits; about 4 s
     with pytest.raises(Overloaded, match=r"about 8 s; .* max_queue_wait_s 5"):
         admit(coordinator, model_id)
-    places.num_admitted = 2  # nobody waits again, but both places are taken
+    places.change(-1)  # nobody waits again, but both places are taken
     with pytest.raises(Overloaded, match="about 4 s"):
         admit(coordinator, model_id)
-    places.num_admitted = 1
+    places.change(-1)
     admit(coordinator, model_id)
     with pytest.raises(Overloaded, match="about 4 s"):
         admit(coordinator, model_id)
     clock.now += CALM_S
     admit(coordinator, model_id)
     assert places.num_admitted == 3
+
+
+def test_a_caller_within_its_share_is_admitted_whatever_another_has_waiting() -> None:
+    coordinator, places, model_id, clock = coordinator_of(max_running=4, max_queue=4)
+    admit(coordinator, model_id, 8, b"many")
+    clock.now += BURST_S
+    admit(coordinator, model_id, 2, b"one")
+    with pytest.raises(Overloaded):  # more than half of the places
+        admit(coordinator, model_id, 1, b"one")
+    with pytest.raises(Overloaded):
+        admit(coordinator, model_id, 1, b"many")
+    admit(coordinator, model_id, 2, b"heavy", 2.0)  # 4 x 2 / (1 + 1 + 2)
+    with pytest.raises(Overloaded):
+        admit(coordinator, model_id, 1, b"heavy", 2.0)
+    places.change(-2, b"one")
+    places.change(-2, b"heavy", 2.0)
+    assert places.num_admitted == 8
+    admit(coordinator, model_id, 1, b"one")  # who has left takes no share
 
 
 def test_a_batch_that_would_rather_wait_fills_the_queue() -> None:
@@ -94,7 +112,7 @@ def test_a_batch_that_would_rather_wait_fills_the_queue() -> None:
         clock.now += BURST_S
     with pytest.raises(Overloaded, match="limit of 66"):
         admit(coordinator, model_id)
-    places.num_admitted -= 1
+    places.change(-1)
     admit(coordinator, model_id)
 
 
