@@ -161,6 +161,8 @@ class Drafting:
         """Verdicts in a row by which nothing had come."""
         self._num_unused = 0
         """Verdicts in a row that used nothing of the draft's, though the target might have."""
+        self.does_not_pay = False
+        """Whether the last step was plain because drafts do not pay. It holds while the draft pauses."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -186,6 +188,7 @@ class Drafting:
             assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
             self._num_unused = 0 if self._is_named else self.member.num_unused  # what is named is waited for
+            self.does_not_pay = self.member.does_not_pay
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -256,12 +259,16 @@ class Drafting:
         draft = self.member
         if draft is None:
             return
+        if not self._pauses:
+            self.does_not_pay = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         if outcome.is_verified:
             self._num_unused = draft.num_unused = 0
         elif self._is_named:
             return  # the target waits for it in each step, also where it has nothing to propose
         elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
-            draft.num_unused += outcome.hit or self._pauses
+            if outcome.hit or self._pauses:
+                draft.num_unused += 1
+                draft.does_not_pay = self.does_not_pay
             self._num_unused += 1
 
     def close(self) -> None:
