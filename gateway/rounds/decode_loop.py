@@ -205,8 +205,8 @@ class Decoder:
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
         kinds = [draft.member.kind for draft in self.drafts if draft.member is not None]
-        does_not_pay = any(draft.does_not_pay for draft in self.drafts)
-        return why_plain(verdict, kinds[0] if kinds else self._own, does_not_pay=does_not_pay)
+        is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
+        return why_plain(verdict, kinds[0] if kinds else self._own, is_unprofitable=is_unprofitable)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""

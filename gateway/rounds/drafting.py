@@ -161,7 +161,7 @@ class Drafting:
         """Verdicts in a row by which nothing had come."""
         self._num_unused = 0
         """Verdicts in a row that used nothing of the draft's, though the target might have."""
-        self.does_not_pay = False
+        self.is_unprofitable = False
         """Whether the last step was plain because drafts do not pay. It holds while the draft pauses."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
@@ -188,7 +188,7 @@ class Drafting:
             assert self.member is not None, "it was taken"
             self.metrics = self._model.pair_metrics(self.member)
             self._num_unused = 0 if self._is_named else self.member.num_unused  # what is named is waited for
-            self.does_not_pay = self.member.does_not_pay
+            self.is_unprofitable = self.member.is_unprofitable
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -260,7 +260,7 @@ class Drafting:
         if draft is None:
             return
         if not self._pauses:
-            self.does_not_pay = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
+            self.is_unprofitable = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         if outcome.is_verified:
             self._num_unused = draft.num_unused = 0
         elif self._is_named:
@@ -268,7 +268,7 @@ class Drafting:
         elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
             if outcome.hit or self._pauses:
                 draft.num_unused += 1
-                draft.does_not_pay = self.does_not_pay
+                draft.is_unprofitable = self.is_unprofitable
             self._num_unused += 1
 
     def close(self) -> None:
@@ -277,6 +277,7 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
+        self.is_unprofitable = False
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

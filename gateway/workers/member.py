@@ -198,7 +198,7 @@ class DraftMember(Member):
         """By target: whether what it delivers arrives there."""
         self.num_unused = 0
         """Verdicts in a row, of all answers, for which it was not told, or what lay ready was passed over."""
-        self.does_not_pay = False
+        self.is_unprofitable = False
         """Whether the last of these was plain because drafts do not pay."""
 
     @property

@@ -161,11 +161,11 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
 
 
 @pytest.mark.parametrize(
-    ("fallback", "does_not_pay"),
+    ("fallback", "is_unprofitable"),
     [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
     ids=["passed over", "never arrived"],
 )
-def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, does_not_pay: bool) -> None:
+def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
     side = Side()
     side.goes_on()
     for _ in range(TRIAL):
@@ -173,13 +173,13 @@ def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, 
     num_sent = len(side.drafts[0].sent)
     for _ in range(4):
         side.goes_on(num_tokens=1)
-        assert side.drafting.does_not_pay is does_not_pay and len(side.drafts[0].sent) == num_sent
+        assert side.drafting.is_unprofitable is is_unprofitable and len(side.drafts[0].sent) == num_sent
     other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
     other.place(side.member)
-    assert other.does_not_pay is does_not_pay, "a new answer begins where others are"
+    assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
     side.drafting.note(tpb.Verdict(num_drafted=1, drafter=pb.DRAFTER_MODEL))
     side.goes_on(num_tokens=1)
-    assert not side.drafting.does_not_pay
+    assert not side.drafting.is_unprofitable
 
 
 @pytest.mark.parametrize(
