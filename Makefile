@@ -9,7 +9,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
 .PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
 	bench-interference bench-memory bench-resident bench-peers bench-sampling peers chaos bench-rules bench-overload soak \
-	dashboards check-alerts dashboards-check fuzz
+	check-alerts dashboards-check fuzz
 
 setup: $(STAMP)
 
@@ -34,7 +34,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m deploy.grafana --check
+	$(BIN)/python -m tests.watching.dashboards
 	@fresh=`mktemp -d` && trap 'rm -rf "$$fresh"' EXIT && \
 		$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 		for file in $$fresh/outrider/v1/*; do \
@@ -56,10 +56,6 @@ chaos: $(STAMP)
 
 proto: $(STAMP)
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
-
-# Grafana's JSON from the Python in deploy/grafana.
-dashboards: $(STAMP)
-	$(BIN)/python -m deploy.grafana
 
 # promtool over the Prometheus configuration, the rules and their tests.
 check-alerts: $(STAMP)

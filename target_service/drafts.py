@@ -244,8 +244,9 @@ class Drafts:
         if any(draft.refused is not None for draft in lease.drafts):
             return Fallback.REFUSED
         ended = all(draft.parked.ended for draft in lease.drafts) if lease.beams is None else lease.beams.ended
-        late = lease.held_from_s is not None and lease.speculation.is_fixed and not ended and not is_here
-        return Fallback.LATE if late else None
+        if lease.held_from_s is not None and lease.speculation.is_fixed and not ended and not is_here:
+            return Fallback.LATE
+        return Fallback.DOES_NOT_PAY if is_here or lease.is_passed_over else None
 
     def decided(self, lease: Lease, fed: Fed, num_levels: int, num_given_up: int, now: float) -> int:
         """Do as `committed` for what a step of a beam search decided."""

@@ -25,6 +25,7 @@ class Fallback(Enum):
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
+    DOES_NOT_PAY = tpb.FALLBACK_REASON_DOES_NOT_PAY
 
 
 @dataclass(frozen=True, slots=True)

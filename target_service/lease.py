@@ -102,6 +102,8 @@ class Lease:
     """What is searched in place of an answer that is drawn. The first draft alone delivers for it."""
     held_from_s: float | None = None
     """When the next step was first held back for guesses."""
+    is_passed_over: bool = False
+    """Draft tokens were expected for the next step, which began without them because to wait does not pay."""
 
     @property
     def first(self) -> Delivered:
@@ -140,7 +142,9 @@ class Lease:
 
     def goes_on(self, now: float) -> None:
         """Note that the slot can take its next step."""
-        self.ready_s, self.held_from_s = now, None
+        self.ready_s = now
+        self.held_from_s = None
+        self.is_passed_over = False
         for each in self.drafts:
             is_ready = bool(each.parked.chain(1) if self.beams is None else self.beams.num_here)
             each.goes_on(self.length, is_ready, now)

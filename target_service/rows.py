@@ -156,15 +156,35 @@ class RowRule:
             rate = self._rate
         coming = list[_Coming]()
         for lease, draft, chance in lacking:
-            is_first = lease.length in draft.lacked
-            since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
-            if takes_s is not None and now < since_s + _PATIENCE * takes_s:
-                gain = chance + _more(draft, lease.room, chance, rate) if is_first else chance
-                coming.append(_Coming(since_s + _PATIENCE * takes_s, takes_s, gain))
+            expected = expected_arrival(lease, draft, now)
+            if expected is not None:
+                gain = chance + _more(draft, lease.room, chance, rate) if expected.is_first else chance
+                coming.append(_Coming(expected.until_s, expected.takes_s, gain))
         if not coming or rate <= 0.0:
             return None
         first = min(coming)
         return first.until_s if sum(each.gain for each in coming) / rate > first.takes_s else None
+
+
+class ExpectedArrival(NamedTuple):
+    """When the next draft tokens of a draft are expected for a slot."""
+
+    until_s: float
+    """Monotonic time at which they are overdue."""
+    takes_s: float
+    """How long they usually take."""
+    is_first: bool
+    """None are buffered for the slot's next step."""
+
+
+def expected_arrival(lease: Lease, draft: Delivered, now: float) -> ExpectedArrival | None:
+    """Return when the next draft tokens should arrive; None where that is unknown, or they are overdue."""
+    is_first = lease.length in draft.lacked
+    since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
+    if takes_s is None:
+        return None
+    until_s = since_s + _PATIENCE * takes_s
+    return ExpectedArrival(until_s, takes_s, is_first) if now < until_s else None
 
 
 def _more(draft: Delivered, room: int, chance: float, rate: float) -> float:

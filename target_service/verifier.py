@@ -49,7 +49,7 @@ from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, note_scores, refuses_scoring, take_scores
-from target_service.rows import Lacking, RowRule, waits_until
+from target_service.rows import Lacking, RowRule, expected_arrival, waits_until
 from target_service.step_budget import StepBudget
 
 
@@ -295,6 +295,8 @@ class Verifier:
         for lease, draft, _ in lacking:
             if draft.ticket in held_for or lease.speculation.is_fixed:
                 draft.live = lease.slot.key in waiting or lease.held_from_s is None
+            if not lease.speculation.is_fixed and expected_arrival(lease, draft, now) is not None:
+                lease.is_passed_over = True
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
         return [each for each in found if each.lease.slot.key not in waiting]
@@ -378,7 +380,8 @@ class Verifier:
         slot, length, is_done = lease.slot, beams.length, beams.search.is_done
         num_given_up = 0 if is_done else beams.go_on(slot, fed, levels, self._runner)
         slot.asked_s = time.monotonic()
-        hit, fallback = lease.first.hit, None if fed.num_drafts else self._drafts.fallback(lease)
+        hit = lease.first.hit
+        fallback = None if fed.num_drafts else self._drafts.fallback(lease, is_here=bool(hit))
         num_wasted = self._drafts.decided(lease, fed, len(levels), num_given_up, slot.asked_s)
         last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
         verdict = Verdict(

@@ -33,6 +33,9 @@ survive longer where targets keep dying, and let one that kills them kill more."
 MOVES = ("full", "draining")
 """Reasons to go elsewhere for which nobody failed: they use up neither fresh starts nor retries."""
 
+WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
+"""Why a step was plain where what its draft has made of it is of no use."""
+
 
 class Decoder:
     """Runs one answer to its end. It owns the answer's slots and frees them, however the answer ends."""
@@ -202,7 +205,8 @@ class Decoder:
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
         kinds = [draft.member.kind for draft in self.drafts if draft.member is not None]
-        return why_plain(verdict, kinds[0] if kinds else self._own)
+        is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
+        return why_plain(verdict, kinds[0] if kinds else self._own, is_unprofitable=is_unprofitable)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""
@@ -211,7 +215,7 @@ class Decoder:
             reason = pb.TRUNCATE_REASON_STOP
         elif not verdict.levels and verdict.num_accepted < verdict.num_drafted:  # a search drops its own
             reason = pb.TRUNCATE_REASON_REJECTED
-        elif verdict.fallback != tpb.FALLBACK_REASON_UNSPECIFIED:
+        elif verdict.fallback in WASTING:
             reason = pb.TRUNCATE_REASON_WASTED
             del slots[0]
         else:

@@ -164,6 +164,8 @@ class Drafting:
         """Verdicts in a row by which nothing had come."""
         self._num_unused = 0
         """Verdicts in a row that used nothing of the draft's, though the target might have."""
+        self.is_unprofitable = False
+        """Whether the last step was plain because drafts do not pay. It holds while the draft pauses."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -195,6 +197,7 @@ class Drafting:
             self._draft_name = self._model.draft_name(self.member)
             # What is named is waited for.
             self._num_unused = 0 if self._is_named else self.member.num_unused(self._caller)
+            self.is_unprofitable = self.member.is_unprofitable
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -267,6 +270,8 @@ class Drafting:
         draft = self.member
         if draft is None:
             return
+        if not self._pauses:
+            self.is_unprofitable = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         if outcome.is_verified:
             self._num_unused = 0
             draft.note_used(self._caller)
@@ -275,6 +280,7 @@ class Drafting:
         elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
             if outcome.hit or self._pauses:
                 draft.note_unused(self._caller)
+                draft.is_unprofitable = self.is_unprofitable
             self._num_unused += 1
 
     def close(self) -> None:
@@ -283,6 +289,7 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
+        self.is_unprofitable = False
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

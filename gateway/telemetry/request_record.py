@@ -24,7 +24,11 @@ from outrider.wire.trace import OpenSpan, Spans, TraceParent, round_span_id
 log = get_logger("gateway.access")
 
 _SANE_ID = re.compile(r"[!-~]{1,128}")
-_FALLBACKS = {tpb.FALLBACK_REASON_LATE: "late", tpb.FALLBACK_REASON_REFUSED: "refused"}
+_FALLBACKS = {
+    tpb.FALLBACK_REASON_LATE: "late",
+    tpb.FALLBACK_REASON_REFUSED: "refused",
+    tpb.FALLBACK_REASON_DOES_NOT_PAY: "does_not_pay",
+}
 _record: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 
 

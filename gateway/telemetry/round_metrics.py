@@ -15,13 +15,15 @@ def note_truncate(metrics: GatewayMetrics, worker: str, reason: pb.TruncateReaso
     metrics.truncates.labels(worker=worker, reason=TRUNCATE_REASONS[reason]).inc()
 
 
-def why_plain(verdict: tpb.Verdict, drafter: Drafter | None) -> str:
-    """Return which of PLAIN_REASONS a step had that might have had drafts. drafter: who drafts; None = nobody."""
+def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable: bool) -> str:
+    """Return which of PLAIN_REASONS a step had that might have had drafts. drafter: who drafts; None = nobody.
+    is_unprofitable: its draft pauses because drafts did not pay.
+    """
     if verdict.fallback == tpb.FALLBACK_REASON_REFUSED:
         return "refused"
     if drafter is None:
         return "no_draft"
-    if verdict.hit and verdict.fallback == tpb.FALLBACK_REASON_UNSPECIFIED:
+    if is_unprofitable or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY:
         return "does_not_pay"
     return "none_parked" if drafter is Drafter.MODEL else "nothing"
 

@@ -16,15 +16,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.generation import AnswerUsage, FinishReason
-from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.metrics import SECONDS_BUCKETS, GatewayMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 """vLLM numbers its engine processes; a gateway has one of each series for a model, whatever number of targets."""
 FAILED, LEFT = "error", "abort"
 """Values of finished_reason besides those of answers that ended well."""
-_SECONDS = tuple(0.0005 * 2**power for power in range(22))
-"""Half a millisecond to 17 minutes: vLLM's own begin at 10 ms between tokens and 0.3 s for a request."""
 _TOKENS = tuple(2**power for power in range(18))
 
 
@@ -71,7 +69,7 @@ class EndedAnswers:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"vllm:{name}_seconds", text, LABELS, buckets=_SECONDS, registry=registry)
+            return Histogram(f"vllm:{name}_seconds", text, LABELS, buckets=SECONDS_BUCKETS, registry=registry)
 
         def tokens(name: str, text: str) -> Histogram:
             return Histogram(f"vllm:{name}", text, LABELS, buckets=_TOKENS, registry=registry)

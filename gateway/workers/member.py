@@ -201,6 +201,8 @@ class DraftMember(Member):
         self._num_unused: dict[bytes, int] = {}
         """By caller: verdicts in a row, of all its answers, for which the draft was not told, or what lay ready was
         passed over. What others' answers make of their drafts, or are left of them, says nothing of one's own."""
+        self.is_unprofitable = False
+        """Whether the last of these was plain because drafts do not pay."""
 
     def num_unused(self, caller: bytes) -> int:
         """Return the verdicts in a row for which nothing of it was used by this caller's answers."""

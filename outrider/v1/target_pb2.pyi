@@ -13,6 +13,7 @@ class FallbackReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_REASON_UNSPECIFIED: _ClassVar[FallbackReason]
     FALLBACK_REASON_LATE: _ClassVar[FallbackReason]
     FALLBACK_REASON_REFUSED: _ClassVar[FallbackReason]
+    FALLBACK_REASON_DOES_NOT_PAY: _ClassVar[FallbackReason]
 
 class NodeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +32,7 @@ class HeadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 FALLBACK_REASON_UNSPECIFIED: FallbackReason
 FALLBACK_REASON_LATE: FallbackReason
 FALLBACK_REASON_REFUSED: FallbackReason
+FALLBACK_REASON_DOES_NOT_PAY: FallbackReason
 NODE_KIND_UNSPECIFIED: NodeKind
 NODE_KIND_GUESS: NodeKind
 NODE_KIND_LAW: NodeKind

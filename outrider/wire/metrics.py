@@ -80,13 +80,15 @@ _PAIR = ("target", "draft")
 
 PLAIN_REASONS = ("off", "end", "no_draft", "none_parked", "nothing", "does_not_pay", "refused")
 """Why a step had no drafts: the request or the gateway asks for none; no room is left for one; none is connected; none
-lay ready for it; a drafter without a model had nothing to say; to verify what lay ready would have taken longer than it
-brings; what came broke a rule."""
+lay ready for it; a drafter without a model had nothing to say; to verify draft tokens, or to wait for them, would have
+taken longer than it brings, or the draft pauses because of that; what came broke a rule."""
 
 FEATURE_FATES = ("sent", "dropped", "received")
 """What becomes of rows of features."""
 
-_FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SECONDS_BUCKETS = tuple(0.0005 * 2**power for power in range(22))
+"""Upper bounds in seconds of every histogram of times. The last one, 1049, lies beyond the default of
+`request_timeout_s`, 600: a time to the first token includes the queue."""
 
 
 class GatewayMetrics:
@@ -139,7 +141,7 @@ class GatewayMetrics:
             "From verdict to verdict, where there were drafts, by phase: deliver (the step was held back for them), "
             "verify (queue, forward and acceptance in the target), overhead (the rest), total.",
             [*_PAIR, "phase"],
-            buckets=_FAST,
+            buckets=SECONDS_BUCKETS,
             registry=r,
         )
         """sum by (phase) (rate(spec_round_seconds_sum[5m])) / ignoring (phase) group_left ()
@@ -160,7 +162,7 @@ class GatewayMetrics:
         for result in ("hit", "miss"):
             self.lookups.labels(result=result)
         self.hold_seconds = Histogram(
-            "spec_hold_seconds", "Time that a step was held back for drafts.", buckets=_FAST, registry=r
+            "spec_hold_seconds", "Time that a step was held back for drafts.", buckets=SECONDS_BUCKETS, registry=r
         )
         """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): time that a step waits, on average."""
         self.overrun_tokens = Counter(
@@ -183,11 +185,19 @@ class GatewayMetrics:
         )
         """Hit rate: rate(outrider_cached_prompt_tokens_total[5m]) / rate(outrider_prompt_tokens_total[5m])"""
         self.time_to_first_token = Histogram(
-            "outrider_time_to_first_token_seconds", "Admission to first token.", ["model"], buckets=_FAST, registry=r
+            "outrider_time_to_first_token_seconds",
+            "Admission to first token.",
+            ["model"],
+            buckets=SECONDS_BUCKETS,
+            registry=r,
         )
         """histogram_quantile(0.95, sum by (le) (rate(outrider_time_to_first_token_seconds_bucket[5m])))"""
         self.inter_token = Histogram(
-            "outrider_inter_token_seconds", "A round's time over its tokens.", ["model"], buckets=_FAST, registry=r
+            "outrider_inter_token_seconds",
+            "A round's time over its tokens.",
+            ["model"],
+            buckets=SECONDS_BUCKETS,
+            registry=r,
         )
         """histogram_quantile(0.95, sum by (le) (rate(outrider_inter_token_seconds_bucket[5m]))): a round's time over
         its tokens."""

@@ -156,6 +156,11 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
         assert answer.metric("spec_plain_steps_total", reason="none_parked") == 1
         assert (answer.model.num_rounds, answer.model.num_late) == (2, 1)
 
+        answer.target.says(6, [4], "p", hit=False, fallback=tpb.FALLBACK_REASON_DOES_NOT_PAY)
+        await answer.next()
+        assert answer.metric("spec_plain_steps_total", reason="does_not_pay") == 1
+        assert len(answer.draft.all_of("truncate")) == 1, "what the draft has may still be of use"
+
 
 async def test_several_drafts_of_a_position_count_as_one_there() -> None:
     answer = Answer()

@@ -182,6 +182,28 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fallback", "is_unprofitable"),
+    [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
+    ids=["passed over", "never arrived"],
+)
+def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
+    side = Side()
+    side.goes_on()
+    for _ in range(TRIAL):
+        side.goes_on(num_tokens=1, fallback=fallback)
+    num_sent = len(side.drafts[0].sent)
+    for _ in range(4):
+        side.goes_on(num_tokens=1)
+        assert side.drafting.is_unprofitable is is_unprofitable and len(side.drafts[0].sent) == num_sent
+    other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
+    other.place(side.member)
+    assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
+    side.drafting.note(tpb.Verdict(num_drafted=1, drafter=pb.DRAFTER_MODEL))
+    side.goes_on(num_tokens=1)
+    assert not side.drafting.is_unprofitable
+
+
+@pytest.mark.parametrize(
     "wish", [SpeculationOptions(num_draft_tokens=5), SpeculationOptions(tree=TreeShape.parse("2x1"))]
 )
 def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: SpeculationOptions) -> None:

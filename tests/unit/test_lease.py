@@ -15,6 +15,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
+from target_service.jobs import Fallback
 from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Delivered, Lease, Ready, Scaffold, Source
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
@@ -126,6 +127,29 @@ def test_a_scaffold_of_which_a_step_has_no_drafts_is_worth_less() -> None:
         plain = Ready(course.lease.slot, [], None, scaffold=scaffold)
         drafts.committed(course.lease, plain, Decided(0, 1, ()), [1], [], 0.0)
     assert scaffold.gain(own) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("speculation", "is_held", "is_here", "is_passed_over", "expected"),
+    [
+        ({}, False, False, False, None),
+        ({}, False, False, True, Fallback.DOES_NOT_PAY),
+        ({}, False, True, False, Fallback.DOES_NOT_PAY),
+        ({"num_draft_tokens": 3}, True, False, False, Fallback.LATE),
+    ],
+)
+def test_a_plain_step_says_whether_drafts_did_not_pay(
+    speculation: dict[str, int], is_held: bool, is_here: bool, is_passed_over: bool, expected: Fallback | None
+) -> None:
+    course = Course()
+    lease = course.lease
+    lease.speculation = Speculation(max_draft_tokens=8, **speculation)
+    lease.held_from_s = 0.5 if is_held else None
+    lease.is_passed_over = is_passed_over
+    drafts = Drafts(OwnDrafts({}, 9), cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True)
+    assert drafts.fallback(lease, is_here=is_here) is expected
+    course.step(1.0)
+    assert not lease.is_passed_over, "the next step is another"
 
 
 class _Saying:

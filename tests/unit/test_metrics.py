@@ -11,10 +11,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from gateway.telemetry.vllm_names import EndedAnswers, VllmNames
 from outrider.wire.metrics import WINDOW_S, AcceptanceWindow, GatewayMetrics, WorkerMetrics
+from outrider.wire.settings.config import GatewayConfig
 
 
 class Clock:
@@ -55,6 +57,25 @@ def test_the_rate_as_it_is_scraped() -> None:
     assert b'spec_acceptance_rate{draft="small",target="big"} 0.75' in text
     assert b'spec_acceptance_rate{draft="other",target="big"} 0.5' in text
     assert "last 60 s" in families(gateway.registry)["spec_acceptance_rate"].documentation
+
+
+def test_histograms_of_times_reach_the_longest_request() -> None:
+    """A time to the first token includes the queue, and a lost target is waited for between two tokens."""
+    gateway, registry = GatewayMetrics(), CollectorRegistry()
+    gateway.pair("big", "small").round_seconds.labels(phase="total")
+    gateway.answers("big")
+    EndedAnswers(registry).begin("big")
+    registry.register(VllmNames(gateway, lambda: ()))
+    times = [
+        family
+        for each in (gateway.registry, registry)
+        for family in families(each).values()
+        if family.type == "histogram" and family.name.endswith("_seconds")
+    ]
+    assert len(times) == 12
+    for family in times:
+        bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
+        assert sorted(bounds)[-2] >= GatewayConfig(target="127.0.0.1:9").request_timeout_s, family.name
 
 
 def docstrings(cls: type) -> dict[str, str]:

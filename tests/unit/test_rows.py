@@ -14,7 +14,7 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from target_service.lease import Candidates, Delivered, Lease, Scaffold
-from target_service.rows import PROBE_STEPS, Lacking, RowRule
+from target_service.rows import PROBE_STEPS, Lacking, RowRule, expected_arrival
 
 FREE_UNTIL = 12
 
@@ -172,6 +172,13 @@ class TestHold:
         assert rule().hold_until([lacking(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
         assert rule(tokens_per_s=2500).hold_until([lacking(near, 0.6)], 0.001) is None  # others would wait, too
         assert rule().hold_until([lacking(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+
+    def test_drafts_that_should_arrive_are_told_from_those_that_are_overdue_or_were_never_seen(self) -> None:
+        near = lease(now=0.0, eta_s=0.005)
+        assert expected_arrival(near, near.first, 0.001) == (pytest.approx(0.01), 0.005, True)
+        assert expected_arrival(near, near.first, 0.02) is None
+        unseen = lease()
+        assert expected_arrival(unseen, unseen.first, 0.001) is None
 
     def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
         lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))

@@ -8,21 +8,29 @@ import json
 import random
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 from outrider.client import AsyncClient, DraftLogprobs, OutriderError, RetryPolicy, Speculation
 from outrider.client.request import GenerateOptions
 from tests.forked import REPO
+from tests.stack import NUM_DRAFT_TOKENS
 from tests.watching.system import KEYS
 
+K = int(NUM_DRAFT_TOKENS)
+NAMED = Speculation(num_draft_tokens=K)
 WISHES: tuple[GenerateOptions, ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.0, "stop": ["self", "\n\n"]},
-    {"temperature": 0.8, "top_k": 40},
-    {"temperature": 0.8, "speculation": Speculation(draft_logprobs=DraftLogprobs.FULL)},
-    {"temperature": 1.0, "speculation": Speculation(draft_logprobs=DraftLogprobs.TOPK), "n": 2},
+    {"temperature": 0.0, "speculation": NAMED},
+    {"temperature": 0.0, "speculation": NAMED, "stop": ["self", "\n\n"]},
+    {"temperature": 0.8, "speculation": NAMED, "top_k": 40},
+    {"temperature": 0.8, "speculation": Speculation(num_draft_tokens=K, draft_logprobs=DraftLogprobs.FULL)},
+    {"temperature": 1.0, "speculation": Speculation(num_draft_tokens=K, draft_logprobs=DraftLogprobs.TOPK), "n": 2},
     {"temperature": 0.0, "speculation": Speculation(num_draft_tokens="auto")},
     {"temperature": 0.0, "speculation": False},
 )
+"""Most name how much is drafted: under the gateway's default, `auto`, the demo draft does not pay here, and hardly
+anything would be verified."""
+DEFAULTS: tuple[GenerateOptions, ...] = ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 40})
+"""Of clients that say nothing of drafts."""
 SLOW_S = 0.3
 """A slow reader's pause after each round."""
 
@@ -33,9 +41,10 @@ class Load:
     One user in six reads slowly, one has a key with a limit, and one who comes now and then has none.
     """
 
-    def __init__(self, address: str, level: int) -> None:
+    def __init__(self, address: str, level: int, wishes: Sequence[GenerateOptions]) -> None:
         """`address`: the gateway's gRPC."""
         self.level = level
+        self.wishes = wishes
         self.long = False
         """Prompts that fill KV caches."""
         self.ended: Counter[str] = Counter()
@@ -84,7 +93,11 @@ class Load:
 
     async def _ask(self, client: AsyncClient, dice: random.Random, slow: bool) -> None:
         length = 1400 if self.long else dice.choice((100, 300))
-        options: GenerateOptions = {**dice.choice(WISHES), "max_tokens": 300 if self.long else 48, "ignore_eos": True}
+        options: GenerateOptions = {
+            **dice.choice(self.wishes),
+            "max_tokens": 300 if self.long else 48,
+            "ignore_eos": True,
+        }
         if self.long:
             options["n"] = 1
         async with client.stream(dice.choice(self._prompts)[:length], timeout_s=60, **options) as rounds:

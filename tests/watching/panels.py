@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from tests.watching.dashboards import FILES, Asked, other_queries, panel_queries, with_all_chosen
+from tests.watching.dashboards import FILES, LABEL_VALUES, Asked, other_queries, panel_queries, with_all_chosen
 from tests.watching.prometheus import WINDOW_S, Prometheus
 
 RATE_INTERVAL = f"{WINDOW_S}s"
@@ -21,7 +20,6 @@ STILL = (
 and no draft is a head."""
 ABSENT = ("outrider_worker_head_agreement", "outrider_worker_feature_")
 """In queries that may have no data: nobody here drafts with a head."""
-_LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def answer(prometheus: Prometheus, asked: Asked, start_s: float, end_s: float) -
     """Ask one query over that time (Unix seconds)."""
     expr = with_all_chosen(asked.expr, RATE_INTERVAL)
     try:
-        variable = _LABEL_VALUES.fullmatch(expr)
+        variable = LABEL_VALUES.fullmatch(expr)
         if variable is not None:
             found = prometheus.label_values(variable[2], variable[1])
             return Answered(asked, len(found), len(found), len(found))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tests.watching.dashboards import FILES, read, with_all_chosen
+from tests.watching.dashboards import FILES, all_panels, marks, read, with_all_chosen
 from tests.watching.panels import RATE_INTERVAL
 from tests.watching.prometheus import STEP_S, Line, Prometheus
 
@@ -35,9 +35,9 @@ UNITS = {"s": "s", "percentunit": "share", "Bps": "bytes/s", "ops": "1/s", "none
 def draw(prometheus: Prometheus, start_s: float, end_s: float, path: Path) -> None:
     """The panels of TITLES over that time (Unix seconds); red where an alert fires."""
     (overview,) = (read(file) for file in FILES if file.stem == "overview")
-    (marks,) = overview["annotations"]["list"]
-    firing = sorted({at for line in prometheus.course(marks["expr"], start_s, end_s) for at in line.times_s})
-    panels = {panel["title"]: panel for panel in overview["panels"]}
+    (alerts,) = marks(overview)
+    firing = sorted({at for line in prometheus.course(alerts["expr"], start_s, end_s) for at in line.times_s})
+    panels = {panel["title"]: panel for panel in all_panels(overview)}
     with mpl.rc_context({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(12, 9.6), layout="constrained")
         axes = figure.subplots(4, 3)

@@ -90,6 +90,10 @@ class Prometheus:
         """Names of the alerts that fire now."""
         return {each["labels"]["alertname"] for each in self._ask("alerts")["alerts"] if each["state"] == "firing"}
 
+    def fired(self, start_s: float, end_s: float) -> set[str]:
+        """Return the names of the alerts that have fired at some moment of that time (Unix seconds)."""
+        return {line.labels["alertname"] for line in self.course('ALERTS{alertstate="firing"}', start_s, end_s, 1.0)}
+
     def scraped(self) -> dict[str, dict[str, str]]:
         """Labels of what is read and answers, by its URL."""
         active = self._ask("targets", state="active")["activeTargets"]

@@ -22,6 +22,8 @@ from tests.tiny_models import random_model
 
 NUM_USERS = 6
 """Of the usual load: half of the places, and little of the KV cache."""
+NUM_CLIENTS = 2
+"""Of the healthy default."""
 MAX_RUNNING, MAX_QUEUE = 12, 24
 KV_CACHE_TOKENS = 2560
 """Little more than a context: six answers with long prompts fill it."""
@@ -74,7 +76,12 @@ def watched(folder: Path) -> Iterator[tuple[Pools, Registry]]:
 
 
 def _gateway_args(folder: Path, registry: str) -> list[str]:
-    limits = {"--max-running": MAX_RUNNING, "--max-queue": MAX_QUEUE, "--max-queue-wait-s": 600}
+    limits = {
+        "--num-draft-tokens": "auto",  # the default, in place of that of Process
+        "--max-running": MAX_RUNNING,
+        "--max-queue": MAX_QUEUE,
+        "--max-queue-wait-s": 600,
+    }
     settings = {"--registry": registry, "--port": 0, "--grpc-port": 0, "--api-keys": write_key_file(folder), **limits}
     return [str(part) for setting in settings.items() for part in setting]
 

@@ -1,1 +1,0 @@
-"""Grafana dashboards as code: `python -m deploy.grafana` writes the JSON that Grafana reads."""
