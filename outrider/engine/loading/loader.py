@@ -46,7 +46,7 @@ from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID
 
@@ -376,7 +376,7 @@ def _facts(
 ) -> ModelFacts:
     head = network.get_output_embeddings()
     return ModelFacts(
-        model_id=model,
+        model_id=full_name(model),
         vocab_size=network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0],
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),
