@@ -19,7 +19,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerLost
+from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault, WorkerLost
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import short_name
@@ -37,8 +37,8 @@ RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 MAX_PAUSE_S = 30.0
-"""Seconds that the pause before the next attempt grows to, where a worker was refused or its stream ended at once. A
-stream that lived longer did not end at once."""
+"""Longest pause before the next attempt, in seconds. The pause doubles each time a worker is refused or its stream ends
+at once, and is short again after a stream that lived longer than this."""
 MAX_PATH_BYTES = 4096
 """Bytes of a path, as Linux has them at most."""
 CALL_TIMEOUT_S = 10.0
@@ -338,6 +338,9 @@ class WorkerLink:
             except Exception as error:  # whatever it was, the worker may come back
                 if self._failures.note(type(error).__name__):
                     log.exception("the connection to the %s at %s failed", self.name, self.address)
+                self._refused_epoch = 0  # so that it is judged anew
+                kind = type(error).__name__
+                self._set(None, WorkerFault(f"the connection to it failed ({kind}); the gateway's log says where"))
             if time.monotonic() - began_s > MAX_PAUSE_S:
                 self._pause_s = RECONNECT_S
             await self._pause()
