@@ -18,7 +18,7 @@ import grpc.aio
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.log import get_logger
-from outrider.wire.peer_text import bound_strings
+from outrider.wire.peer_text import Reasons, bound_strings, describe_excess
 from outrider.wire.settings.pools import Role
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import CONTROL_BYTES, describe_failure
@@ -97,14 +97,13 @@ class Sightings:
 
     async def _watch(self, member: str, role: Role, address: str) -> None:
         dialer = Dialer(address, Part(role), CONTROL_BYTES, self._certificates)
-        logged: str | None = None
+        refusals = Reasons()  # at most so many lines for one address, whatever it says in turn
         try:
             while True:
                 began_s = time.monotonic()
                 seen = await self._ask(dialer, member, role, address, began_s)
-                if seen.refusal not in (None, logged):
+                if seen.refusal is not None and refusals.note(seen.refusal):
                     log.warning("%s at %s refuses to say what it is: %s", member, address, seen.refusal)
-                logged = seen.refusal
                 self._seen.put(seen)
                 self._notify()
                 await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
@@ -115,6 +114,9 @@ class Sightings:
         try:
             stub = _STUBS[role](dialer.channel())
             info = await stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT_S)
+            too_long = describe_excess(info)
+            if too_long is not None:
+                return Seen(member, address, at_s, None, refusal=f"the {role} {too_long}")
             bound_strings(info)
             return Seen(member, address, at_s, info)
         except grpc.aio.AioRpcError as error:

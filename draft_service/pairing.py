@@ -18,7 +18,7 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import OutriderError, Unavailable, WorkerFault
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.model_id import short_name
+from outrider.wire.model_id import full_name, short_name
 from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
@@ -41,7 +41,7 @@ class WiringTest:
         self._engine = engine
         self._metrics = metrics
         self._trusts = state.config.trust_draft_config
-        self._model = state.config.model
+        self._model = full_name(state.config.model)
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, text)
 
     async def __call__(self, address: str, target_epoch: int) -> str | None:

@@ -11,11 +11,13 @@ import os
 import signal
 import socket
 import sys
+from typing import NoReturn
 
 import uvloop
 
 from gateway.admission.admission import Admission
 from gateway.api.app import create_app
+from gateway.api.callers import CallerPolicy
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
 from gateway.api.operations import Operations
@@ -31,11 +33,11 @@ from outrider.wire.otel_metrics import open_metrics
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
-from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.address import is_loopback, join_host_port
 from outrider.wire.transport.rpc import tune_malloc
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.tls import CertificateFolder, http_context, public_certificates
-from outrider.wire.worker_main import announce
+from outrider.wire.worker_main import announce, leave
 
 log = get_logger(__name__)
 
@@ -96,8 +98,9 @@ class _Operations:
             return
         self._listener = bind(config.host, config.metrics_port, "--metrics-port")
         self.address = join_host_port(config.host, self._listener.getsockname()[1])
-        app = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values())).app()
-        self._server = HttpServer(app)
+        operations = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values()))
+        policy = CallerPolicy(config) if is_loopback(config.host) else None  # beyond it, probes call by many names
+        self._server = HttpServer(operations.app(policy))
 
     async def start(self) -> None:
         if self.address is not None:
@@ -107,7 +110,7 @@ class _Operations:
 
     async def stop(self) -> None:
         if self.address is not None:
-            self._server.should_exit = True
+            self._server.stop()
             await self._serving
 
 
@@ -168,18 +171,29 @@ async def _serve(
     await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in senders))
 
 
-def main(argv: list[str]) -> int:
+async def _serve_and_leave(config: GatewayConfig) -> NoReturn:
+    """Serve, then end the process from inside the event loop: closing a loop waits for the threads of its executor,
+    which may read a long prompt for seconds or compare two tokenizers.
+    """
+    try:
+        await serve(config)
+    except OutriderError as error:
+        tell_end("gateway", error.message)
+        leave(1)
+    leave(0)
+
+
+def main(argv: list[str]) -> NoReturn:
     try:
         config = load(GatewayConfig, argv)
         configure_logging(config.log_level, "gateway", config.log_format)
         tune_malloc()
         raise_descriptor_limit()
-        uvloop.run(serve(config))
     except OutriderError as error:
         tell_end("gateway", error.message)
-        return 1
-    return 0
+        sys.exit(1)
+    uvloop.run(_serve_and_leave(config))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

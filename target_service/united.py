@@ -20,11 +20,15 @@ from target_service.lease import Candidate, Draft, Part, Source
 
 
 def laid_over(parts: Sequence[Part], shares: Sequence[float], most: int, *, named: bool = False) -> list[Candidate]:
-    """Return the tree of all, of at most so many guesses. shares: of each part, how often the first of what
-    it says after a node comes. What is said where others speak before is worth what these leave it; what several say is
-    one guess, as likely as the likeliest of them has it, and what hangs below is the likelier by as much. named: the
-    first have all that is named, and those behind them what is left, in this order, which nothing that was learnt from
-    other requests changes; else the likeliest have it, best first.
+    """Merge the trees of several sources into one of at most `most` nodes, and return its nodes.
+
+    shares: by source, how often the first token that it proposes after a node is accepted. Where earlier sources
+    propose after the same node, the chances of a later one are scaled by what those leave. A token that several
+    sources propose after one node becomes one node with the largest of their chances, which its descendants' chances
+    are multiplied by.
+
+    named: the request names the shape. The earlier sources then keep all their nodes and later ones get what is left,
+    so that nothing learnt from other requests changes the tree. Otherwise the likeliest nodes are kept, best first.
     """
     drafts, parents, steps = list[Draft](), list[int](), list[float]()
     places = dict[tuple[int, int], int]()

@@ -73,6 +73,8 @@ def create_app(admission: Admission, members: Callable[[], Iterable[Member]] = t
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Gate, admission=admission)
     policy = CallerPolicy(admission.config)
+    if policy.allows_any_origin and admission.config.api_keys is None:
+        log.warning("allowed_origins is *, without api_keys: every web page that somebody visits may call")
     app.add_middleware(CallerCheck, policy=policy)
     app.add_middleware(Envelope, admission=admission)
     app.add_middleware(CorsHeaders, policy=policy)

@@ -1,7 +1,10 @@
-"""Which web pages may call: a page that somebody visits is not to use a gateway that asks for no keys. And CORS.
+"""Check by `Origin` and `Host` which web pages may call a gateway, and set CORS headers for those of other origins.
 
-starlette's CORSMiddleware is not used: it shows some headers to origins that are not listed, refuses in words that name
-no setting, and its oldest version that is supported knows no private networks.
+Without API keys, any page that somebody visits could use a gateway that their browser reaches. On the port of
+`metrics_port` requests are checked where it is on a loopback address, as beyond it probes call by many names.
+
+starlette's CORSMiddleware is not used. It shows some headers to origins that are not listed, its refusals name no
+setting, and the oldest supported version does not know private networks.
 """
 
 from __future__ import annotations
@@ -12,12 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http_io import error_response
 from outrider.wire.errors import Forbidden
-from outrider.wire.log import get_logger
 from outrider.wire.origin import ANY, Host, Origin, read_host_names, read_origins
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import is_loopback
-
-log = get_logger(__name__)
 
 _EXPOSED = "x-request-id, retry-after"
 _PREFLIGHT_MAX_AGE_S = 600
@@ -35,8 +35,6 @@ class CallerPolicy:
         self._has_keys = config.api_keys is not None
         self._checks_host = is_loopback(config.host) or config.allowed_hosts is not None
         self._on_loopback = is_loopback(config.host)
-        if self._origins is None and not self._has_keys:
-            log.warning("allowed_origins is *, without api_keys: every web page that somebody visits may call")
 
     @property
     def allows_any_origin(self) -> bool:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.api.callers import CallerCheck, CallerPolicy
 from gateway.api.http_io import JsonResponse
 from gateway.api.openai_responses import Json
 from gateway.generation import Generator
@@ -55,15 +57,16 @@ class Operations:
     members: Callable[[], Iterable[Member]]
     """Return the workers as they are now, for /sd."""
 
-    def app(self) -> Starlette:
-        """Return the application of a port of their own."""
+    def app(self, policy: CallerPolicy | None) -> Starlette:
+        """Return the application of a port of their own. policy: which callers it refuses; None = none."""
         endpoints = {
             "/metrics": self.metrics,
             "/sd": self.discovery,
             "/healthz": self.healthz,
             "/readyz": self.readyz,
         }
-        return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()])
+        checks = [] if policy is None else [Middleware(CallerCheck, policy=policy)]
+        return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()], middleware=checks)
 
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus series."""

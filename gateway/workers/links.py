@@ -19,11 +19,11 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerLost
+from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault, WorkerLost
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import short_name
-from outrider.wire.peer_text import MAX_REASON_BYTES, bound_strings, bound_text
+from outrider.wire.peer_text import MAX_REASON_BYTES, Reasons, bound_strings, bound_text, describe_excess
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note
@@ -37,14 +37,10 @@ RequestType = type[dpb.DraftRequest] | type[tpb.TargetRequest]
 RECONNECT_S = 0.2
 """Seconds between two attempts to connect."""
 MAX_PAUSE_S = 30.0
-"""Seconds that the pause before the next attempt grows to, where a worker was refused or its stream ended at once. A
-stream that lived longer did not end at once."""
-MAX_INFO_BYTES = 1 << 16
-"""Bytes of a WorkerInfo; ours have at most some hundred."""
+"""Longest pause before the next attempt, in seconds. The pause doubles each time a worker is refused or its stream ends
+at once, and is short again after a stream that lived longer than this."""
 MAX_PATH_BYTES = 4096
 """Bytes of a path, as Linux has them at most."""
-MAX_REASONS = 8
-"""Reasons why a worker is away or refused that are logged and kept; further ones are counted."""
 CALL_TIMEOUT_S = 10.0
 """Seconds for what is asked once of each life of a worker. Doubled, one that hangs then is tried half as often."""
 PAIR_TIMEOUT_S = 120.0
@@ -77,24 +73,6 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
 def _life(info: pb.WorkerInfo) -> tuple[object, ...]:
     """Return what does not change as long as a worker lives."""
     return info.epoch, info.model_id, info.vocab_size, info.tokenizer_fingerprint
-
-
-class Reasons:
-    """Reasons why something that is tried for ever fails. The first few are kept, so that each is logged once; whoever
-    gives others without end is counted.
-    """
-
-    def __init__(self) -> None:
-        self._reasons: set[str] = set()
-        self.num_failures = 0
-
-    def note(self, reason: str) -> bool:
-        """Count a failure. Return whether its reason is a new one, to be logged."""
-        self.num_failures += 1
-        is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS
-        if is_new:
-            self._reasons.add(reason)
-        return is_new
 
 
 class WorkerSlot:
@@ -307,10 +285,9 @@ class WorkerLink:
         Raises grpc.aio.AioRpcError, and IncompatiblePair when there is too much of it.
         """
         info: pb.WorkerInfo = await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
-        if info.ByteSize() > MAX_INFO_BYTES:
-            raise IncompatiblePair(
-                f"the {self.name} describes itself in {info.ByteSize()} bytes, must be at most {MAX_INFO_BYTES}"
-            )
+        too_long = describe_excess(info)
+        if too_long is not None:
+            raise IncompatiblePair(f"the {self.name} {too_long}")
         self.model_path = bound_text(info.model_id, MAX_PATH_BYTES)
         info.model_id = short_name(info.model_id)
         bound_strings(info)
@@ -361,6 +338,9 @@ class WorkerLink:
             except Exception as error:  # whatever it was, the worker may come back
                 if self._failures.note(type(error).__name__):
                     log.exception("the connection to the %s at %s failed", self.name, self.address)
+                self._refused_epoch = 0  # so that it is judged anew
+                kind = type(error).__name__
+                self._set(None, WorkerFault(f"the connection to it failed ({kind}); the gateway's log says where"))
             if time.monotonic() - began_s > MAX_PAUSE_S:
                 self._pause_s = RECONNECT_S
             await self._pause()

@@ -199,8 +199,8 @@ class DraftMember(Member):
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
         self._num_unused: dict[bytes, int] = {}
-        """By caller: verdicts in a row, of all its answers, for which the draft was not told, or what lay ready was
-        passed over. What others' answers make of their drafts, or are left of them, says nothing of one's own."""
+        """By caller: the verdicts in a row, over all its answers, that used nothing of this draft. Counted for each
+        caller, so that nobody's drafts depend on how well others' are accepted."""
         self.is_unprofitable = False
         """Whether the last of these was plain because drafts do not pay."""
 

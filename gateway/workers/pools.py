@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.telemetry.vllm_names import ModelLoad, VllmNames
-from gateway.workers.links import RECONNECT_S, Connection, Reasons, WorkerLink
+from gateway.workers.links import RECONNECT_S, Connection, WorkerLink
 from gateway.workers.member import DraftMember, Pairing, TargetMember
 from gateway.workers.member_series import MemberSeries
 from gateway.workers.membership import DNS, Membership, MemberSpec
@@ -24,6 +24,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.log import get_logger, log_fields
 from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.peer_text import Reasons
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part

@@ -379,7 +379,7 @@ class ServedModel:
         self.note_change()
 
     def note_change(self) -> None:
-        """Take note that a member came, went, or changed."""
+        """Update the places and the names of drafts after a member came, went or changed, and wake who waits for it."""
         usable = sum(member.connection is not None and not member.draining for member in self.targets.values())
         self.places.capacity = self.config.max_running * max(1, usable)
         if self.referenced.is_set():

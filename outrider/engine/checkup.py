@@ -43,7 +43,7 @@ from outrider.engine.native.build import BuildError, library_place
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
 
@@ -173,7 +173,7 @@ def read_model(model: str, task: Task) -> Model:
     generation = read_generation(model, config)
     limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
     info = pb.WorkerInfo(
-        model_id=model,
+        model_id=full_name(model),
         vocab_size=text.vocab_size,
         tokenizer_fingerprint=tokenizer_fingerprint(files.tokenizer_json),
         context_limit=limit,

@@ -94,7 +94,7 @@ def tell_end(process: str, message: str) -> None:
     if _is_json():
         get_logger(process).critical("%s", message)
     else:
-        sys.stderr.write(f"{process}: {message}\n")
+        sys.stderr.write(f"{process}: {one_line(message)}\n")
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:

@@ -27,8 +27,18 @@ def local_folder(model: str) -> Path | None:
     return None
 
 
+def full_name(model: str) -> str:
+    """Return `WorkerInfo.model_id` for the setting `model`: the absolute path of a local folder, or a hub id as it is.
+
+    A relative path of two folders looks like a hub id, and only a process on the model's machine can tell them apart.
+    """
+    path = os.path.abspath(os.path.expanduser(model))
+    return path if os.path.isdir(path) else model
+
+
 def short_name(model: str) -> str:
-    """Return the name of a model in ids, metrics and messages: the last folder of a path, or a hub id as it is.
+    """Return the name in ids, metrics and messages of a model by its `full_name`: the last folder of a path, or a hub
+    id as it is.
 
     A path itself stands in the log alone: who asks for metrics need not know the server's disk.
     """

@@ -8,6 +8,10 @@ MAX_NAME_BYTES = 256
 """Bytes of a name in UTF-8. A file system's names have 255, a hub id 96."""
 MAX_REASON_BYTES = 1300
 """Bytes of a sentence that says why, as `rpc.MAX_ERROR_BYTES`."""
+MAX_INFO_BYTES = 1 << 16
+"""Bytes of a WorkerInfo; ours have at most some hundred."""
+MAX_REASONS = 8
+"""Reasons why a worker is away or refused that are logged and kept; further ones are counted."""
 _REASONS = frozenset({"why", "features_refusal"})
 """Fields that hold a sentence; all others hold names."""
 
@@ -41,3 +45,29 @@ def bound_strings(message: Message) -> None:
                 bound_strings(item)
         elif field.type == field.TYPE_MESSAGE:
             bound_strings(value)
+
+
+def describe_excess(info: Message) -> str | None:
+    """Return what is said of a worker whose WorkerInfo is too long to keep, None for one that is not."""
+    if info.ByteSize() <= MAX_INFO_BYTES:
+        return None
+    return f"describes itself in {info.ByteSize()} bytes, must be at most {MAX_INFO_BYTES}"
+
+
+class Reasons:
+    """Keeps the first reasons why something that is tried for ever fails, so that each is logged once.
+
+    Whoever gives other reasons without end is counted.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self.num_failures = 0
+
+    def note(self, reason: str) -> bool:
+        """Count a failure. Return whether its reason is a new one, to be logged."""
+        self.num_failures += 1
+        is_new = reason not in self._reasons and len(self._reasons) < MAX_REASONS
+        if is_new:
+            self._reasons.add(reason)
+        return is_new

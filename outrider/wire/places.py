@@ -83,7 +83,7 @@ def _parents() -> Iterator[Path]:
 def try_lock(path: Path) -> int | None:
     """Return the descriptor of a file that is locked as long as it is open; None while another process holds the lock.
 
-    Raises ConfigError when the file is a link or another's.
+    Raises ConfigError when the file is a link or another's, or its file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
@@ -95,9 +95,15 @@ def try_lock(path: Path) -> int | None:
         raise ConfigError(f"the lock {str(path)!r} is another account's, or no file; remove it")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"the file {str(path)!r} cannot be locked: {error.strerror}; set TMPDIR or XDG_RUNTIME_DIR to a folder "
+            "on a disk of this machine"
+        ) from None
     return descriptor
 
 

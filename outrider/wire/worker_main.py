@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -38,10 +37,6 @@ class Handle(Protocol):
     def stop(self, grace_s: float = 2.0) -> None: ...
 
 
-class _Stopped(BaseException):
-    """Raised when a signal comes before the worker has started."""
-
-
 def announce(**fields: object) -> None:
     """Write one JSON line on stdout, for the process that started this one."""
     sys.stdout.write(json.dumps({"event": "ready", **fields}) + "\n")
@@ -65,14 +60,15 @@ def _mib(num_bytes: int) -> str:
 
 
 def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], Handle], argv: list[str]) -> int:
-    """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended."""
-    ended = threading.Event()
+    """Run a worker and return the exit code: 0 after a signal, 1 when it could not start or its engine ended.
 
-    def stop_start(number: int, _frame: object) -> None:
-        raise _Stopped
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop_start)  # the first process of a container has no default handler
+    Ends the process itself when a signal comes before the worker has started.
+    """
+    stop = StopFlag()
+    stop.install()  # now, as the first process of a container has no default handler
+    ended, started = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=_leave_before_start, args=(stop, started), name="start-stop", daemon=True)
+    watcher.start()
     try:
         config: WorkerConfig = load(config_type, argv)
         configure_logging(config.log_level, name, config.log_format)
@@ -80,10 +76,9 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     except OutriderError as error:
         tell_end(name, error.message)
         return 1
-    except _Stopped:
-        return 0
-    stop = StopFlag()
-    stop.install()
+    started.set()
+    stop.notify()
+    watcher.join()  # before anybody else waits for the flag, and before the worker is announced
     threading.Thread(target=_await_engine, args=(handle, ended, stop.notify), name="engine-end", daemon=True).start()
     info = handle.info()
     announce(
@@ -105,6 +100,19 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     finally:
         handle.stop()
     return 0
+
+
+def _leave_before_start(stop: StopFlag, started: threading.Event) -> None:
+    """End the process when a signal comes before the worker has started; return once it has.
+
+    A load takes minutes, and nobody knows of this worker yet: there is nothing to drain. An exception raised by a
+    signal handler would be lost where it falls into a `__del__` or a callback of C code. Ranks end with this process.
+    """
+    while not stop.wait():
+        if started.is_set():
+            return
+    if not started.is_set():
+        leave(0)
 
 
 def _await_engine(handle: Handle, ended: threading.Event, notify: Callable[[], None]) -> None:

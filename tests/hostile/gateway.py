@@ -170,15 +170,15 @@ def install(clock: Clock) -> None:
     item_class.run = run_timed
 
 
-def main() -> int:
+def main() -> None:
     # Imported here: a process that the gateway spawns imports this module again, and is not to be timed.
     from gateway.__main__ import main as run_gateway
 
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     with open(os.environ[LOG], "a", encoding="utf-8") as file:
         install(Clock(file))
-        return run_gateway(sys.argv[1:])
+        run_gateway(sys.argv[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

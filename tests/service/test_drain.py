@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,6 +98,19 @@ async def test_a_second_signal_ends_it_at_once(target_folder: str) -> None:
         async with asked_to_stop(process):
             process.popen.send_signal(signal.SIGTERM)
             assert await exit_code(process) == 0
+
+
+def test_a_gateway_that_has_stopped_does_not_wait_for_its_threads() -> None:
+    program = """
+import asyncio, sys, time
+from gateway import __main__ as gateway
+async def serve(config):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+gateway.serve = serve
+gateway.main(["--target", "127.0.0.1:9"])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("module", ["gateway", "target_service"])

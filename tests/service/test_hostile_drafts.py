@@ -26,6 +26,7 @@ from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.metrics import GatewayMetrics
+from outrider.wire.peer_text import MAX_REASONS
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.serving import ServerThread
@@ -223,7 +224,7 @@ async def test_reasons_of_a_worker_that_is_away_are_bounded(
     pools = pools_of(target, draft.address)
     await until(lambda: draft.num_infos > 50)
     told = [record.getMessage() for record in caplog.records if "no answer from the draft" in record.getMessage()]
-    assert 1 < len(told) <= links.MAX_REASONS and max(map(len, told)) < 1400
+    assert 1 < len(told) <= MAX_REASONS and max(map(len, told)) < 1400
     draft.failure = None
     await until(lambda: pools.members["draft-0"].connection)
     (connected,) = [each for each in caplog.messages if "connected to the draft" in each]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc.aio
 import pytest
@@ -14,7 +15,7 @@ from gateway.workers.links import Connection, WorkerLink
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import IncompatiblePair, WorkerLost
+from outrider.wire.errors import IncompatiblePair, WorkerFault, WorkerLost
 from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 
 
@@ -78,6 +79,23 @@ async def test_a_worker_of_another_protocol_is_left_unused(protocol: int) -> Non
             "upgrade the older one; see docs/releases.md"
         )
         assert link.connection is None and target.num_streams == 0
+    finally:
+        await link.close()
+        await server.stop(0)
+
+
+async def test_readyz_is_told_of_a_fault_of_ours_and_the_worker_is_used_once_it_is_over() -> None:
+    target = SilentTarget()
+    server, port = await serve(target)
+    link = link_to(port)
+    accept, link._accept = link._accept, AsyncMock(side_effect=ZeroDivisionError("what the worker sent"))
+    try:
+        await until(lambda: link.refused)
+        assert isinstance(link.refused, WorkerFault)
+        assert link.refused.message == "the connection to it failed (ZeroDivisionError); the gateway's log says where"
+        link._accept = accept
+        await until(lambda: link.connection)
+        assert link.refused is None
     finally:
         await link.close()
         await server.stop(0)

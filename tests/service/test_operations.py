@@ -32,6 +32,7 @@ def test_without_a_target_the_port_answers_until_the_event_loop_stops(tmp_path: 
             assert [http.get(path).status_code for path in PATHS] == [200, 503, 200, 200]
             assert http.head("/readyz").status_code == 503
             assert "no target" in http.get("/readyz").json()["reason"]
+            assert http.get("/sd", headers={"host": "page.example"}).status_code == 403
             process.popen.send_signal(signal.SIGSTOP)
             with pytest.raises(httpx.ReadTimeout):
                 http.get("/healthz", timeout=0.1)

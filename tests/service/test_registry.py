@@ -27,6 +27,7 @@ from gateway.workers.registry_client import RegistryClient
 from outrider.cli.main import app
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.peer_text import MAX_INFO_BYTES
 from outrider.wire.transport.serving import ServerThread
 from tests.forked import REPO
 
@@ -217,11 +218,17 @@ def test_an_address_of_all_interfaces_is_reached_on_this_machine() -> None:
 class PlayedDraft(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self) -> None:
         self.hangs = threading.Event()
+        self.num_refusals = 0
+        """How many times it is to answer with another refusal each, before it says what it is."""
+        self.num_cores = 0
 
     async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
         if self.hangs.is_set():
             await asyncio.sleep(5)
-        return common_pb2.WorkerInfo(epoch=3, num_slots_in_use=2)
+        if self.num_refusals:
+            self.num_refusals -= 1
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"refusal {self.num_refusals}")
+        return common_pb2.WorkerInfo(epoch=3, num_slots_in_use=2, cpu_cores=range(self.num_cores))
 
 
 @contextlib.contextmanager
@@ -238,6 +245,22 @@ def played_draft() -> Iterator[tuple[PlayedDraft, ServerThread]]:
     finally:
         draft.hangs.clear()
         server.stop(0.1)
+
+
+def test_what_a_worker_says_of_itself_is_bounded_in_the_launcher_and_its_log(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("deploy.sightings.PERIOD_S", 0.0)
+    monkeypatch.setattr("outrider.wire.peer_text.MAX_REASONS", 2)
+    eyes, seen = Sightings(registry.loop, None), list[Seen]()
+    with played_draft() as (draft, server):
+        draft.num_refusals, draft.num_cores = 3, MAX_INFO_BYTES
+        eyes.watch("draft-0", "draft", server.address)
+        wait_until(lambda: bool(seen.extend(eyes.take()) or len(seen) > 3), "all refusals")
+        eyes.forget("draft-0")
+    assert all(one.info is None for one in seen)
+    assert "the draft describes itself in" in str(seen[3].refusal)
+    assert caplog.text.count("refuses to say what it is") == 2
 
 
 def test_a_worker_is_seen_to_answer_to_hang_and_to_be_gone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from outrider.wire.log import JsonFormatter, TextFormatter, about, describe, get_logger, log_fields
+from outrider.wire.log import JsonFormatter, TextFormatter, about, describe, get_logger, log_fields, tell_end
 
 log = get_logger("tests.log")
 SECRET = "what the user wrote"
@@ -104,6 +104,11 @@ def test_a_worker_keeps_what_torch_says_of_itself() -> None:
     assert describe(error) == "RuntimeError"
     assert describe(error, in_worker=True) == "RuntimeError: CUDA out of memory"
     assert describe(ValueError(SECRET), in_worker=True) == "ValueError"
+
+
+def test_the_last_line_of_a_process_is_one_whatever_a_file_wrote_into_it(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_end("target", "model_type is \x1b[31m\nforged")
+    assert capsys.readouterr().err == "target: model_type is \\x1b[31m\\nforged\n"
 
 
 def test_libraries_warnings_and_last_words_are_json_too() -> None:

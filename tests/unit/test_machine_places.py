@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -82,6 +84,17 @@ def test_a_lock_is_the_users_alone_and_no_link(tmp_path: Path) -> None:
     assert held is not None and (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
     assert places.try_lock(tmp_path / "lock") is None
     os.close(held)
+
+
+def test_a_file_system_without_locks_is_named_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"core-0\.0' cannot be locked: No locks available; set TMPDIR"):
+        actors.take_cores(1, tmp_path, frozenset({0, 1}))
 
 
 def test_without_any_place_for_locks_a_worker_starts_and_is_pinned_to_no_cores(

@@ -41,6 +41,18 @@ for number in range(int(sys.argv[1])):
 """
 """Takes as many signals: blocked for every other one, and in a tight loop of looks at the flag for the rest."""
 
+_LOADS_FOR_EVER = """
+import os, sys, time
+from outrider.wire.settings.config import DraftConfig
+from outrider.wire.worker_main import run_worker
+class Loading:
+    def __del__(self):
+        os.write(1, b".")
+        time.sleep(60)
+run_worker("draft", DraftConfig, lambda config: Loading() and None, ["--model", "m", "--port", "0"])
+"""
+"""A signal's handler runs in `__del__`, which swallows what it raises."""
+
 _BESIDE_CALLS = """
 import sys, threading
 import outrider.cli
@@ -168,3 +180,12 @@ def test_ctrl_c_while_the_command_line_imports_is_no_traceback(tmp_path: Path) -
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-m", "outrider", "up"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_signal_ends_a_worker_that_still_loads_wherever_its_main_thread_is() -> None:
+    loading = [sys.executable, "-c", _LOADS_FOR_EVER]
+    with subprocess.Popen(loading, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"."
+        process.terminate()
+        assert process.wait(HUNG_AFTER_S) == 0 and process.stderr.read() == b""

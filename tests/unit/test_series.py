@@ -16,7 +16,7 @@ from outrider.cli.series import Scrape, Span
 from outrider.cli.top import Reader
 from outrider.cli.top_screen import View, duration, screen
 from outrider.wire.metrics import GatewayMetrics, WorkerMetrics
-from outrider.wire.model_id import short_name
+from outrider.wire.model_id import full_name, short_name
 
 MEMBERS = """\
 outrider_members{{pool="chat",role="target",state="serving"}} {serving}
@@ -158,7 +158,7 @@ def test_what_is_said_is_checked_before_it_is_shown_or_asked(
     assert view.away == away and list(view.workers) == workers and drawn(view)
 
 
-def test_names_and_times_are_short() -> None:
+def test_names_and_times_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
         "/models/demo/target/": "target",
         "~/target": "target",
@@ -167,4 +167,7 @@ def test_names_and_times_are_short() -> None:
     }
     assert {model: short_name(model) for model in names} == names
     assert short_name(".") == Path.cwd().name
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "srv" / "target").mkdir(parents=True)
+    assert full_name("srv/target") == str(tmp_path / "srv" / "target") and full_name("hub/model") == "hub/model"
     assert [duration(each) for each in (0, 59, 3600, 90061)] == ["0 s", "59 s", "1 h 0 min", "1 d 1 h"]

@@ -51,6 +51,7 @@ from outrider.engine.paths.forward_path import PathUnavailable, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS, Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.model_id import full_name
 from outrider.wire.settings.config import WorkerConfig
 
 log = get_logger(__name__)
@@ -164,7 +165,7 @@ def _facts(
     model: str, target: TargetFiles, dtype: torch.dtype, device: torch.device, limit: int, weights: Iterable[Tensor]
 ) -> ModelFacts:
     return ModelFacts(
-        model_id=model,
+        model_id=full_name(model),
         vocab_size=target.vocab_size,
         context_limit=limit,
         dtype=str(dtype).removeprefix("torch."),

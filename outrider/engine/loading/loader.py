@@ -46,7 +46,8 @@ from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.peer_text import bound_text
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID
 
@@ -262,13 +263,13 @@ def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
     """Return what to say of a configuration that transformers raised an error for. name: of its file."""
-    why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_QUOTED]
+    why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
     return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
 
 
 def check_class(config: PreTrainedConfig) -> None:
     """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
-    name = (config.architectures or [type(config).__name__])[0]
+    name = bound_text((config.architectures or [type(config).__name__])[0])
     if type(config) not in _auto_class(config)._model_mapping:
         kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
         raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
@@ -376,7 +377,7 @@ def _facts(
 ) -> ModelFacts:
     head = network.get_output_embeddings()
     return ModelFacts(
-        model_id=model,
+        model_id=full_name(model),
         vocab_size=network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0],
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),

@@ -12,6 +12,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import INDEX, SAFE, local_folder
 from outrider.wire.model_json import parse_object, parse_weight_map
+from outrider.wire.peer_text import bound_text
 from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
 
 CONFIG = "config.json"
@@ -26,7 +27,7 @@ MAX_OTHER_BYTES = 8 << 20
 """Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
 
 MAX_QUOTED = 400
-"""Characters of another library's error in one of ours: it may quote as much of a file as it likes."""
+"""Bytes of another library's error in one of ours: it may quote as much of a file as it likes."""
 
 
 def check_folder(folder: Path) -> None:
@@ -145,4 +146,5 @@ def _hub_file(model: str, name: str) -> Path | None:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, cut where it quotes too much of a file."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:MAX_QUOTED]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return bound_text(line, MAX_QUOTED)

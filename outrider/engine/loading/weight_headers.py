@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from outrider.engine.loading.model_files import first_line, model_file, weight_map
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import SAFE
+from outrider.wire.peer_text import bound_text
 
 T = TypeVar("T")
 
@@ -67,8 +68,8 @@ def read_headers(model: str) -> dict[str, TensorHeader]:
     for name, header in headers.items():
         if header.dtype in COMPLEX:
             raise ConfigError(
-                f"{name} in {header.path} is complex ({header.dtype}), and weights are real numbers; save the model "
-                "again in float32 or bfloat16",
+                f"{bound_text(name)} in {header.path} is complex ({header.dtype}), and weights are real numbers; save "
+                "the model again in float32 or bfloat16",
                 param="model",
             )
     return headers
@@ -117,7 +118,8 @@ def check_counts(config: Mapping[str, Any], shown: str) -> None:
             pending += [(name, each) for each in value]
         elif isinstance(value, int) and value > MAX_COUNT and name.endswith(COUNTS):
             raise ConfigError(
-                f"{name} in {shown} is {value}, and more than {MAX_COUNT} are never built; correct it", param="model"
+                f"{bound_text(name)} in {shown} is {value}, and more than {MAX_COUNT} are never built; correct it",
+                param="model",
             )
 
 
