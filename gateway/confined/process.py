@@ -2,7 +2,7 @@
 
 The pool starts it with the name of a module. The module has `prepare()`, called once, and `work(request)`, called for
 each request; both request and reply are JSON values. A frame on stdin or stdout is four bytes of length, big-endian,
-and JSON. What a library prints is dropped once the process is ready: it may quote a request.
+and JSON. A frame `{"begun": true}` goes before each reply, once the request is read. What a library prints is dropped once the process is ready: it may quote a request.
 
 The limits hold for compiled code as well. The kernel counts CPU time and sends SIGPROF, whose default action ends the
 process. Memory that cannot be had raises MemoryError in Python and aborts compiled code.
@@ -85,6 +85,7 @@ def main(module_name: str, cpu_s: float, memory_bytes: int, niceness: int) -> No
         os.dup2(nowhere.fileno(), 2)
     write_frame(replies, {"ready": True})
     while (frame := read_frame(requests)) is not None:
+        write_frame(replies, {"begun": True})
         began_s = time.process_time()
         reply = do_work(module, frame, cpu_s)
         reply["cpu_s"] = time.process_time() - began_s
