@@ -27,9 +27,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 BYTES_PER_TOKEN = 8
 """Of a long text so many bytes a token are read first: of English twice as many as needed."""
 CLEARLY_MORE = 1.25
-"""Times as many tokens as there may be, in the begin of a text: it has more as a whole, too, wherever it was cut."""
+"""Tokens of the beginning of a text over those that the whole may have, above which it is refused unread. A cut changes
+the tokens of the word at its place alone, one in thousands; a quarter is far above that."""
 MAX_OWN_TOKENS = 16
-"""That a tokenizer puts around a text."""
+"""Tokens that a post-processor puts around a text at most: known ones put one or two."""
 Piece = bytes | str | None
 """A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
 

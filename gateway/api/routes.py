@@ -82,7 +82,7 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.Gate
             incoming.caller.take_request()
-            body = parse_body(model, await read_json(request, incoming))
+            body = parse_body(model, await read_json(request, incoming, request.scope["models"]))
             response: Response = await endpoint(request, body)
             return response
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from gateway.confined.process import LENGTH
 from outrider.wire.errors import Overloaded
@@ -56,6 +59,10 @@ class WorkFailed(Exception):
     """Work raised something that is no refusal."""
 
 
+class NestsTooDeep(Exception):
+    """A request nests deeper than orjson writes, 254 levels."""
+
+
 class _NotBegun(Exception):
     """The process ended before it had read the request: somebody killed it while it was idle."""
 
@@ -67,6 +74,22 @@ class WorkRefused(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+def encoded(request: Any) -> bytes:
+    """Return a request as JSON. Raise NestsTooDeep. Fields of dataclasses are written as those of an object."""
+    try:
+        return orjson.dumps(request)  # 20 times as fast on 4 MB, where the event loop waits
+    except TypeError as error:
+        if "ecursion" in str(error):
+            raise NestsTooDeep from None
+    # A number of more than 64 bits, or half a character: neither is in a body that orjson has read.
+    return json.dumps(request, default=_fields).encode("ascii")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, as orjson writes one."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 @dataclass(eq=False)
@@ -145,13 +168,11 @@ class ConfinedPool:
     time since the pool was last idle.
     """
 
-    def __init__(
-        self, module: str, cpu_s: float, *, niceness: int = 0, memory_bytes: int = MEMORY_BYTES, name: str = "work"
-    ) -> None:
+    def __init__(self, module: str, cpu_s: float, *, memory_bytes: int = MEMORY_BYTES, name: str = "work") -> None:
         """module: has `prepare()` and `work(request)`, see `gateway.confined.process`. cpu_s: CPU seconds of one piece
-        of work at most. niceness: added to the processes'. name: of the work, for errors.
+        of work at most. name: of the work, for errors.
         """
-        self._args = (module, str(cpu_s), str(memory_bytes), str(niceness))
+        self._args = (module, str(cpu_s), str(memory_bytes))
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
         self._name = name
@@ -183,10 +204,10 @@ class ConfinedPool:
         """Return the result of the module's `work` for `request`, a JSON value, or JSON text as bytes.
 
         Cancelled, the work is ended. Raise WorkRefused for an InvalidRequest of the module, WorkExceeded when the work
-        takes more than its CPU time or memory, WorkFailed for any other exception, Overloaded when no process is free
-        for too long.
+        takes more than its CPU time or memory, WorkFailed for any other exception, NestsTooDeep for a request that
+        cannot be written, Overloaded when no process is free for too long.
         """
-        data = request if isinstance(request, bytes) else json.dumps(request).encode("ascii")
+        data = request if isinstance(request, bytes) else encoded(request)
         try:
             reply = await self._ask(caller, data)
         except _NotBegun:
@@ -273,7 +294,7 @@ class ConfinedPool:
         self._waiting.append(waiting)
         self._grant()
         try:
-            # Not wait_for: when a grant comes in the turn of a timeout or a cancellation, it loses the one or the other.
+            # Not wait_for: when a grant comes in the turn of a timeout or a cancellation, one of the two is lost.
             await asyncio.wait({waiting.granted}, timeout=MAX_WAIT_S)
         except asyncio.CancelledError:
             if waiting.granted.done():
