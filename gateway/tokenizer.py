@@ -20,7 +20,8 @@ from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.model_json import decode_text, parse_object
-from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
+from outrider.wire.peer_text import bound_text
+from outrider.wire.tokenizer_json import MAX_QUOTED, TOKENIZER_JSON, described, load_tokenizer
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -42,6 +43,8 @@ class Tokenizer:
         raw = tokenizer_json.encode()
         self._tokenizer = load_tokenizer(raw)  # which cuts nothing: lengths are checked against the model's context
         data = parse_object(raw, TOKENIZER_JSON)
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            data[name] = described(getattr(self._tokenizer, name))
         self.bounds = TextBounds.of(data)
         self.special_tokens = special_tokens
         self.template = template
@@ -49,7 +52,7 @@ class Tokenizer:
         self._silent = frozenset(token.content for token in added.values() if token.special)
         self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._byte_level, self._byte_fallback = _byte_rules(data.get("decoder"))
+        self._byte_level, self._byte_fallback = _byte_rules(data["decoder"])
         self._pieces: dict[int, Piece] = {}
 
     @classmethod
@@ -57,7 +60,17 @@ class Tokenizer:
         """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
         config = _config_of(files.tokenizer_config_json)
         special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
-        return cls(decode_text(files.tokenizer_json, TOKENIZER_JSON), special, None)
+        text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
+        try:
+            return cls(text, special, None)
+        except ConfigError:
+            raise
+        except Exception as error:  # the library takes shapes that nobody has thought of
+            why = bound_text(f"{type(error).__name__}: {error}", MAX_QUOTED)
+            raise ConfigError(
+                f"{TOKENIZER_JSON} cannot be used: {why}; take it from the model's folder, or save it again with "
+                "PreTrainedTokenizerFast.save_pretrained"
+            ) from None
 
     @property
     def vocab_size(self) -> int:

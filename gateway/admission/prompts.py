@@ -95,7 +95,7 @@ def _lower_priority() -> None:
     """Let the event loop go first. On Linux a thread has a niceness of its own."""
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError):  # a sandbox may forbid it, and a process may be at a higher niceness already
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
 
 
