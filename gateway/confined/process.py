@@ -11,8 +11,6 @@ process. Memory that cannot be had raises MemoryError in Python and aborts compi
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -26,6 +24,7 @@ from typing import Any, BinaryIO
 
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import describe
+from outrider.wire.processes import release_freed_memory
 
 LENGTH = struct.Struct(">I")
 NICENESS = 10
@@ -58,12 +57,6 @@ def address_space_bytes() -> int:
     except OSError:
         return 0
     return num_pages * resource.getpagesize()
-
-
-def give_memory_back() -> None:
-    """Let glibc return freed memory to the kernel, also from the middle of its heap."""
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
@@ -104,7 +97,7 @@ def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
         reply = do_work(module, frame, cpu_s)
         reply["cpu_s"] = time.process_time() - began_s
         if address_space_bytes() > base_bytes:
-            give_memory_back()
+            release_freed_memory()
         # What libraries keep must not count against the next request: the pool starts another process.
         reply["is_last"] = address_space_bytes() > base_bytes + MAX_KEPT_BYTES
         write_frame(replies, reply)
