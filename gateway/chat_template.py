@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.confined.pool import ConfinedPool, WorkExceeded, WorkFailed, WorkRefused
-from outrider.wire.errors import ConfigError, InvalidRequest, Overloaded
+from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused
+from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Overloaded
+from outrider.wire.log import get_logger
 from outrider.wire.settings.config import GatewayConfig
+
+log = get_logger(__name__)
 
 Message = dict[str, Any]
 """At least `role`, and `content`, text; None beside `tool_calls`, whose arguments are objects."""
 
 MAX_SOURCE_CHARS = 1 << 20
-"""Of a template, which goes to a renderer with each chat. The largest known one has 40,000."""
-
-
+"""Characters of a template, which goes to a renderer with each chat. The largest known one has 40,000."""
 _REMEDY = "give the gateway another template: --chat-template FILE"
 
 
@@ -28,7 +29,8 @@ class Renderers(Protocol):
 
 def create_renderers(config: GatewayConfig) -> ConfinedPool:
     """Return the pool in which all chat templates are rendered."""
-    return ConfinedPool("gateway.confined.templates", config.max_compile_s, name="the rendering of a chat template")
+    name = "the rendering of a chat template"
+    return ConfinedPool("gateway.confined.templates", config.max_compile_s, name=name)
 
 
 class TextTooLong(Exception):
@@ -50,6 +52,8 @@ class TemplateFile:
 class ChatTemplate:
     """A template that a renderer has compiled."""
 
+    name: str
+    """Where the source stands, for errors."""
     source: str
     tool_source: str
     special_tokens: dict[str, str]
@@ -73,7 +77,7 @@ class ChatTemplate:
             raise ConfigError(f"{file.name} takes more than {error} to compile; {_REMEDY}") from None
         except Overloaded as error:
             raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
-        return cls(file.source, tool_source, special_tokens, checked["takes_tools"], renderers)
+        return cls(file.name, file.source, tool_source, special_tokens, checked["takes_tools"], renderers)
 
     async def render(
         self,
@@ -105,6 +109,11 @@ class ChatTemplate:
                 f"the chat template takes more than {error} to render these messages; send fewer or shorter ones",
                 param="messages",
             ) from None
+        except NestsTooDeep:
+            raise InvalidRequest("messages, tools or chat_template_kwargs nest too deep; make them flatter") from None
+        except WorkFailed as error:
+            log.error("%s could not be rendered: %s", self.name, error)
+            raise OutriderError("internal error; the gateway's log has the place") from None
         if text is None:
             raise TextTooLong
         return text

@@ -7,8 +7,6 @@ and callers must not learn from that what others send.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import math
 import time
 from collections import Counter, OrderedDict
@@ -16,9 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-import orjson
-
-from gateway.confined.pool import ConfinedPool, WorkExceeded, WorkFailed, WorkRefused
+from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused, encoded
 from gateway.output_format import OutputFormat
 from gateway.tools.grammar_request import ToolGrammarRequest
 from outrider.wire.errors import InvalidRequest, OutriderError
@@ -26,16 +22,14 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
-NICENESS = 10
-"""Added to the processes' own, so that answers that are under way go first."""
 MAX_KEPT_BYTES = 16 << 20
 """Bytes of the grammars that are kept, of all callers together: 64 of the largest (MAX_GRAMMAR_BYTES)."""
 ENTRY_BYTES = 512
 """Bytes of an entry besides its text, measured with tracemalloc and rounded up."""
 
 EXCEEDED_KEPT_S = 60.0
-"""Seconds for which a grammar is refused unchecked after it took more than the limit. What takes nearly as much as the
-limit may pass later, when the machine is less busy."""
+"""Seconds for which a grammar is refused unchecked after it took more than the limit: one that is sent again and again
+then costs a sixtieth of a core at the default limit. CPU times vary, so one near the limit may pass later."""
 
 
 class Pool(Protocol):
@@ -66,7 +60,8 @@ class Verdict:
         return self.grammar
 
     @property
-    def num_bytes(self) -> int:
+    def size_bytes(self) -> int:
+        """Return about how many bytes it takes: a byte a character, for grammars are mostly ASCII."""
         return ENTRY_BYTES + len(self.grammar) + len(self.refusal or "")
 
 
@@ -93,16 +88,16 @@ class Verdicts:
         own = self._kept.setdefault(caller, OrderedDict())
         previous = own.pop(digest, None)
         if previous is not None:
-            self._num_bytes[caller] -= previous.num_bytes
+            self._num_bytes[caller] -= previous.size_bytes
         own[digest] = verdict
-        self._num_bytes[caller] += verdict.num_bytes
+        self._num_bytes[caller] += verdict.size_bytes
         while self._num_bytes.total() > self._max_bytes:
             self._drop_one()
 
     def _drop_one(self) -> None:
         ((caller, _),) = self._num_bytes.most_common(1)
         _, verdict = self._kept[caller].popitem(last=False)
-        self._num_bytes[caller] -= verdict.num_bytes
+        self._num_bytes[caller] -= verdict.size_bytes
         if not self._kept[caller]:
             del self._kept[caller], self._num_bytes[caller]
 
@@ -195,23 +190,13 @@ class GrammarChecker:
 
 
 def _encoded(request: dict[str, Any], param: str) -> bytes:
-    """Return the request as JSON. Raise InvalidRequest for one that nests deeper than JSON is written."""
     try:
-        return orjson.dumps(request)  # 20 times as fast on 4 MB
-    except TypeError:
-        pass  # a number of more than 64 bits, half a character, or too deep
-    try:
-        return json.dumps(request, default=_fields).encode("ascii")
-    except RecursionError:
+        return encoded(request)
+    except NestsTooDeep:
         raise InvalidRequest(f"{param} nests too deep; make it flatter", param=param) from None
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, as orjson writes one."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def create_checker(max_compile_s: float) -> GrammarChecker:
     """Return a checker with processes of its own."""
-    pool = ConfinedPool("gateway.grammar_work", max_compile_s, niceness=NICENESS, name="checking a grammar")
+    pool = ConfinedPool("gateway.grammar_work", max_compile_s, name="checking a grammar")
     return GrammarChecker(pool)

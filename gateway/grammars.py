@@ -48,7 +48,7 @@ short escape stand only where the schema spells them out."""
 MAX_ECHO_CHARS = 300
 """Of what llguidance says."""
 LOCATE_S = 0.02
-"""CPU seconds for the search for what a refusal is about, beside the second that all may take."""
+"""CPU seconds for the search for what a refusal is about: 2 % of the default limit of all work, one second."""
 _LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[a-z]*'
     r"|(?P<json>%json\b\s*)|(?P<option>\b(?:max_tokens|temperature|stop|stop_capture)\b(?=\s*=))"

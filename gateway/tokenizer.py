@@ -20,16 +20,18 @@ from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.model_json import decode_text, parse_object
-from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
+from outrider.wire.peer_text import bound_text
+from outrider.wire.tokenizer_json import MAX_QUOTED, TOKENIZER_JSON, described, load_tokenizer
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 BYTES_PER_TOKEN = 8
 """Of a long text so many bytes a token are read first: of English twice as many as needed."""
 CLEARLY_MORE = 1.25
-"""Times as many tokens as there may be, in the begin of a text: it has more as a whole, too, wherever it was cut."""
+"""Tokens of the beginning of a text over those that the whole may have, above which it is refused unread. A cut changes
+the tokens of the word at its place alone, one in thousands; a quarter is far above that."""
 MAX_OWN_TOKENS = 16
-"""That a tokenizer puts around a text."""
+"""Tokens that a post-processor puts around a text at most: known ones put one or two."""
 Piece = bytes | str | None
 """A token adds raw bytes of UTF-8 to a text, or text whose spacing depends on its neighbours, or nothing."""
 
@@ -41,6 +43,8 @@ class Tokenizer:
         raw = tokenizer_json.encode()
         self._tokenizer = load_tokenizer(raw)  # which cuts nothing: lengths are checked against the model's context
         data = parse_object(raw, TOKENIZER_JSON)
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            data[name] = described(getattr(self._tokenizer, name))
         self.bounds = TextBounds.of(data)
         self.special_tokens = special_tokens
         self.template = template
@@ -48,7 +52,7 @@ class Tokenizer:
         self._silent = frozenset(token.content for token in added.values() if token.special)
         self._controls = {token.content: token_id for token_id, token in added.items() if _is_control(token)}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._byte_level, self._byte_fallback = _byte_rules(data.get("decoder"))
+        self._byte_level, self._byte_fallback = _byte_rules(data["decoder"])
         self._pieces: dict[int, Piece] = {}
 
     @classmethod
@@ -56,7 +60,17 @@ class Tokenizer:
         """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
         config = _config_of(files.tokenizer_config_json)
         special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
-        return cls(decode_text(files.tokenizer_json, TOKENIZER_JSON), special, None)
+        text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
+        try:
+            return cls(text, special, None)
+        except ConfigError:
+            raise
+        except Exception as error:  # the library takes shapes that nobody has thought of
+            why = bound_text(f"{type(error).__name__}: {error}", MAX_QUOTED)
+            raise ConfigError(
+                f"{TOKENIZER_JSON} cannot be used: {why}; take it from the model's folder, or save it again with "
+                "PreTrainedTokenizerFast.save_pretrained"
+            ) from None
 
     @property
     def vocab_size(self) -> int:

@@ -31,4 +31,6 @@ def inline_template(
     """Return a template of this source that is rendered in this process."""
     tool_source = source if tool_source is None else tool_source
     _, checked = work({"kind": "check", "sources": [source, tool_source]})
-    return ChatTemplate(source, tool_source, special_tokens or {}, checked["takes_tools"], InlineRenderers())
+    return ChatTemplate(
+        "the test's template", source, tool_source, special_tokens or {}, checked["takes_tools"], InlineRenderers()
+    )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import secrets
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,13 +19,20 @@ from gateway.chat_template import Message, TextTooLong
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer
 from outrider.wire.errors import ContextExceeded, InvalidRequest
+from outrider.wire.processes import release_freed_memory
 
 INLINE_CHARS = 20_000
 """Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
 NUM_THREADS = 4
 """Threads on which long texts are tokenised."""
+THREAD_NICENESS = 5
+"""Niceness of those threads, on Linux: the event loop goes before them, and they before the confined processes (10)."""
 LARGEST_CHARS = 1 << 20
 """Characters of which no more than one text is tokenised at a time: those of 2**20 tokens take 400 MB."""
+
+RELEASED_CHARS = 1 << 17
+"""Characters of a text after which the memory of its tokens, 50 MB of so many, goes back to the kernel: each thread has
+an arena of its own, which glibc keeps as large as it ever was."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,14 +59,14 @@ class TextThreads:
     """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts")
+        self._executor = ThreadPoolExecutor(NUM_THREADS, "texts", initializer=_lower_priority)
         self._limits: WeakValueDictionary[tuple[bytes, bool], asyncio.Semaphore] = WeakValueDictionary()
         """By caller, for its largest texts and for others."""
         self._largest = asyncio.Semaphore(1)
 
     async def run(self, caller: bytes, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` on so many characters returns. A thread cannot be ended: cancelled, its caller has it
-        until the work is done.
+        """Return the result of `work`, which reads `num_chars` characters, from a thread. A thread cannot be ended:
+        after a cancellation its caller holds it until the work is done.
         """
         is_largest = num_chars > LARGEST_CHARS
         limit = self._limits.get((caller, is_largest))
@@ -81,9 +92,25 @@ class TextThreads:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(release)
 
-        future = self._executor.submit(work, *args, **kwargs)
+        @functools.wraps(work)
+        def do_work() -> T:
+            try:
+                return work(*args, **kwargs)
+            finally:
+                if num_chars > RELEASED_CHARS:
+                    release_freed_memory()
+
+        future = self._executor.submit(do_work)
         future.add_done_callback(note_end)
         return await asyncio.wrap_future(future)
+
+
+def _lower_priority() -> None:
+    """Let the event loop go first. On Linux a thread has a niceness of its own."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, or the process has a higher niceness already
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
 
 
 class PromptReader:
@@ -111,8 +138,8 @@ class PromptReader:
         self._counts = counts
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` on texts of so many characters returns. Long ones, and all when those of this request were
-        many, are worked on on a thread.
+        """Return the result of `work`, which reads texts of `num_chars` characters. It runs on the event loop until the
+        texts of this request have more than INLINE_CHARS together, then on a thread.
         """
         self._num_chars += num_chars
         if self._num_chars > INLINE_CHARS:
@@ -127,9 +154,9 @@ class PromptReader:
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
-        self._check_fits(name, text)
         if self._counts:
             return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
+        self._check_fits(name, text)
         limit = self._context_limit
         ids = await self.work(len(text), self.tokenizer.ids_within, text, limit, add_special_tokens)
         if ids is None:
@@ -152,8 +179,8 @@ class PromptReader:
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
         """Return the text of a chat. is_cut: only its end will be read.
 
-        Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that cannot
-        fit the context.
+        Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that is too
+        long, or that cannot fit the context where it has to.
         """
         told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
         template = self.tokenizer.template
@@ -169,7 +196,7 @@ class PromptReader:
             *before, last = chat.messages
             messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
         max_chars = self._max_body_bytes
-        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._context_limit)
+        context_chars = None if is_cut or self._counts else self.tokenizer.bounds.max_text_chars(self._context_limit)
         if context_chars is not None:
             max_chars = min(max_chars, context_chars)
         try:

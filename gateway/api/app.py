@@ -104,6 +104,7 @@ class Gate:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         scope["incoming"] = incoming
+        scope["models"] = self._admission.generator.models
         try:
             await self._app(scope, receive, send)
         finally:

@@ -14,7 +14,7 @@ import grpc.aio
 from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
-from gateway.api.http_io import BODY_TIMEOUT_S, MAX_VALUES, WRITE_TIMEOUT_S, let_others_run, unexpected
+from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, let_others_run, max_values, unexpected
 from gateway.chat_template import Message
 from gateway.generation import (
     FinishReason,
@@ -102,7 +102,7 @@ class GenerationServicer:
             incoming.caller.take_request()
             request = await self._read(context, gateway_pb2.GenerateRequest, incoming)
             await let_others_run(request.ByteSize())
-            demand = demand_of(request, answer_id)
+            demand = demand_of(request, answer_id, max_values(self._admission.generator.models()))
             async with self._admission.answers(demand, incoming) as answers:
                 async for index, output in answers.stream():
                     await _write(context, response_of(demand.request_id, index, output))
@@ -163,9 +163,9 @@ async def _write(context: Context, response: gateway_pb2.GenerateResponse) -> No
         raise DeadlineExceeded(f"the client read nothing for {WRITE_TIMEOUT_S:g} s") from None
 
 
-def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
-    """Raises InvalidRequest naming the field."""
-    _check_lengths(request)
+def demand_of(request: gateway_pb2.GenerateRequest, request_id: str, max_prompt_ids: int) -> Demand:
+    """Return what the request asks for. Raise InvalidRequest naming the field."""
+    _check_lengths(request, max_prompt_ids)
     name, prompt = _prompt_of(request)
     if request.params.choice:
         raise InvalidRequest(
@@ -208,10 +208,10 @@ def demand_of(request: gateway_pb2.GenerateRequest, request_id: str) -> Demand:
     )
 
 
-def _check_lengths(request: gateway_pb2.GenerateRequest) -> None:
-    """Raise InvalidRequest for lists that are too long to be looked at."""
+def _check_lengths(request: gateway_pb2.GenerateRequest, max_prompt_ids: int) -> None:
+    """Raise InvalidRequest for lists that take too long to read."""
     for name, values, most in (
-        ("prompt_ids", request.prompt_ids.ids, MAX_VALUES),
+        ("prompt_ids", request.prompt_ids.ids, max_prompt_ids),
         ("chat.messages", request.chat.messages, MAX_MESSAGES),
         ("stop", request.stop, MAX_STOPS),
         ("bad_words", request.bad_words, MAX_BAD_WORDS),

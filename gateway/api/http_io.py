@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.admission import IncomingRequest
+from gateway.generation import ServedFacts
 from gateway.telemetry.request_record import note_failure
 from outrider.wire.errors import (
     ENDINGS,
@@ -38,12 +40,13 @@ WRITE_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1000
 LARGE_BYTES = 64 << 10
 """Bytes of a request that take about a millisecond to read and check."""
-MAX_VALUES = 700_000
-"""Numbers and texts of a JSON body: so many texts take 35 ms to read, and ids as many to check. 4 MiB hold no more ids
-of five digits."""
+MAX_VALUES = 300_000
+"""Numbers and texts of a JSON body beside those of its prompt: so many take 10 ms to read. The 262,144 tokens of
+/detokenize fit."""
 OBJECT_MARKS = (b"[", b"{", b":")
 MAX_OBJECTS = 100_000
-"""Lists, objects and their fields in a JSON body, which take 33 ms to read."""
+"""Lists, objects and their fields in a JSON body, which take 10 ms to read. 250 tools of 60 described fields have
+94,000."""
 ANTHROPIC_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -111,29 +114,63 @@ def unexpected(error: BaseException) -> OutriderError:
     return OutriderError("internal error; the gateway's log has the place")
 
 
-async def check_values(body: bytes | bytearray) -> None:
-    """Raise RequestTooLarge for JSON of so many values that reading it would hold the event loop."""
-    if body.count(b",") < MAX_VALUES and sum(map(body.count, OBJECT_MARKS)) <= MAX_OBJECTS:
-        return  # those in texts included
-    text = body.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a text from here on
+def max_values(models: Iterable[ServedFacts]) -> int:
+    """Return how many values a body may hold: as a prompt, ids for twice the longest context fit, so that one too long
+    is told how long it is.
+    """
+    return MAX_VALUES + 2 * max((facts.context_limit for facts in models), default=0)
+
+
+async def check_values(body: bytes | bytearray, most: int) -> None:
+    """Raise RequestTooLarge for JSON of more than `most` values, or of more objects than MAX_OBJECTS: to read it would
+    hold the event loop.
+    """
     num_values = num_objects = is_inside = 0
-    for start in range(0, len(text), LARGE_BYTES):
-        parts = text[start : start + LARGE_BYTES].split(b'"')
-        outside = b"".join(parts[is_inside::2])
-        is_inside = (is_inside + len(parts) - 1) % 2
+    for part in _parts(body):
+        text = part.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a text from here on
+        pieces = text.split(b'"')
+        outside = b"".join(pieces[is_inside::2])
+        is_inside = (is_inside + len(pieces) - 1) % 2
         num_values += outside.count(b",")
         num_objects += sum(map(outside.count, OBJECT_MARKS))
-        if num_values >= MAX_VALUES or num_objects > MAX_OBJECTS:
+        if num_values >= most:
+            raise RequestTooLarge(f"the body holds more than {most} values; split the request")
+        if num_objects > MAX_OBJECTS:
             raise RequestTooLarge(
-                f"the body holds more than {MAX_VALUES} values, or more than {MAX_OBJECTS} lists, objects and fields; "
-                "split the request"
+                f"the body holds more than {MAX_OBJECTS} lists, objects and fields; split the request"
             )
         await asyncio.sleep(0)
 
 
-async def read_json(request: Request, incoming: IncomingRequest) -> Any:
-    """Return the body. Raises UnsupportedMediaType for one that does not say JSON, RequestTooLarge as soon as the size
-    is known, RequestTooSlow, Overloaded when too many are being read, and InvalidRequest for what is no JSON.
+def _parts(body: bytes | bytearray) -> Iterator[bytes]:
+    """Yield the body in parts of about LARGE_BYTES, none of which ends between a backslash and what it escapes."""
+    start = 0
+    while start < len(body):
+        part = bytes(body[start : start + LARGE_BYTES])
+        num_backslashes = len(part) - len(part.rstrip(b"\\"))
+        if num_backslashes % 2:
+            part = bytes(body[start : start + LARGE_BYTES + 1])
+        yield part
+        start += len(part)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let the garbage collector wait. JSON has no cycles, and 100,000 new lists would set off full collections."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+async def read_json(request: Request, incoming: IncomingRequest, models: Callable[[], Iterable[ServedFacts]]) -> Any:
+    """Return the body. models: those served, whose context says how long a prompt of ids may be.
+
+    Raise UnsupportedMediaType for one that does not say JSON, RequestTooLarge as soon as the size or the number of its
+    values is known, RequestTooSlow, Overloaded when too many are being read, and InvalidRequest for what is no JSON.
     """
     check_is_json(request.headers.get("content-type", ""))
     max_bytes = incoming.max_bytes
@@ -152,10 +189,11 @@ async def read_json(request: Request, incoming: IncomingRequest) -> Any:
     except TimeoutError:
         raise RequestTooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster") from None
     await let_others_run(len(body))
-    await check_values(body)
-    await let_others_run(len(body))
+    if len(body) > LARGE_BYTES:
+        await check_values(body, max_values(models()))
     try:
-        data = orjson.loads(body)
+        with _without_collections():
+            data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     await let_others_run(len(body))

@@ -82,7 +82,8 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.Gate
             incoming.caller.take_request()
-            body = parse_body(model, await read_json(request, incoming))
+            body = parse_body(model, await read_json(request, incoming, request.scope["models"]))
+            await asyncio.sleep(0)  # 4,000 messages take 13 ms to check, and 4 ms more to become a demand
             response: Response = await endpoint(request, body)
             return response
 

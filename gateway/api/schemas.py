@@ -116,6 +116,13 @@ def string_or_strings(value: Any) -> Any:
     return values
 
 
+def _few_biases(value: Any) -> Any:
+    """Refuse large objects unread: pydantic makes an error of each wrong entry first."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries, at most {MAX_LOGIT_BIAS} are allowed")
+    return value
+
+
 def prompts(value: Any) -> list[str | tuple[int, ...]]:
     """One prompt or a list, each text or token ids. `[]` and `[[]]` are refused later, as empty."""
     if isinstance(value, str):
@@ -461,9 +468,11 @@ class _Body(Strict):
     presence_penalty: float | None = described("over the output. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("over the output. Default: 0", RANGES["frequency_penalty"])
     repetition_penalty: float | None = described("over prompt and output. Default: 1", RANGES["repetition_penalty"])
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = described(
-        f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
-        propertyNames={"pattern": TOKEN_ID},
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases), Field(max_length=MAX_LOGIT_BIAS)] | None = (
+        described(
+            f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
+            propertyNames={"pattern": TOKEN_ID},
+        )
     )
     bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = described(
         f"strings of 1 to {MAX_STOP_CHARS} characters that must not appear, each tokenised as it stands and after a "

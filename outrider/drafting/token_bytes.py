@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.tokenizer_json import described
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -55,7 +56,7 @@ class Spelling:
 def read_spelling(tokenizer_json: bytes) -> Spelling:
     """Read the spelling of all ids. Raises ConfigError where what a token adds to a text is not its bytes alone."""
     tokenizer, document = Tokenizer.from_buffer(tokenizer_json), json.loads(tokenizer_json)
-    parts = _decoders(document.get("decoder"))
+    parts = _decoders(described(tokenizer.decoder))
     is_byte_level = [part["type"] for part in parts if part["type"] != "Fuse"] == ["ByteLevel"]
     has_fallback = any(part["type"] == "ByteFallback" for part in parts)
     written = [] if is_byte_level else _replacements(parts)

@@ -27,8 +27,8 @@ from typing import ClassVar
 import grpc
 
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""What is no fault: a task or a generator that is ended, a process that is asked to end. A panic of compiled code is no
-Exception either, and is a fault.
+"""Exceptions that end a task, a generator or a process on purpose, and are not answered or logged as faults. A panic of
+compiled code is no subclass of Exception either, but is a fault.
 """
 
 

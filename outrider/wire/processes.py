@@ -359,6 +359,12 @@ def end_descendants(grace_s: float) -> list[int]:
     return ended
 
 
+def release_freed_memory() -> None:
+    """Let glibc return what has been freed to the kernel, also from the middle of its heaps and those of threads."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

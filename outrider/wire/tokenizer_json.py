@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import tokenizers
 
 from outrider.wire.errors import ConfigError
@@ -39,6 +42,16 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
     if largest > MAX_TOKEN_ID:
         raise ConfigError(f"{name} has a token of id {largest}, and ids go up to {MAX_TOKEN_ID}", param="model")
     return tokenizer
+
+
+def described(part: Any) -> dict[str, Any] | None:
+    """Return a part of a tokenizer as the library writes it, None for no part. In a file, types may be left out, and
+    other keys may stand.
+    """
+    if part is None:
+        return None
+    fields: dict[str, Any] = json.loads(part.__getstate__())
+    return fields
 
 
 def is_library_error(error: BaseException) -> bool:

@@ -560,7 +560,7 @@ _hostile_each(
         "many biases": {"logit_bias": {str(index): 1 for index in range(100_000)}},
         "many stop ids": {"stop_token_ids": list(range(100_000))},
         "a million choices": {"n": 10**6},
-        "128 choices": {"n": 128, "max_tokens": 1000},
+        "128 choices": {"n": 128, "max_tokens": _FEW_TOKENS},
         "a million log-probs": {"logprobs": 10**6},
     },
 )

@@ -70,10 +70,10 @@ def test_more_beams_than_half_the_vocabulary_are_refused() -> None:
 def test_over_grpc_the_width_is_the_number_of_choices() -> None:
     params = pb.SamplingParams(beams=pb.BeamSearch(length_penalty=0.5))
     request = gateway_pb2.GenerateRequest(prompt="a", params=params, num_choices=3)
-    assert demand_of(request, "r").params.beams == BeamParams(3, 0.5)
+    assert demand_of(request, "r", 1000).params.beams == BeamParams(3, 0.5)
     request.params.beams.width = 3
     with pytest.raises(InvalidRequest, match="num_choices") as caught:
-        demand_of(request, "r")
+        demand_of(request, "r", 1000)
     assert caught.value.param == "params.beams"
 
 

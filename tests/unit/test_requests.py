@@ -6,13 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import INLINE_CHARS, LARGEST_CHARS, NUM_THREADS, PromptReader, TextThreads
+from gateway.admission.prompts import (
+    INLINE_CHARS,
+    LARGEST_CHARS,
+    NUM_THREADS,
+    THREAD_NICENESS,
+    Chat,
+    PromptReader,
+    TextThreads,
+)
 from gateway.admission.requests import Demand, build_requests, check_demand
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.grammar_checker import GrammarChecker
@@ -105,6 +115,22 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
     with pytest.raises(ContextExceeded, match=r"has (more than )?\d+ characters.*the context limit is 2048 tokens"):
         await build_requests(demand, FACTS, reader(), config(), inline_checker())
     assert not threads
+
+
+async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> None:
+    counting = PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, counts=True)
+    assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
+    chat = Chat((HELLO | {"content": UNFIT},))
+    assert UNFIT in await counting.render("messages", chat)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a niceness of its own on Linux alone")
+async def test_the_event_loop_goes_before_threads_that_read_texts() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert await THREADS.run(b"", 1, niceness) >= THREAD_NICENESS
+    assert niceness() == os.nice(0)
 
 
 async def test_of_a_prompt_that_is_cut_the_last_tokens_are_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from gateway.admission.requests import bad_word_ids
 from gateway.chat_template import find_template
+from gateway.confined.pool import ConfinedPool, WorkFailed
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.v1.common_pb2 import TokenizerFiles
-from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError
 from tests.rendering import InlineRenderers, inline_template
 from tests.unit.test_detokenizer import BYTE_LEVEL
 
@@ -77,6 +79,31 @@ def test_a_decoder_that_cannot_be_streamed_is_refused() -> None:
     data["decoder"] = {"type": "Sequence", "decoders": [data["decoder"], strip]}
     with pytest.raises(ConfigError, match="ByteLevel together with"):
         Tokenizer(json.dumps(data), {}, None)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"normalizers": []}},
+        {"normalizer": {"normalizers": [{"prepend": "a"}]}},
+        {"normalizer": {"strip_left": True, "strip_right": True}},
+        {"decoder": {"type": "Fuse", "decoders": 5}},
+        {"decoder": {"type": "Fuse", "decoders": [{}]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}], "normalizers": [{}]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}], "normalizers": 5}},
+    ],
+)
+def test_what_the_library_reads_is_served_as_it_reads_it(parts: dict[str, Any]) -> None:
+    """Old files leave the types of normalizers out, and others have keys that mean nothing."""
+    data = json.dumps(json.loads((DEMO / "tokenizer.json").read_text()) | parts)
+    expected = tokenizers.Tokenizer.from_str(data).encode(" two  words").ids
+    assert Tokenizer.from_files(TokenizerFiles(tokenizer_json=data.encode())).encode(" two  words") == expected
+
+
+def test_an_error_of_any_kind_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tokenizer.TextBounds.of", lambda data: data["no such key"])
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be used: KeyError: 'no such key'"):
+        Tokenizer.from_files(files())
 
 
 def test_truncation_and_padding_of_the_file_are_off() -> None:
@@ -144,6 +171,27 @@ async def test_a_template_may_refuse_and_is_sandboxed() -> None:
     for source in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}", "{{ lipsum() }}"):
         with pytest.raises(InvalidRequest):
             await rendered(source, CHAT)
+
+
+async def test_a_template_whose_renderer_fails_is_our_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        async def run(self, caller: bytes, request: Any) -> Any:
+            raise WorkFailed("the process ended with 7")
+
+    template = replace(inline_template("{{ messages }}"), name="chat_template.jinja", renderers=Failing())
+    with pytest.raises(OutriderError, match="the gateway's log has the place") as caught:
+        await template.render(CHAT, True, {}, max_chars=100)
+    assert caught.value.http_status == 500
+    assert "chat_template.jinja could not be rendered: the process ended with 7" in caplog.text
+
+
+async def test_values_that_nest_too_deep_for_a_template_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
+    template = replace(inline_template("{{ messages }}"), renderers=ConfinedPool("none", 1.0))
+    with pytest.raises(InvalidRequest, match="nest too deep"):
+        await template.render(CHAT, True, {"deep": deep}, max_chars=100)
 
 
 async def test_developer_is_system_where_a_template_does_not_know_it() -> None:
