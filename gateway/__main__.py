@@ -32,6 +32,7 @@ from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
 from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.health_servicer import Health
 from outrider.wire.transport.rpc import tune_malloc
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.tls import CertificateFolder, http_context, public_certificates
@@ -39,6 +40,8 @@ from outrider.wire.worker_main import announce
 
 log = get_logger(__name__)
 
+HEALTH_INTERVAL_S = 0.5
+"""How far gRPC's health may be behind /readyz."""
 END_S = 1.0
 """How long it may take to tell clients that their answers end."""
 
@@ -96,7 +99,7 @@ class _Operations:
         self._listener = bind(config.host, config.metrics_port, "--metrics-port")
         self.address = join_host_port(config.host, self._listener.getsockname()[1])
         app = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values())).app()
-        self._server = HttpServer(app)
+        self._server = HttpServer(app, config.keep_alive_s)
 
     async def start(self) -> None:
         if self.address is not None:
@@ -125,6 +128,13 @@ async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
     await pools.wait_ready()
 
 
+async def _follow_readiness(health: Health, coordinator: Coordinator) -> None:
+    """Keep gRPC's health as /readyz is."""
+    while True:
+        health.set_serving(coordinator.ready() is None)
+        await asyncio.sleep(HEALTH_INTERVAL_S)
+
+
 async def _serve(
     pools: Pools,
     coordinator: Coordinator,
@@ -141,16 +151,21 @@ async def _serve(
         GenerationServicer(admission).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
     )
     app = create_app(admission, lambda: list(pools.members.values()))
-    http = HttpServer(app, None if certificates is None else http_context(certificates))
+    http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
+    following = asyncio.create_task(_follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
     http_address = join_host_port(config.host, listener.getsockname()[1])
     announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
-    await health.enter_graceful_shutdown()
+    following.cancel()
+    health.set_serving(False)
+    http.drain()
+    # It sends GOAWAY and takes nothing new from here on. What runs is ended below, with an error of ours.
+    stopping = asyncio.create_task(server.stop(config.drain_timeout_s + 2 * END_S))
     idle = asyncio.create_task(coordinator.wait_idle(config.drain_timeout_s))
     hurried = asyncio.create_task(signals.hurry.wait())  # a second signal
     await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +175,7 @@ async def _serve(
     await coordinator.wait_idle(END_S)
     http.should_exit = True
     await server.stop(0.5)
+    await stopping
     await serving
     senders = [sender for sender in (spans, metrics) if sender is not None]
     await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in senders))

@@ -116,6 +116,13 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
+    async def wait_for_slot(self, answers: AdmittedGenerations) -> None:
+        """Return when the stream of an answer may begin: once a target has opened its slot, or at once where streams
+        begin in the queue. Raises what ends the request before.
+        """
+        if not self.config.stream_in_queue:
+            await answers.opened()
+
     async def tokenised(self, incoming: IncomingRequest, work: Callable[[], T]) -> T:
         """Do work of a tokenizer on a thread; it counts as one of the key's answers at once. Raises RateLimited."""
         with incoming.caller.answers(1, "max_concurrent"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import AsyncGenerator
 from typing import Any, NoReturn, Protocol, Unpack
 
@@ -14,10 +16,34 @@ from outrider.client.errors import from_rpc_error
 from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
 from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.transport.rpc import client_options
+from outrider.wire.transport.rpc import USER_KEEPALIVE, client_options
 
 _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
+
+
+_open_channels: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Of this process; those it inherited from a fork, too."""
+_was_forked_from_grpc = False
+
+
+def _note_fork() -> None:
+    global _was_forked_from_grpc
+    _was_forked_from_grpc = _was_forked_from_grpc or bool(_open_channels)
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_fork() -> None:
+    """Raise OutriderError in a process that was forked while a client had a connection. The threads of gRPC were not
+    forked with it, so that a call would never end, whichever client makes it.
+    """
+    if _was_forked_from_grpc:
+        raise OutriderError(
+            "this process was forked from one in which a client was connected, and gRPC cannot be used here; start it "
+            "by spawn or forkserver, fork before the first call, or close every client before the fork"
+        )
 
 
 class Transport(Protocol):
@@ -51,16 +77,18 @@ class GrpcTransport:
         self._closed = False
 
     def _stub(self) -> Any:
+        check_fork()
         if self._closed:
             raise OutriderError("this client is closed; make a new one")
         loop = asyncio.get_running_loop()
         if self._channel is None:
-            options = client_options(self.address, _MAX_MESSAGE_BYTES)
+            options = client_options(self.address, _MAX_MESSAGE_BYTES, USER_KEEPALIVE)
             self._loop = loop
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self.address, options=options)
             else:
                 self._channel = grpc.aio.secure_channel(self.address, self._credentials, options=options)
+            _open_channels.add(self._channel)
         elif self._loop is not loop:
             raise OutriderError("an AsyncClient belongs to the event loop of its first call; make one per loop")
         return _Stub(self._channel)
@@ -107,3 +135,4 @@ class GrpcTransport:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+            _open_channels.discard(channel)
