@@ -18,7 +18,7 @@ from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
-from gateway.api.operations import Operations
+from gateway.api.operations import Operations, follow_readiness
 from gateway.coordinator import Coordinator
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
@@ -32,7 +32,6 @@ from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
 from outrider.wire.transport.address import join_host_port
-from outrider.wire.transport.health_servicer import Health
 from outrider.wire.transport.rpc import tune_malloc
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.tls import CertificateFolder, http_context, public_certificates
@@ -40,8 +39,6 @@ from outrider.wire.worker_main import announce
 
 log = get_logger(__name__)
 
-HEALTH_INTERVAL_S = 0.5
-"""How far gRPC's health may be behind /readyz."""
 END_S = 1.0
 """How long it may take to tell clients that their answers end."""
 
@@ -128,13 +125,6 @@ async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
     await pools.wait_ready()
 
 
-async def _follow_readiness(health: Health, coordinator: Coordinator) -> None:
-    """Keep gRPC's health as /readyz is."""
-    while True:
-        health.set_serving(coordinator.ready() is None)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
-
-
 async def _serve(
     pools: Pools,
     coordinator: Coordinator,
@@ -154,7 +144,7 @@ async def _serve(
     http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
-    following = asyncio.create_task(_follow_readiness(health, coordinator))
+    following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
     http_address = join_host_port(config.host, listener.getsockname()[1])
     announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())

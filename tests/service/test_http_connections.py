@@ -24,6 +24,7 @@ from gateway.admission.admission import Admission
 from gateway.api.app import create_app
 from gateway.api.http_server import BACKLOG, HttpServer, bind
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.transport.rpc import max_connections
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
@@ -410,6 +411,15 @@ async def test_a_stream_may_begin_in_the_queue(generator: ScriptedGenerator) -> 
     ):
         assert answer.status_code == 200
         assert await anext(answer.aiter_raw()) == b": ping\n\n"
+
+
+def test_two_servers_leave_files_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = (resource.RLIM_INFINITY, 1 << 20, 4096, 1024, 256)
+    taken = []
+    for limit in limits:
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        taken.append(max_connections())
+    assert taken == [4096, 4096, 1920, 384, 64]
 
 
 def test_there_are_descriptors_for_the_connections() -> None:
