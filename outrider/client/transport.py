@@ -11,12 +11,12 @@ from typing import Any, NoReturn, Protocol, Unpack
 import grpc
 import grpc.aio
 
-from outrider.client.connect import ConnectOptions, credentials_of, metadata_of
+from outrider.client.connect import ConnectOptions, credentials_of, keepalive_of, metadata_of
 from outrider.client.errors import from_rpc_error
 from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
 from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.transport.rpc import USER_KEEPALIVE, client_options
+from outrider.wire.transport.rpc import client_options
 
 _MAX_MESSAGE_BYTES = 64 << 20
 _Stub: Any = GenerationServiceStub  # generated without types
@@ -72,6 +72,7 @@ class GrpcTransport:
         self.address = address
         self._credentials = credentials_of(options)
         self._metadata = metadata_of(options)
+        self._keepalive = keepalive_of(options)
         self._channel: Any = None  # grpc's own types are partial
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -82,7 +83,7 @@ class GrpcTransport:
             raise OutriderError("this client is closed; make a new one")
         loop = asyncio.get_running_loop()
         if self._channel is None:
-            options = client_options(self.address, _MAX_MESSAGE_BYTES, USER_KEEPALIVE)
+            options = client_options(self.address, _MAX_MESSAGE_BYTES, self._keepalive)
             self._loop = loop
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self.address, options=options)

@@ -810,6 +810,11 @@ def test_a_client_pings_no_more_often_than_grpcs_servers_allow_and_only_during_c
         client.models()
     assert options["grpc.keepalive_time_ms"] > 300_000
     assert options["grpc.keepalive_permit_without_calls"] == 0
+    with Client(gateway.address, ping_interval_s=2.5) as client:
+        client.models()
+    assert options["grpc.keepalive_time_ms"] == 2500
+    with pytest.raises(errors.ConfigError, match=r"ping_interval_s is 0\.5, must be from 1 to 86400"):
+        Client(gateway.address, ping_interval_s=0.5)
 
 
 def test_a_client_made_before_a_fork_is_refused_behind_it_and_its_streams_are_left_alone() -> None:

@@ -43,10 +43,6 @@ a peer that hangs or is cut off holds is freed so much later.
 """
 LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
 """Of links between our own parts, where both ends agree, and of our servers."""
-USER_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 330_000), ("grpc.keepalive_permit_without_calls", 0)]
-"""Of users' clients. What lies between them and a gateway may end gRPC itself, and gRPC's servers close a connection
-that pings more than once in 300 s without data. The gateway pings from its side.
-"""
 _TOKEN_ID_BYTES = 5
 """Bytes of a uint32 on the wire, at most."""
 CONTROL_BYTES = 1 << 20
