@@ -194,6 +194,7 @@ class Answers:
             log.exception("request %s failed", request.request_id)
             self._fail(index, error)
         finally:
+            self._opened.set()
             self._model.metrics.requests.labels(outcome=outcome).inc()
             if outcome != "ok":
                 self._model.ended.note_failure(request.model, failure)

@@ -26,7 +26,7 @@ from tests.stack import Process, running_pools
 
 NUM_STREAMS = 8
 """At once, of each protocol."""
-MAX_TOKENS = 120
+MAX_TOKENS = 600
 POLL_INTERVAL_S = 0.05
 UNDER_WAY_S = 3.0
 """Of load before, between and after the replacements."""
@@ -184,8 +184,9 @@ def main() -> int:
     for name, load in zip(("HTTP", "gRPC"), loads, strict=True):
         seen = load.seen
         say(
-            f"{name}: {seen.texts.total()} streams, {seen.num_short} short requests of {seen.longest_short_s:.2f} s at most; "
-            f"{len(seen.lost)} lost; attempts that the client made again: {dict(seen.refused) or 'none seen'}"
+            f"{name}: {seen.texts.total()} streams, {seen.num_short} short requests of at most "
+            f"{seen.longest_short_s:.2f} s; {len(seen.lost)} lost; attempts that failed and were made again: "
+            f"{dict(seen.refused) or 'none seen'}"
         )
         for line in seen.lost[:5]:
             say(f"  lost: {line}")

@@ -75,10 +75,11 @@ class Balancer:
             assert task is not None
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            upstream = await self._connect(protocol)
-            if upstream is not None:
-                await asyncio.gather(_pass(reader, upstream[1]), _pass(upstream[0], writer))
-                upstream[1].close()
+            with contextlib.suppress(asyncio.CancelledError):  # at the end, which asyncio's streams would log
+                upstream = await self._connect(protocol)
+                if upstream is not None:
+                    await asyncio.gather(_pass(reader, upstream[1]), _pass(upstream[0], writer))
+                    upstream[1].close()
             writer.close()
 
         return accept
