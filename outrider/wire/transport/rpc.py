@@ -52,7 +52,7 @@ message of facts, whole. Twice as much lets a peer hold up a worker's event loop
 MAX_CONNECTIONS = 4096
 """To one server; a further one is refused. So many handshakes take some 200 MB."""
 SPARE_FILES = 256
-"""File descriptors for all but the connections of users: a gateway of one pair has some 60 open."""
+"""File descriptors for all but the connections of users: a gateway of one target has 21 open when idle."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Calls open at once on one connection; clients wait with a further one."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
