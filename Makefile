@@ -322,7 +322,11 @@ test-newest:
 upgrade-test: $(STAMP)
 	$(BIN)/python -m tests.upgrade $(BASE)
 
-.PHONY: release test-oldest test-newest upgrade-test
+# Two gateways behind a TCP balancer, replaced one after the other under streams over kept connections: a minute.
+rolling-test: $(STAMP)
+	$(BIN)/python -m tests.rolling
+
+.PHONY: release test-oldest test-newest upgrade-test rolling-test
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt

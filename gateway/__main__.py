@@ -20,7 +20,7 @@ from gateway.api.app import create_app
 from gateway.api.callers import CallerPolicy
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.http_server import BACKLOG, HttpServer, bind, raise_descriptor_limit
-from gateway.api.operations import Operations
+from gateway.api.operations import Operations, follow_readiness
 from gateway.coordinator import Coordinator
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
@@ -100,7 +100,7 @@ class _Operations:
         self.address = join_host_port(config.host, self._listener.getsockname()[1])
         operations = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values()))
         policy = CallerPolicy(config) if is_loopback(config.host) else None  # beyond it, probes call by many names
-        self._server = HttpServer(operations.app(policy))
+        self._server = HttpServer(operations.app(policy), config.keep_alive_s)
 
     async def start(self) -> None:
         if self.address is not None:
@@ -146,16 +146,21 @@ async def _serve(
     )
     admission.start()
     app = create_app(admission, lambda: list(pools.members.values()))
-    http = HttpServer(app, None if certificates is None else http_context(certificates))
+    http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
     listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=[listener]))
+    following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
     http_address = join_host_port(config.host, listener.getsockname()[1])
     announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
-    await health.enter_graceful_shutdown()
+    following.cancel()
+    health.set_serving(False)
+    http.drain()
+    # It sends GOAWAY and takes nothing new from here on. What runs is ended below, with an error of ours.
+    stopping = asyncio.create_task(server.stop(config.drain_timeout_s + 2 * END_S))
     idle = asyncio.create_task(coordinator.wait_idle(config.drain_timeout_s))
     hurried = asyncio.create_task(signals.hurry.wait())  # a second signal
     await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,6 +170,7 @@ async def _serve(
     await coordinator.wait_idle(END_S)
     http.stop()
     await server.stop(0.5)
+    await stopping
     await serving
     await admission.close()
     senders = [sender for sender in (spans, metrics) if sender is not None]

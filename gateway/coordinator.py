@@ -129,6 +129,10 @@ class Answers:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_output_tokens = 0
         self._started_s = self._deadline_s = 0.0
+        self._opened = asyncio.Event()
+        """Set by the first slot that a target opens, and by whatever ends an answer before."""
+        self._early_failure: BaseException | None = None
+        """What ended an answer before a slot was opened."""
 
     async def __aenter__(self) -> Answers:
         return self
@@ -154,7 +158,12 @@ class Answers:
 
     def end(self, error: OutriderError) -> None:
         """Let `stream` raise this next; what runs is cancelled when its reader leaves the block."""
-        self._outputs.put_nowait((0, error))
+        self._fail(0, error)
+
+    async def opened(self) -> None:
+        await self._opened.wait()
+        if self._early_failure is not None:
+            raise self._early_failure
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield what the answers output. Raises the first error of any; the others are cancelled by leaving the block.
@@ -183,17 +192,24 @@ class Answers:
             self._outputs.put_nowait((index, None))
         except OutriderError as error:
             outcome, failure = type(error).__name__, FAILED
-            self._outputs.put_nowait((index, error))
+            self._fail(index, error)
         except ENDINGS:
             raise
         except BaseException as error:
             outcome, failure = "internal", FAILED
             log.exception("request %s failed", request.request_id)
-            self._outputs.put_nowait((index, error))
+            self._fail(index, error)
         finally:
+            self._opened.set()
             self._model.metrics.requests.labels(outcome=outcome).inc()
             if outcome != "ok":
                 self._model.ended.note_failure(request.model, failure)
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        if not self._opened.is_set():
+            self._early_failure = error
+            self._opened.set()
+        self._outputs.put_nowait((index, error))
 
     @contextlib.asynccontextmanager
     async def _place(self, scheduling: Scheduling) -> AsyncIterator[None]:
@@ -215,9 +231,10 @@ class Answers:
         self._model.retries.request()
         make = Session if request.params.beams is None else BeamSession
         session = make(request, self._model.reference.tokenizer, next(self._model.slot_ids))
+        decoder = Decoder(self._model, session, self._deadline_s, self._opened.set)
         first_s: float | None = None
         last_s = 0.0
-        async with contextlib.aclosing(Decoder(self._model, session, self._deadline_s).run()) as outputs:
+        async with contextlib.aclosing(decoder.run()) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 if first_s is None:

@@ -234,5 +234,8 @@ class AdmittedGenerations(Protocol):
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
         """Begin the answers, one a place. The requests are checked already, see `gateway.admission.requests`."""
 
+    async def opened(self) -> None:
+        """Return once a target has opened the slot of one of them. Raises what ends one before."""
+
     def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Yield (index into requests, output) as rounds end, interleaved over the requests."""

@@ -127,6 +127,13 @@ class Admission:
         current_record().key = caller.name
         return IncomingRequest(caller, self.bodies)
 
+    async def wait_for_slot(self, answers: AdmittedGenerations) -> None:
+        """Return when the stream of an answer may begin: once a target has opened its slot, or at once where streams
+        begin in the queue. Raises what ends the request before.
+        """
+        if not self.config.stream_in_queue:
+            await answers.opened()
+
     def prompt_reader(self, facts: ServedFacts, incoming: IncomingRequest, *, counts: bool = False) -> PromptReader:
         """Return what renders and tokenises the texts of this request. counts: see `PromptReader`."""
         return PromptReader(

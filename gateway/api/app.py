@@ -124,6 +124,8 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         is_post = scope["method"] == "POST"
         prefix, operation = (is_post and OPERATIONS.get(scope["path"])) or ("req", None)

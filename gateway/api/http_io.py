@@ -33,6 +33,10 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+"""A comment, which clients pass over."""
+MESSAGES_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""Anthropic's."""
 BODY_TIMEOUT_S = 60.0
 """How long a body may take to arrive."""
 WRITE_TIMEOUT_S = 60.0
@@ -245,7 +249,9 @@ class EventStream(Response):
     """Server-sent events from `events`, the last of which says that the stream is complete; `failure` makes what ends
     one that failed instead.
 
-    The status waits for the first event, so that an error before it is an error response and not a broken stream.
+    The status waits for the first item, so that an error before it is an error response and not a broken stream. An
+    empty item sends the status alone. From then on `ping` is sent whenever nothing else was for `ping_s`, unless that
+    is 0.
     """
 
     media_type = "text/event-stream"
@@ -253,14 +259,21 @@ class EventStream(Response):
     def __init__(
         self,
         events: Callable[[], AsyncGenerator[bytes]],
+        ping_s: float,
         failure: Callable[[OutriderError], bytes] = lambda error: event(error_body(error)) + DONE,
+        ping: bytes = PING,
     ) -> None:
         self.status_code = 200  # Response.__init__ would add a content-length
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
         self._failure = failure
+        self._ping_s = ping_s
+        self._ping = ping
         self._started = False
+        self._sent_s = 0.0
+        """When something was sent last, on the loop's clock."""
+        self._pinger: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._send_all(send))
@@ -278,10 +291,28 @@ class EventStream(Response):
             known = error if isinstance(error, OutriderError) else unexpected(error)
             note_failure(known)
             await self._send(send, self._failure(known))
+        finally:
+            if self._pinger is not None:
+                self._pinger.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if self._ping_s:
+                self._pinger = loop.create_task(self._send_pings(send))
+        self._sent_s = loop.time()
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send_pings(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._sent_s + self._ping_s - loop.time())
+            if loop.time() < self._sent_s + self._ping_s:
+                continue  # something was sent meanwhile
+            try:
+                await self._send(send, self._ping)
+            except ClientDisconnect:
+                return  # whoever sends the events finds out by itself

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -14,8 +16,13 @@ from typing import Any
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from outrider.wire.log import get_logger
 from outrider.wire.transport.address import cannot_listen
+from outrider.wire.transport.rpc import max_connections, open_files_limit
+
+log = get_logger(__name__)
 
 _DATE_S = 1.0
 """Seconds for which the date in answers holds, as HTTP writes it."""
@@ -26,7 +33,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_PIPELINED = 8
 """Requests that wait behind the one that is answered. Hardly a client sends any; a connection with more is closed."""
-MAX_CONNECTIONS = 4096
+LIMIT_LOG_INTERVAL_S = 60.0
 UNREAD_TIMEOUT_MS = 60_000
 """The kernel drops a connection whose peer takes nothing of what was sent for this long."""
 BACKLOG = 2048
@@ -60,8 +67,30 @@ class PlainParser(httptools.HttpRequestParser):
         return b"\r\n".join([method + b" " + self._protocol.url + b" HTTP/" + version, *headers, b"", b""])
 
 
+class ConnectionLimit:
+    """Bounds the connections of one server by `max_connections`, and logs that it is reached once a minute."""
+
+    def __init__(self) -> None:
+        self.max_connections = max_connections()
+        self._logged_s = -math.inf
+
+    def is_exceeded_by(self, num_connections: int) -> bool:
+        if num_connections <= self.max_connections:
+            return False
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LIMIT_LOG_INTERVAL_S:
+            self._logged_s = now_s
+            text = "%d connections are open, as many as this server takes (open files: %s); further ones get 503"
+            log.warning(text, self.max_connections, open_files_limit() or "unlimited")
+        return True
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. uvicorn itself waits for ever for a head, and for one of any size."""
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, limit: ConnectionLimit) -> None:
+        super().__init__(config, server_state, {})
+        self._limit = limit
 
     _timer: asyncio.TimerHandle | None = None
     _num_open = 0
@@ -73,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.parser = PlainParser(self)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if self._limit.is_exceeded_by(len(self.connections)):
             self._refuse(503, "too many connections; try again later", "retry-after: 1")
         else:
             self._start_timer()
@@ -165,7 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """Serves on a socket that is bound already. Signals are the process's: HTTP and gRPC stop together."""
 
-    def __init__(self, app: Any, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: Any, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """`keep_alive_s`: how long a connection may be idle between two requests."""
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -177,8 +207,10 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
+        self.config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # its constructor takes whole seconds
         self._tls = tls
         self._stopping = asyncio.Event()
+        self._limit = ConnectionLimit()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. uvicorn itself gives a TLS handshake a minute."""
@@ -186,7 +218,7 @@ class HttpServer(uvicorn.Server):
         for listener in sockets or []:
             self.servers.append(
                 await asyncio.get_running_loop().create_server(
-                    lambda: BoundedProtocol(self.config, self.server_state, {}),
+                    lambda: BoundedProtocol(self.config, self.server_state, self._limit),
                     sock=listener,
                     backlog=BACKLOG,
                     ssl=self._tls,
@@ -206,13 +238,23 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         self._stopping.set()
 
+    def drain(self) -> None:
+        """Close idle connections now and the others after their answer, which says so: `Connection: close`. New ones
+        are served, one request each.
+        """
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # uvicorn makes the default headers from these once a second
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 def raise_descriptor_limit() -> None:
-    """To what the system lets this process have: the usual 1024 are fewer than MAX_CONNECTIONS."""
+    """To what the system lets this process have: the usual 1024 are fewer than two servers take."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS names no limit and then takes none
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

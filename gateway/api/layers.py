@@ -98,11 +98,11 @@ class LayerAnswer:
         """Yield server-sent events, those of one round together."""
         async with self._admission.answers(self._demand, self._incoming) as answers:
             form = self._begun(answers.requests[0])
-            begun = list(form.begin())
+            await self._admission.wait_for_slot(answers)
+            yield sent(form.begin())
             async for _, output in answers.stream():
-                if told := sent([*begun, *form.push(output)]):
+                if told := sent(form.push(output)):
                     yield told
-                begun = []
 
     def failure(self, error: OutriderError) -> bytes:
         """Return the events that end a stream which has begun."""

@@ -5,6 +5,7 @@ On the HTTP port beside the API, or on a port of their own (`metrics_port`), whi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,9 +22,19 @@ from gateway.api.openai_responses import Json
 from gateway.generation import Generator
 from gateway.workers.member import Member
 from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.health_servicer import Health
 
+HEALTH_INTERVAL_S = 0.5
+"""How far gRPC's health may be behind /readyz."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Where a worker listens that was told no host: nothing that anybody could connect to."""
+
+
+async def follow_readiness(health: Health, generator: Generator) -> None:
+    """Keep gRPC's health as /readyz is, until cancelled."""
+    while True:
+        health.set_serving(generator.ready() is None)
+        await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 def target_groups(members: Iterable[Member]) -> list[Json]:

@@ -40,7 +40,18 @@ from gateway.api.answer_schemas import (
     Version,
 )
 from gateway.api.answer_schemas import Response as ResponseAnswer
-from gateway.api.http_io import CLIENT_CLOSED, DONE, EventStream, JsonResponse, event, read_json, while_connected
+from gateway.api.http_io import (
+    CLIENT_CLOSED,
+    DONE,
+    MESSAGES_PING,
+    PING,
+    EventStream,
+    JsonResponse,
+    event,
+    is_anthropics,
+    read_json,
+    while_connected,
+)
 from gateway.api.layers import Formed, LayerAnswer
 from gateway.api.logprobs import Prompts
 from gateway.api.messages_form import MessageForm
@@ -165,7 +176,8 @@ class Routes:
     async def _layer(self, request: Request, stream: bool | None, demand: Demand, formed: Formed) -> Response:
         answer = LayerAnswer(self.admission, demand, request.scope["incoming"], formed)
         if stream:
-            return EventStream(answer.events, answer.failure)
+            ping = MESSAGES_PING if is_anthropics(request.url.path) else PING
+            return EventStream(answer.events, self.admission.config.stream_ping_s, answer.failure, ping)
         whole = await while_connected(request.receive, answer.whole())
         return Response(status_code=CLIENT_CLOSED) if whole is None else JsonResponse(whole)
 
@@ -246,7 +258,8 @@ class Routes:
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         demand = body.demand(request.scope["answer_id"])
         if body.stream:
-            return EventStream(lambda: self._events(body, demand, request.scope["incoming"]))
+            streamed = partial(self._events, body, demand, request.scope["incoming"])
+            return EventStream(streamed, self.admission.config.stream_ping_s)
         whole = await while_connected(request.receive, self._whole(body, demand, request.scope["incoming"]))
         return Response(status_code=CLIENT_CLOSED) if whole is None else whole
 
@@ -300,6 +313,8 @@ class Routes:
             head = _head(demand, answers.requests, form.chunk_object)
             if body.include_usage:
                 head["usage"] = None
+            await self.admission.wait_for_slot(answers)
+            yield b""  # the status
             async for index, output in answers.stream():
                 first = index not in seen
                 seen.add(index)

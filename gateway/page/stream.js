@@ -13,6 +13,7 @@ export async function* events(response) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
+        if (part.startsWith(":")) continue; // a comment, which keeps the connection alive
         const data = part.replace(/^data: ?/, "");
         if (data === "[DONE]") complete = true;
         else yield JSON.parse(data);

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.draft_limits import speculation_of
@@ -40,9 +40,14 @@ WASTING = (tpb.FALLBACK_REASON_LATE, tpb.FALLBACK_REASON_REFUSED)
 class Decoder:
     """Runs one answer to its end. It owns the answer's slots and frees them, however the answer ends."""
 
-    def __init__(self, model: ServedModel, session: Session, deadline_s: float) -> None:
-        """deadline_s: monotonic time at which the request's life ends."""
+    def __init__(
+        self, model: ServedModel, session: Session, deadline_s: float, note_opened: Callable[[], object] = lambda: None
+    ) -> None:
+        """deadline_s: monotonic time at which the request's life ends. note_opened: called whenever a target has opened
+        the slot.
+        """
         self.model = model
+        self._note_opened = note_opened
         self.session = session
         pools = model.pools_for(session.request)
         self.drafts = [Drafting(model, session, place, pool) for place, pool in enumerate(pools)]
@@ -105,6 +110,7 @@ class Decoder:
             self._speculation = self._speculate(target)
             self._own = self._own_drafter(target)
             await self.target.open(target, self._speculation, self._own)
+            self._note_opened()
         if self._asks_draft:
             left = [draft.place(self.target.member) for draft in self.drafts]
             told = zip(self.drafts, self.target.tickets, strict=False)

@@ -12,6 +12,13 @@ from outrider.wire.errors import ConfigError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 
+MIN_PING_INTERVAL_S = 1.0
+"""A gateway's least."""
+MAX_PING_INTERVAL_S = 86400.0
+"""A day; gRPC counts milliseconds in 31 bits."""
+PING_INTERVAL_S = 330.0
+"""gRPC's servers end a connection that pings more than once in 300 s without data, unless they are told otherwise."""
+
 PathLike = str | os.PathLike[str]
 
 
@@ -28,6 +35,9 @@ class ConnectOptions(TypedDict, total=False):
     """PEM file with the key of `tls_cert`."""
     api_key: str | None
     """API key sent with every call; absent = that of OUTRIDER_API_KEY, where it is set."""
+    ping_interval_s: float
+    """Seconds between pings of the connection while a call runs, at least 1; absent = 330, which whatever ends gRPC in
+    between allows. Straight to a gateway, a smaller one notices sooner that it hangs or is cut off."""
 
 
 def credentials_of(options: ConnectOptions) -> grpc.ChannelCredentials | None:
@@ -61,6 +71,17 @@ def metadata_of(options: ConnectOptions) -> tuple[tuple[str, str], ...]:
             param="api_key",
         )
     return (("authorization", f"Bearer {key}"),)
+
+
+def keepalive_of(options: ConnectOptions) -> list[tuple[str, int]]:
+    """Return the channel's options for pings, which a gateway sends from its side, too. Raises ConfigError for more of
+    them than a gateway allows.
+    """
+    interval_s = options.get("ping_interval_s", PING_INTERVAL_S)
+    if not MIN_PING_INTERVAL_S <= interval_s <= MAX_PING_INTERVAL_S:
+        limits = f"from {MIN_PING_INTERVAL_S:g} to {MAX_PING_INTERVAL_S:g}"
+        raise ConfigError(f"ping_interval_s is {interval_s}, must be {limits}", param="ping_interval_s")
+    return [("grpc.keepalive_time_ms", round(1000 * interval_s)), ("grpc.keepalive_permit_without_calls", 0)]
 
 
 def _read(name: str, path: PathLike | None, holds: str) -> bytes | None:

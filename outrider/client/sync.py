@@ -17,7 +17,7 @@ from outrider.client.connect import ConnectOptions
 from outrider.client.request import GenerateOptions
 from outrider.client.retry import RetryPolicy
 from outrider.client.stream import RoundStream
-from outrider.client.transport import Transport
+from outrider.client.transport import Transport, check_fork
 from outrider.client.types import Completion, Model, Round
 from outrider.wire.errors import OutriderError
 
@@ -60,6 +60,7 @@ class LoopThread:
         """Wait for the coroutine's result. An exception in the waiting thread (Ctrl-C) cancels it."""
         if self.is_of_another_process:  # threads are not forked: nobody would ever answer
             coroutine.close()
+            check_fork()  # says that a new client would not do
             raise OutriderError(f"this {self._of} was made before this process was forked; make a new one here")
         with self._lock:
             if self._stopped:

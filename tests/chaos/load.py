@@ -102,7 +102,7 @@ class Load:
         self._seed = seed
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sdk = [AsyncClient(gateway.grpc, retries=RetryPolicy(0)) for gateway in gateways]
+        self._sdk = [AsyncClient(gateway.grpc, retries=RetryPolicy(0), ping_interval_s=2.0) for gateway in gateways]
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = [
             httpx.AsyncClient(base_url=gateway.http, timeout=httpx.Timeout(STREAM_TIMEOUT_S), limits=limits)

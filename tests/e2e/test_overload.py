@@ -8,9 +8,12 @@ import signal
 import time
 from collections.abc import Iterator
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 
+from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.samples import total
 from tests.stack import DEMO_DRAFT, Process, Stack, gateway_beside, running
 
@@ -88,20 +91,34 @@ async def test_time_in_the_queue_counts(stack: Stack) -> None:
         assert (await post(url, prompt="x", max_tokens=2)).status_code == 200
 
 
-async def test_a_stopping_gateway_ends_its_streams_with_an_error(stack: Stack) -> None:
+async def test_a_stopping_gateway_sends_its_clients_away_and_ends_its_streams_with_an_error(stack: Stack) -> None:
     body = {"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True, "speculation": {"enabled": False}}
+    request = gateway_pb2.GenerateRequest(prompt="x", params={"max_tokens": 2000, "ignore_eos": True})
+    ready = grpc.ChannelConnectivity.READY
     with gateway_beside(stack, "--drain-timeout-s", "1", draft=False) as gateway:
-        events = []
+        events, num_messages = [], 0
+        host, port = str(gateway.ready["http"]).split(":")
         async with (
             httpx.AsyncClient(timeout=LONG_S) as client,
             client.stream("POST", f"http://{gateway.ready['http']}/v1/completions", json=body) as response,
+            grpc.aio.insecure_channel(str(gateway.ready["grpc"])) as channel,
         ):
-            async for line in response.aiter_lines():
-                if line and not events:
-                    gateway.popen.terminate()
-                    stopped_s = time.monotonic()
-                events.extend([line] if line else [])
-        assert time.monotonic() - stopped_s < 5
+            idle, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            await idle.readuntil(b"\r\n\r\n")
+            call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            await call.read()
+            gateway.popen.terminate()
+            stopped_s = time.monotonic()
+            await channel.wait_for_state_change(ready)  # GOAWAY: the next call is made elsewhere
+            with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
+                while await call.read() is not grpc.aio.EOF:
+                    num_messages += 1
+            events = [line async for line in response.aiter_lines() if line]
+            assert time.monotonic() - stopped_s < 5
+            assert (await idle.read()).endswith(b"}"), "closed"
+            writer.close()
+        assert num_messages > 1, "what runs goes on"
         assert events[-1] == "data: [DONE]"
         assert "stopping" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
         assert gateway.popen.wait(10) == 0

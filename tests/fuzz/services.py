@@ -189,7 +189,7 @@ class HttpDoor:
         app = create_app(self.admission)
         self.document = app.openapi()
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        self._server = HttpServer(app)
+        self._server = HttpServer(app, 75.0)
         listener = bind("127.0.0.1", 0)
         listener.listen(BACKLOG)
         self._connection = http.client.HTTPConnection(*listener.getsockname(), timeout=DEADLINE_S)

@@ -207,7 +207,7 @@ def test_what_failed_in_a_chat_is_marked_and_not_sent_again(open_page: OpenPage)
         bodies.append(route.request.post_data_json)
         events = ({"choices": [{"index": 0, "delta": {"content": "half an"}}]}, {"error": {"message": "target lost"}})
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-        route.fulfill(body=body + "data: [DONE]\n\n", content_type="text/event-stream")
+        route.fulfill(body=f": ping\n\n{body}data: [DONE]\n\n", content_type="text/event-stream")
 
     def whole(route: Route) -> None:
         bodies.append(route.request.post_data_json)

@@ -63,6 +63,12 @@ class Panic(BaseException):
     """Stands for a panic of compiled code, which is no Exception either."""
 
 
+def _set_event() -> asyncio.Event:
+    made = asyncio.Event()
+    made.set()
+    return made
+
+
 @dataclass
 class ScriptedGenerator:
     """Answers every request with `text`, or `text` + str(choice) when `numbered`."""
@@ -83,6 +89,8 @@ class ScriptedGenerator:
     """Round before which every answer waits until `go_on`."""
     requests: list[GenerationRequest] = field(default_factory=list)
     num_open: int = 0
+    opens: asyncio.Event = field(default_factory=_set_event)
+    """Set while a target opens slots."""
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     all_left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,6 +136,11 @@ class Playback:
     def start(self, requests: tuple[GenerationRequest, ...]) -> None:
         self.requests = requests
         self.generator.requests.extend(requests)
+
+    async def opened(self) -> None:
+        if self.generator.fail_at is not None and self.generator.fail_at[0] == 0:
+            raise self.generator.fail_at[1]
+        await self.generator.opens.wait()
 
     async def stream(self) -> AsyncIterator[tuple[int, RoundOutput]]:
         """Choices interleaved round by round, as a batch would give them."""

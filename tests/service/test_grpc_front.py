@@ -11,10 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.admission import Admission
-from gateway.api.grpc_api import GenerationServicer
+from gateway.api import operations
+from gateway.api.grpc_api import SERVICE, GenerationServicer
 from gateway.grammars import of_choice, of_json_object, of_lark, of_regex, of_schema
 from outrider.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from outrider.wire.errors import Overloaded, WorkerLost
@@ -33,6 +35,7 @@ from tests.service.scripted_generator import (
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"
 TEXT = "the quick brown fox"
+Status = health_pb2.HealthCheckResponse
 
 
 @pytest.fixture
@@ -47,6 +50,35 @@ async def stub_of(generator: ScriptedGenerator, **settings: object) -> AsyncIter
     async with grpc.aio.insecure_channel(address) as channel:
         yield gateway_pb2_grpc.GenerationServiceStub(channel)
     await server.stop(None)
+
+
+async def test_health_follows_readiness_and_watchers_are_told(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "HEALTH_INTERVAL_S", 0.01)
+    generator.reason = "no target"
+    servicer = GenerationServicer(Admission(generator, config(), CollectorRegistry()))
+    server, address, health = await start_server(servicer.add_to, "127.0.0.1", 0, 1 << 24)
+    following = asyncio.create_task(operations.follow_readiness(health, generator))
+    serving, not_serving = Status(status=Status.SERVING), Status(status=Status.NOT_SERVING)
+    try:
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            questions = [health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE)]
+            watches = [stub.Watch(question) for question in questions]
+            states = [Status(status=Status.UNKNOWN)] * 2
+            for reason, state in (("no target", not_serving), (None, serving), ("no target", not_serving)):
+                generator.reason = reason
+                while states != [state, state]:
+                    states = [await watch.read() for watch in watches]
+                assert [await stub.Check(question) for question in questions] == [state, state]
+            unknown = health_pb2.HealthCheckRequest(service="another")
+            assert await stub.Watch(unknown).read() == Status(status=Status.SERVICE_UNKNOWN)
+            with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+                await stub.Check(unknown)
+    finally:
+        following.cancel()
+        await server.stop(None)
 
 
 async def collect(call: Any) -> list[gateway_pb2.GenerateResponse]:

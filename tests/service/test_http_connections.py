@@ -25,6 +25,7 @@ from gateway.api.app import create_app
 from gateway.api.http_server import BACKLOG, HttpServer, bind
 from gateway.grammar_checker import create_checker
 from outrider.wire.settings.api_keys import ApiKey, digest_of, write_keys
+from outrider.wire.transport.rpc import max_connections
 from tests.checkers import ENDLESS, children, until_busy, until_ended
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
@@ -35,13 +36,23 @@ SOON_S = 10.0
 @asynccontextmanager
 async def served(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[tuple[int, Admission]]:
     """The gateway's own server; yields its port."""
+    async with served_by(generator, **settings) as (server, port, admission):
+        assert not server.should_exit
+        yield port, admission
+
+
+@asynccontextmanager
+async def served_by(
+    generator: ScriptedGenerator, **settings: object
+) -> AsyncIterator[tuple[HttpServer, int, Admission]]:
+    """The same with the server itself."""
     admission = Admission(generator, config(**settings), CollectorRegistry())
     listener = bind("127.0.0.1", 0)
     listener.listen(BACKLOG)
-    server = HttpServer(create_app(admission))
+    server = HttpServer(create_app(admission), admission.config.keep_alive_s)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield listener.getsockname()[1], admission
+        yield server, listener.getsockname()[1], admission
     finally:
         server.stop()
         await task
@@ -214,13 +225,16 @@ async def test_requests_behind_one_that_is_slow_are_bounded(generator: ScriptedG
 
 
 async def test_more_connections_than_there_may_be_are_503(
-    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (12, 12))  # of the 12 files a server takes 3
     async with served(generator) as (port, _):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        answer = await talk(port)
-        assert status_of(answer)[0] == 503 and b"retry-after: 1" in answer
+        for _ in range(2):
+            answer = await talk(port)
+            assert status_of(answer)[0] == 503 and b"retry-after: 1" in answer
+        (line,) = [record.getMessage() for record in caplog.records if "connections" in record.getMessage()]
+        assert line.startswith("3 connections are open") and "(open files: 12)" in line
         for _, writer in held:
             writer.close()
         await asyncio.sleep(0.1)
@@ -287,6 +301,128 @@ async def test_a_client_that_reads_nothing_is_left(generator: ScriptedGenerator,
         assert await serves(port)
         writer.close()
         reader.feed_eof()
+
+
+async def exchange(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], request: bytes) -> bytes:
+    """Send a request; return the head of its answer, with the body read, too."""
+    reader, writer = connection
+    writer.write(request)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None
+    await asyncio.wait_for(reader.readexactly(int(length[1])), SOON_S)
+    return head
+
+
+async def test_a_kept_connection_is_idle_for_as_long_as_the_setting_says(generator: ScriptedGenerator) -> None:
+    async with served(generator, keep_alive_s=0.3) as (port, _):
+        kept = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            assert b"connection: close" not in await exchange(kept, GET_HEALTH)
+            await asyncio.sleep(0.1)
+        assert await asyncio.wait_for(kept[0].read(), SOON_S) == b""
+        kept[1].close()
+    assert config().keep_alive_s >= 75
+
+
+GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def test_a_server_that_drains_closes_idle_connections_and_the_others_after_their_answer(
+    generator: ScriptedGenerator,
+) -> None:
+    generator.pause_at = 1
+    body = b'{"prompt": "x", "stream": true}'
+    async with served_by(generator) as (server, port, _):
+        idle, streaming, busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        await exchange(idle, GET_HEALTH)
+        streaming[1].write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        busy[1].write(POST + b"content-length: 15\r\n\r\n" + body[:14])
+        await asyncio.wait_for(generator.paused.wait(), SOON_S)
+        server.drain()
+        assert await asyncio.wait_for(idle[0].read(), SOON_S) == b""
+        assert b"\r\nconnection: close\r\n" in await talk(port, GET_HEALTH)
+        generator.go_on.set()
+        streamed = await asyncio.wait_for(streaming[0].read(), SOON_S)
+        assert streamed.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        busy[1].write(b"}")
+        answer = await asyncio.wait_for(busy[0].read(), SOON_S)
+        assert answer.startswith(b"HTTP/1.1 200 ") and b"\r\nconnection: close\r\n" in answer
+        for _, writer in (idle, streaming, busy):
+            writer.close()
+
+
+async def test_head_is_answered_as_get_without_the_body(generator: ScriptedGenerator) -> None:
+    generator.reason = "no target"
+    paths = ("/healthz", "/readyz", "/health", "/ping", "/metrics", "/sd", "/v1/models", "/version", "/")
+    async with served(generator) as (port, _):
+        statuses = {}
+        for path in paths:
+            answer = await talk(port, f"HEAD {path} HTTP/1.1\r\nconnection: close\r\n\r\n".encode())
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            assert not rest, path
+            statuses[path] = int(head.split()[1])
+        assert statuses == dict.fromkeys(paths, 200) | {"/readyz": 503, "/health": 503, "/ping": 503}
+
+
+STREAMS = {
+    "/v1/completions": ({"prompt": "x"}, b": ping\n\n"),
+    "/v1/messages": (
+        {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]},
+        b'event: ping\ndata: {"type": "ping"}\n\n',
+    ),
+    "/v1/responses": ({"input": "x"}, b": ping\n\n"),
+}
+
+
+async def test_a_stream_begins_once_its_slot_is_open_and_is_pinged_until_text_comes(
+    generator: ScriptedGenerator,
+) -> None:
+    generator.pause_at = 0
+    async with served(generator, stream_ping_s=0.05) as (port, _), httpx.AsyncClient(timeout=SOON_S) as http:
+        for path, (fields, ping) in STREAMS.items():
+            generator.opens.clear()
+            generator.paused.clear()
+            generator.go_on.clear()
+            body = {"model": generator.model_ids[0], "stream": True, **fields}
+            async with asyncio.TaskGroup() as tasks:
+                request = http.build_request("POST", f"http://127.0.0.1:{port}{path}", json=body)
+                sending = tasks.create_task(http.send(request, stream=True))
+                await asyncio.sleep(0.15)
+                assert not sending.done(), "in the queue nothing is sent"
+                generator.opens.set()
+                answer = await sending
+            assert answer.status_code == 200
+            received = b""
+            async for piece in answer.aiter_raw():
+                received += piece
+                if received.count(ping) >= 3:  # Messages begins with one of its own
+                    generator.go_on.set()
+            assert b"fox" in received
+            assert received.index(ping) < received.index(b"quick")
+
+
+async def test_a_stream_may_begin_in_the_queue(generator: ScriptedGenerator) -> None:
+    generator.opens.clear()
+    generator.pause_at = 0
+    settings = {"stream_ping_s": 0.05, "stream_in_queue": True}
+    body = {"prompt": "x", "stream": True}
+    async with (
+        served(generator, **settings) as (port, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SOON_S) as http,
+        http.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        assert await anext(answer.aiter_raw()) == b": ping\n\n"
+
+
+def test_two_servers_leave_files_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = (resource.RLIM_INFINITY, 1 << 20, 4096, 1024, 256)
+    taken = []
+    for limit in limits:
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        taken.append(max_connections())
+    assert taken == [4096, 4096, 1920, 384, 64]
 
 
 def test_there_are_descriptors_for_the_connections() -> None:

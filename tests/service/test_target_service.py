@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -596,6 +597,14 @@ async def test_close_cancels_and_forgets(target: ControlClient) -> None:
 
 
 # truncation
+
+
+async def test_a_workers_metrics_answer_head_as_get_without_the_body(target: ControlClient) -> None:
+    url = f"http://{(await target.info()).metrics_address}/metrics"
+    async with httpx.AsyncClient(trust_env=False) as http:
+        head = await http.head(url)
+    assert head.status_code == 200 and int(head.headers["content-length"]) > 0 and not head.content
+    assert head.headers["content-type"].startswith("text/plain")
 
 
 async def test_a_verdict_frees_what_it_rejects(target: ControlClient, reference: ReferenceModel) -> None:

@@ -298,7 +298,7 @@ async def https(folder: CertificateFolder) -> AsyncIterator[int]:
     """Port of a web server."""
     listener = bind("127.0.0.1", 0)
     listener.listen(BACKLOG)
-    server = HttpServer(_app, http_context(folder))
+    server = HttpServer(_app, 75.0, http_context(folder))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -746,6 +747,74 @@ def test_an_unclosed_sync_client_leaves_quietly_at_exit(gateway: ScriptedGateway
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, " the quick red\n", "")
     assert eventually(gateway.cancelled)
+
+
+def test_a_process_forked_while_a_client_is_connected_is_told_so_at_its_first_call(gateway: ScriptedGateway) -> None:
+    script = (
+        "import asyncio, os\n"
+        "from outrider.client import AsyncClient, Client, OutriderError\n"
+        "def forked(when, ask):\n"
+        "    if not (child := os.fork()):\n"
+        "        try:\n"
+        "            ask()\n"
+        "            said = 'answered'\n"
+        "        except OutriderError as error:\n"
+        "            said = error.message.partition(',')[0]\n"
+        "        print(when, said, flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+        "def new():\n"
+        f"    with Client({gateway.address!r}, timeout_s=20) as client:\n"
+        "        client.models()\n"
+        "async def asynchronous():\n"
+        f"    client = AsyncClient({gateway.address!r})\n"
+        "    await client.models()\n"
+        "    return client\n"
+        f"client = Client({gateway.address!r})\n"
+        "forked('unused:', new)\n"
+        "client.models()\n"
+        "forked('connected:', new)\n"
+        "forked('old:', client.models)\n"
+        "forked('asynchronous:', lambda: asyncio.run(asynchronous()))\n"
+        "client.close()\n"
+        "forked('closed:', new)\n"
+        "left = asyncio.run(asynchronous())\n"
+        "forked('its loop has ended:', new)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    refused = "this process was forked from one in which a client was connected"
+    said = {
+        "unused": "answered",
+        "connected": refused,
+        "old": refused,
+        "asynchronous": refused,
+        "closed": "answered",
+        "its loop has ended": refused,
+    }
+    assert dict(line.split(": ") for line in done.stdout.splitlines()) == said, done.stderr
+
+
+def test_a_client_pings_no_more_often_than_grpcs_servers_allow_and_only_during_calls(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default they end a connection with more than a ping in 300 s without data, or with any without a call."""
+    options: dict[str, int] = {}
+    make = grpc.aio.insecure_channel
+
+    def noted(address: str, options_of_channel: list[tuple[str, int]]) -> Any:
+        options.update(options_of_channel)
+        return make(address, options=options_of_channel)
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", lambda address, options: noted(address, options))
+    with Client(gateway.address) as client:
+        client.models()
+    assert options["grpc.keepalive_time_ms"] > 300_000
+    assert options["grpc.keepalive_permit_without_calls"] == 0
+    with Client(gateway.address, ping_interval_s=2.5) as client:
+        client.models()
+    assert options["grpc.keepalive_time_ms"] == 2500
+    with pytest.raises(errors.ConfigError, match=r"ping_interval_s is 0\.5, must be from 1 to 86400"):
+        Client(gateway.address, ping_interval_s=0.5)
 
 
 def test_a_client_made_before_a_fork_is_refused_behind_it_and_its_streams_are_left_alone() -> None:

@@ -137,8 +137,9 @@ async def ask(client: httpx.AsyncClient, load: Load, number: int) -> Asked:
         async with client.stream("POST", "/v1/completions", json=load.body(number)) as reply:
             status, retry_after = reply.status_code, reply.headers.get("retry-after")
             async for data in reply.aiter_raw():
-                first_s = first_s or time.monotonic()
                 received += data
+                if first_s is None and b"data: " in received:  # comments may come before
+                    first_s = time.monotonic()
     except httpx.HTTPError as error:
         fault = f"{type(error).__name__}: {error}"
     ended_s = time.monotonic()

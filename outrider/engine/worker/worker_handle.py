@@ -211,8 +211,24 @@ def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, loaded: WorkerS
             f"cannot serve metrics on {address}: {error.strerror}; choose another port",
             param="metrics_port",
         ) from None
+    server.set_app(_with_head(server.get_app()))
     loaded.metrics_address = join_host_port(config.host, server.server_port)
     return server
+
+
+def _with_head(app: Any) -> Any:
+    """Let a WSGI application that serves GET alone answer HEAD, too: the same without its body."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start_response)
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+        body = app({**environ, "REQUEST_METHOD": "GET"}, lambda status, headers: started.append((status, headers)))
+        status, headers = started[0]
+        start_response(status, [*headers, ("Content-Length", str(sum(map(len, body))))])
+        return []
+
+    return answer
 
 
 def _stop_metrics(server: Any | None) -> None:

@@ -289,6 +289,15 @@ class GatewayConfig(_ProcessConfig):
     lookup_scope: Literal["user", "shared"] = "user"
     """Whose ended outputs the drafter lookup copies from: those of the same API key and user (and cache_salt), none for
     a request that names neither, or those of all (shared), of which the number of draft tokens then tells."""
+    keep_alive_s: Seconds = 75.0
+    """How long an HTTP connection may be idle between two requests: longer than what lies in front keeps its own, which
+    is 60 s in common proxies, so that none is closed under a request."""
+    stream_ping_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """Seconds without an event after which an HTTP stream gets a comment (on /v1/messages a ping), so that nothing in
+    between takes it for dead; 0 = none."""
+    stream_in_queue: bool = False
+    """Begin an HTTP stream while its request is in the queue, so that it is pinged there, too; a request that fails
+    there then fails in its stream and not by a status. off = a stream begins once a target has opened its slot."""
     max_body_bytes: Positive = 4 * MIB
     """Largest HTTP body, and largest gRPC message of a user. Sixteen of these are held at once, of each API
     key four, and as many gRPC messages more are on their way in."""

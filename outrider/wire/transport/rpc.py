@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import re
+import resource
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ PING_TIMEOUT_MS = 10_000
 no CPU answers no ping, and lives: whether one that has work hangs is for the hang watch to say. Twice as long, and what
 a peer that hangs or is cut off holds is freed so much later.
 """
+LINK_KEEPALIVE: Options = [("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_permit_without_calls", 1)]
+"""Of links between our own parts, where both ends agree, and of our servers."""
 _TOKEN_ID_BYTES = 5
 """Bytes of a uint32 on the wire, at most."""
 CONTROL_BYTES = 1 << 20
@@ -47,7 +50,9 @@ CONTROL_BYTES = 1 << 20
 message of facts, whole. Twice as much lets a peer hold up a worker's event loop by some 30 ms more a message.
 """
 MAX_CONNECTIONS = 4096
-"""To one server; a further one is closed at once. Twice as many may hold twice the memory of handshakes."""
+"""To one server; a further one is refused. So many handshakes take some 200 MB."""
+SPARE_FILES = 256
+"""File descriptors for all but the connections of users: a gateway of one target has 21 open when idle."""
 MAX_CALLS_OF_CONNECTION = 1024
 """Calls open at once on one connection; clients wait with a further one."""
 HANDSHAKE_TIMEOUT_MS = PING_TIMEOUT_MS
@@ -132,16 +137,32 @@ def _generating(inner: Any, abort: Abort) -> Any:
     return guarded
 
 
-def _common(max_message_bytes: int) -> Options:
+def _common(max_message_bytes: int, keepalive: Options) -> Options:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 2000),
+        *keepalive,
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
+
+
+def open_files_limit() -> int | None:
+    """Return how many files this process may have open; None where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def max_connections() -> int:
+    """Return how many connections a server takes: MAX_CONNECTIONS, or fewer where the process may not open so many
+    files. A gateway has two servers, so that each has half of what the other files leave.
+    """
+    limit = open_files_limit()
+    if limit is None:
+        return MAX_CONNECTIONS
+    num_spare = min(SPARE_FILES, limit // 2)
+    return min(MAX_CONNECTIONS, (limit - num_spare) // 2)
 
 
 def max_control_bytes(context_limit: int) -> int:
@@ -157,10 +178,10 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
     window_bytes: what comes in of a message before anybody reads it. One that is longer costs a round trip more.
     """
     return [
-        *_common(max_message_bytes),
+        *_common(max_message_bytes, LINK_KEEPALIVE),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", max_connections()),
         ("grpc.http2.bdp_probe", 0),  # it would let in more of messages that nobody reads yet
         ("grpc.http2.lookahead_bytes", window_bytes),
         ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
@@ -170,7 +191,7 @@ def server_options(max_message_bytes: int, window_bytes: int = 64 << 10) -> Opti
     ]
 
 
-def client_options(address: str, max_message_bytes: int) -> Options:
+def client_options(address: str, max_message_bytes: int, keepalive: Options = LINK_KEEPALIVE) -> Options:
     """Return the options of a client of `address`, host:port, which reconnect within a second: the default back-off
     grows to 120 s.
 
@@ -178,7 +199,7 @@ def client_options(address: str, max_message_bytes: int) -> Options:
     busy server is never reached. A proxy that the environment names (http_proxy) is not asked for loopback addresses.
     """
     return [
-        *_common(max_message_bytes),
+        *_common(max_message_bytes, keepalive),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 1000),

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.call_room import RoomInterceptor
+from outrider.wire.transport.health_servicer import Health
 from outrider.wire.transport.roles import RoleInterceptor
 from outrider.wire.transport.rpc import MAX_CONNECTIONS, ErrorInterceptor, server_options
 from outrider.wire.transport.tls import CertificateFolder, server_credentials
@@ -50,7 +50,7 @@ async def start_server(
     certificates: CertificateFolder | None = None,
     window_bytes: int = 64 << 10,
     max_control_bytes: int | None = None,
-) -> tuple[grpc.aio.Server, str, HealthServicer]:
+) -> tuple[grpc.aio.Server, str, Health]:
     """Start a server and return (server, "host:port", health). Raises ConfigError when the port is taken.
 
     With certificates of a part, callers must show one, and may do what its role may. `max_control_bytes` bounds the
@@ -63,7 +63,7 @@ async def start_server(
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     names = [*add_services(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
-    health_servicer = HealthServicer()
+    health_servicer = Health(names)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
     address = join_host_port(host, port)
@@ -80,8 +80,6 @@ async def start_server(
             param="port",
         ) from None
     await server.start()
-    for name in ("", *names):
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     return server, join_host_port(host, bound), health_servicer
 
 
@@ -93,7 +91,7 @@ class ServerThread:
         self.address = ""
         self._thread = threading.Thread(target=self._run, name="grpc-loop", daemon=True)
         self._server: grpc.aio.Server | None = None
-        self._health: HealthServicer | None = None
+        self._health: Health | None = None
 
     def start(
         self,
@@ -143,7 +141,7 @@ class ServerThread:
         async def run() -> None:
             begin()
             if self._health is not None:
-                await self._health.enter_graceful_shutdown()
+                self._health.set_serving(False)
 
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
@@ -152,7 +150,7 @@ class ServerThread:
 
         async def shut() -> None:
             if self._health is not None:
-                await self._health.enter_graceful_shutdown()
+                self._health.set_serving(False)
             if closing is not None:
                 await closing()
             if self._server is not None:
