@@ -230,7 +230,9 @@ class ConfinedPool:
             async with asyncio.timeout(max(MIN_STALLED_S, STALLED * self._cpu_s)):
                 reply = await process.ask(data)
         except _NotBegun:
-            self._replace(caller, 0.0)
+            self._num_processes -= 1  # not by the caller's work: the caller may have the other process at once
+            self._release(caller)
+            self._grant()
             await process.exit_code()
             raise
         except EOFError:

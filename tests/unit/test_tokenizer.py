@@ -16,6 +16,7 @@ from gateway.admission.requests import bad_word_ids
 from gateway.chat_template import find_template
 from gateway.confined.pool import ConfinedPool, WorkFailed
 from gateway.tokenizer import Tokenizer, read_tokenizer
+from outrider.drafting.token_bytes import read_spelling
 from outrider.v1.common_pb2 import TokenizerFiles
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError
 from tests.rendering import InlineRenderers, inline_template
@@ -98,6 +99,7 @@ def test_what_the_library_reads_is_served_as_it_reads_it(parts: dict[str, Any]) 
     data = json.dumps(json.loads((DEMO / "tokenizer.json").read_text()) | parts)
     expected = tokenizers.Tokenizer.from_str(data).encode(" two  words").ids
     assert Tokenizer.from_files(TokenizerFiles(tokenizer_json=data.encode())).encode(" two  words") == expected
+    assert read_spelling(data.encode()).num_texts, "workers read it as well"
 
 
 def test_an_error_of_any_kind_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
