@@ -23,6 +23,8 @@ from outrider.wire.processes import release_freed_memory
 
 INLINE_CHARS = 20_000
 """Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
+COUNTED_CONTEXTS = 8
+"""Contexts that a text may fill whose tokens are only counted, as before it is split."""
 NUM_THREADS = 4
 """Threads on which long texts are tokenised."""
 THREAD_NICENESS = 5
@@ -136,6 +138,7 @@ class PromptReader:
         self._max_body_bytes = max_body_bytes
         self._num_chars = 0
         self._counts = counts
+        self._max_tokens = context_limit * (COUNTED_CONTEXTS if counts else 1)
 
     async def work(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `work`, which reads texts of `num_chars` characters. It runs on the event loop until the
@@ -154,9 +157,9 @@ class PromptReader:
         """
         if max_ids is not None:
             return tuple(await self.work(len(text), self.tokenizer.last_ids, text, max_ids, add_special_tokens))
+        self._check_fits(name, text)
         if self._counts:
             return tuple(await self.work(len(text), self.tokenizer.encode, text, add_special_tokens))
-        self._check_fits(name, text)
         limit = self._context_limit
         ids = await self.work(len(text), self.tokenizer.ids_within, text, limit, add_special_tokens)
         if ids is None:
@@ -166,15 +169,21 @@ class PromptReader:
         return tuple(ids)
 
     def _check_fits(self, name: str, text: str) -> None:
-        """Raise ContextExceeded for a text of more characters than the tokens of a context stand for."""
+        """Raise ContextExceeded for a text of more characters than the tokens that are read stand for."""
         bounds = self.tokenizer.bounds
-        if bounds.fits(text, self._context_limit):
+        if bounds.fits(text, self._max_tokens):
             return
         raise ContextExceeded(
-            f"{name} has {len(text)} characters, the context limit is {self._context_limit} tokens of at most "
-            f"{bounds.max_token_chars} characters; shorten it",
+            f"{name} has {len(text)} characters, {self._limit()} of at most {bounds.max_token_chars} characters; "
+            "shorten it",
             param=name,
         )
+
+    def _limit(self) -> str:
+        """Say how many tokens are read at most."""
+        if self._counts:
+            return f"{COUNTED_CONTEXTS} times the context limit are counted, {self._max_tokens} tokens"
+        return f"the context limit is {self._max_tokens} tokens"
 
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
         """Return the text of a chat. is_cut: only its end will be read.
@@ -196,7 +205,7 @@ class PromptReader:
             *before, last = chat.messages
             messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
         max_chars = self._max_body_bytes
-        context_chars = None if is_cut or self._counts else self.tokenizer.bounds.max_text_chars(self._context_limit)
+        context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._max_tokens)
         if context_chars is not None:
             max_chars = min(max_chars, context_chars)
         try:
@@ -210,8 +219,8 @@ class PromptReader:
             )
         except TextTooLong:
             raise ContextExceeded(
-                f"{name} has more than {max_chars} characters in the chat template; the context limit is "
-                f"{self._context_limit} tokens, and no text may be longer than max_body_bytes; shorten it",
+                f"{name} has more than {max_chars} characters in the chat template; {self._limit()}, and no text may "
+                "be longer than max_body_bytes; shorten it",
                 param=name,
             ) from None
         if not end:

@@ -122,6 +122,8 @@ async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> N
     assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
     chat = Chat((HELLO | {"content": UNFIT},))
     assert UNFIT in await counting.render("messages", chat)
+    with pytest.raises(ContextExceeded, match="8 times the context limit are counted"):
+        await counting.encode("prompt", UNFIT * 8, True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has a niceness of its own on Linux alone")
