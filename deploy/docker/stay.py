@@ -1,4 +1,5 @@
-"""`python deploy/docker/stay.py`: lasts as long as this container's raylet. On SIGTERM its workers drain, then it ends.
+"""`python deploy/docker/stay.py PROCESS`: lasts as long as this container's raylet, or at the head gcs_server. On SIGTERM
+its workers drain, then it ends.
 
 A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence.
 """
@@ -16,16 +17,16 @@ from pathlib import Path
 from deploy.node_drain import FOLDER, drain_workers
 
 
-def raylet_pid() -> int:
-    """Return the process id of this container's raylet. Raises LookupError when there is none."""
+def pid_of(program: str) -> int:
+    """Return the process id of a program of Ray's in this container. Raises LookupError when there is none."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
+        if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0")[0].endswith(f"/{program}"):
             return int(folder.name)
-    raise LookupError("no raylet runs here; start one with `ray start`")
+    raise LookupError(f"no {program} runs here; start one with `ray start`")
 
 
 def stay(pid: int, folder: Path) -> int:
-    """Wait until the raylet `pid` has ended. Return the exit code: 0 after a signal.
+    """Wait until the process `pid`, of Ray's, has ended. Return the exit code: 0 after a signal.
 
     A second signal does not wait for the workers that listen in `folder`.
     """
@@ -52,9 +53,9 @@ def stay(pid: int, folder: Path) -> int:
     select.select([raylet], [], [])
     if asked:
         return 0
-    sys.stderr.write("node: the raylet ended by itself\n")
+    sys.stderr.write("node: Ray ended by itself\n")
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(stay(raylet_pid(), Path(os.environ[FOLDER])))
+    sys.exit(stay(pid_of(sys.argv[1]), Path(os.environ[FOLDER])))
