@@ -1,4 +1,4 @@
-"""`python -m deploy.compose_check --config FILE`: what the service `check` of docker-compose.yml runs before the others.
+"""`python -m deploy.compose_check --config FILE`: what the service `check` of docker-compose.yml runs before others.
 
 Exit code 1, and one line on stderr, for a variable that is no setting, a value that no part would take, and a model's
 folder that holds none: `docker compose up` then ends before it has touched what runs.

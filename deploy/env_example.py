@@ -58,7 +58,7 @@ _HEAD = """\
 # The GPUs of docker-compose.gpu.yml, by the driver's number.
 #OUTRIDER_GPU_DRAFT=0
 #OUTRIDER_GPU_TARGET=1
-# How long a container may take to end; by some seconds longer than every drain_timeout_s below and in the file of pools.
+# How long a container may take to end; by some seconds longer than every drain_timeout_s here and of the pools.
 #OUTRIDER_STOP_GRACE=30s
 # What the images are called, built from, and where pip looks for torch besides its own index: an index of CPU builds
 # makes the CPU image a third of the size.

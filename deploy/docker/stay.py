@@ -1,5 +1,6 @@
-"""`python deploy/docker/stay.py PROCESS`: lasts as long as this container's raylet, or at the head gcs_server. On SIGTERM
-its workers drain, then it ends.
+"""`python deploy/docker/stay.py PROCESS`: lasts as long as this container's raylet, or gcs_server at the head.
+
+On SIGTERM its workers drain, then it ends.
 
 A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence.
 """
