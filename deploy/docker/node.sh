@@ -56,6 +56,7 @@ head)
     make_token
     # No CPU of its own: nothing is placed here. No dashboard: nobody looks at it, and it would listen.
     start_ray --head --port=6379 --num-cpus=0 --num-gpus=0 --include-dashboard=false --include-log-monitor=false
+    touch /tmp/head-is-up
     exec python deploy/docker/stay.py gcs_server
     ;;
 launcher)
