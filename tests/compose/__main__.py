@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.compose.cases import CASES, Cases, nameless_images
+from tests.compose.cases import CASES, Cases, images
 from tests.compose.checks import (
     HTTP,
     Report,
@@ -142,7 +142,7 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str], 
 
 
 def test(project: Project, report: Report, commands: Commands, load: Load, parts: list[str], cases: list[str]) -> None:
-    nameless = nameless_images()
+    images_before = images()
     begun = time.monotonic()
     done = commands.run("docker compose")
     print(done.stdout, file=sys.stderr, flush=True)
@@ -152,7 +152,7 @@ def test(project: Project, report: Report, commands: Commands, load: Load, parts
         f"{time.monotonic() - begun:.0f} s; {project.states()}",
     )
     made = Cases(project, report, commands, load)
-    made.images(nameless)
+    made.images(images_before)
     completion(report)
     rights(project, report)
     found = all_scraped(60)

@@ -86,9 +86,9 @@ class Cases:
         cases[name]()
 
     def images(self, before: set[str]) -> None:
-        """before: the images that had no name before the build."""
-        built = nameless_images() - before
-        self._report.check("images are built once", not built, f"{len(built)} without a name" if built else "")
+        """before: those that were there before the build, and may have lost their names to it."""
+        left = images("--filter", "dangling=true") - before
+        self._report.check("images are built once", not left, f"{len(left)} without a name" if left else "")
 
     def settings(self, texts: dict[int, str]) -> None:
         """A line in .env, under streams, for each part."""
@@ -266,8 +266,8 @@ class Cases:
         return _wait(lambda: get(f"{HTTP}/readyz")[0] == 200 and all_healthy(self._project), SETTLE_S)
 
 
-def nameless_images() -> set[str]:
-    return set(output(["docker", "images", "-q", "--filter", "dangling=true"]).split())
+def images(*filters: str) -> set[str]:
+    return set(output(["docker", "images", "-q", *filters]).split())
 
 
 def _running() -> float:
