@@ -152,8 +152,7 @@ class Cases:
         self._report.check("TLS: no tracked file was edited", not tracked, tracked)
         done = self._commands.run("API keys")
         key = re.findall(r"\bsk-\S+", done.stdout)
-        url = "https://llm.example.com:8000/v1/models"
-        curl = f"curl -s --cacert deploy/docker/secrets/ca.pem --resolve llm.example.com:8000:127.0.0.1 {url}"
+        curl = "curl -s --cacert deploy/docker/secrets/ca.pem https://localhost:8000/v1/models"
         without = self._commands.shell(f"{curl} -o /dev/null -w '%{{http_code}}'").stdout
         having = self._commands.shell(f"{curl} -H 'Authorization: Bearer {key[0] if key else ''}'").stdout
         holds = without == "401" and "outrider-demo" in having
