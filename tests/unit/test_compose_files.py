@@ -189,7 +189,7 @@ def test_a_model_of_ones_own_is_served_under_its_folders_name_and_without_a_draf
     assert [pool.worker.model for pool in pair.pools] == list(MODELS.values())
     assert {pool.model_name for pool in (*alone.pools, *pair.pools)} == {None}
     variants = compose("deploy/docker/draft.yml")["services"]
-    assert {name for name, one in variants.items() if "profiles" in one} == {"draft-of-model"}
+    assert variants == {"draft": {}, "draft-of-model": {"scale": 0}, "draft-of-model-named": {}}
 
 
 def test_the_gateways_command_is_taken() -> None:
