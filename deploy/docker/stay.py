@@ -27,7 +27,7 @@ def pid_of(program: str) -> int:
 
 
 def stay(pid: int, folder: Path) -> int:
-    """Wait until the process `pid`, of Ray's, has ended. Return the exit code: 0 after a signal.
+    """Wait until the raylet `pid` has ended. Return the exit code: 0 after a signal.
 
     A second signal does not wait for the workers that listen in `folder`.
     """
@@ -54,7 +54,7 @@ def stay(pid: int, folder: Path) -> int:
     select.select([raylet], [], [])
     if asked:
         return 0
-    sys.stderr.write("node: Ray ended by itself\n")
+    sys.stderr.write("node: the raylet ended by itself\n")
     return 1
 
 
