@@ -1,7 +1,7 @@
 """`python -m deploy.compose_check --config FILE`: what the service `check` of docker-compose.yml runs before others.
 
 Exit code 1, and one line on stderr, for a variable that is no setting, a value that no part would take, and a model's
-folder that holds none: `docker compose up` then ends before it has touched what runs.
+folder that cannot be read: `docker compose up` then ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     for name, inside in _FOLDERS.items():
         if variables.get(name):
             _check_folder(name, variables[name], Path(variables[inside]))
-    read_config(argv, StopFlag())
+    config = read_config(argv, StopFlag())
+    inside = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
+    if inside and inside not in [pool.worker.model for pool in config.targets]:
+        raise ConfigError(
+            f"MODEL is {variables['MODEL']!r}, and the pools of OUTRIDER_CLUSTER_FILE name their models: leave one out"
+        )
     gateway_config({}, registry="launcher:7000")
 
 

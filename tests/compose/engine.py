@@ -7,9 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,18 +133,6 @@ class Project:
     def python(self, service: str, code: str) -> str:
         """Run inside the service's container."""
         return self.compose("exec", "-T", service, "python", "-c", code)
-
-    @contextmanager
-    def running(self, code: str) -> Iterator[None]:
-        """Run a script beside the engine, where published ports are, for as long as the block lasts."""
-        command = [*on_ports(), sys.executable, "-c", code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            try:
-                yield
-            finally:
-                process.kill()
 
     def left_over(self) -> dict[str, list[str]]:
         """What of it is on the engine, by kind."""

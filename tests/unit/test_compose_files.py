@@ -223,6 +223,9 @@ def test_the_check_names_what_is_wrong_in_the_users_own_words(tmp_path: Path, mo
     )
     assert "links of a hub's cache lead out" in objection(**model, OUTRIDER_TARGET_MODEL=str(linked))
     assert "which is a file" in objection(**model, OUTRIDER_TARGET_MODEL=__file__)
+    assert "name their models: leave one out" in objection(
+        MODEL="/srv/chat", OUTRIDER_TARGET_MODEL=str(REPO / "models/demo/target")
+    )
     assert objection(DRAFT="/srv/small").startswith("DRAFT is '/srv/small' and MODEL is not set")
     assert objection(OUTRIDER_BNID="0.0.0.0") == "OUTRIDER_BNID is no setting; did you mean OUTRIDER_BIND?"
     assert "did you mean OUTRIDER_GATEWAY_MAX_QUEUE?" in objection(OUTRIDER_GATEWAY_MAX_QUUE="1")
