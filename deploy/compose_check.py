@@ -36,8 +36,8 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
         if variables.get(name):
             _check_folder(name, variables[name], Path(variables[inside]))
     config = read_config(argv, StopFlag())
-    inside = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
-    if inside and inside not in [pool.worker.model for pool in config.targets]:
+    served = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
+    if served and served not in [pool.worker.model for pool in config.targets]:
         raise ConfigError(
             f"MODEL is {variables['MODEL']!r}, and the pools of OUTRIDER_CLUSTER_FILE name their models: leave one out"
         )
