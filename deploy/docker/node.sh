@@ -67,6 +67,8 @@ launcher)
     # they outlive it, and the next one takes them over.
     python -m deploy.launcher "$@" &
     launcher=$!
+    # It would stay with a cluster whose head is gone.
+    { python deploy/docker/stay.py raylet || kill -KILL "$launcher"; } &
     trap 'kill -KILL "$launcher"; exit 0' TERM INT
     wait "$launcher"
     ;;
