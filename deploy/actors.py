@@ -132,6 +132,11 @@ class WorkerActor:
         """Return what it was started as, for a launcher that finds it and may want another."""
         return self._spec
 
+    def drain(self, limit_s: float) -> None:
+        """Let what runs here finish, for at most `limit_s`; gateways hear from the worker that it takes nothing new."""
+        if isinstance(self._outcome, Started):
+            self._handle.drain(limit_s)
+
     def stop(self, grace_s: float) -> None:
         """End the streams and the engine. The process goes on until it is killed."""
         if isinstance(self._outcome, Started):
