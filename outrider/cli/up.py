@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli import options as opt
-from outrider.cli.console import EXIT_FAILED, note_console, print_error
+from outrider.cli.console import EXIT_FAILED, print_error, serving_console
 from outrider.cli.progress import StartProgress
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
 from outrider.client.connect import KEY_VARIABLE
@@ -114,7 +114,7 @@ def up(
         },
         "ray": {"address": ray_address},
     }
-    console = note_console()
+    console = serving_console()
     with failures_as_lines(console):
         file = read_yaml(config) if config is not None else {}
         settings = merged(file, flags, no_draft=no_draft, no_ray=no_ray, certificates=tls_dir)
@@ -146,7 +146,7 @@ def failures_as_lines(console: Console) -> Iterator[None]:
     except StopRequested:
         return
     except OutriderError as error:
-        print_error(error.message)
+        print_error(error.message, console)
         for line in error.log_lines if isinstance(error, PartFailed) else ():
             console.print(f"  {line}", markup=False, style="dim")
         raise typer.Exit(EXIT_FAILED) from None
