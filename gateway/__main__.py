@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 
@@ -28,6 +27,7 @@ from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.otel_metrics import open_metrics
+from outrider.wire.processes import ignore_log_rotation, stop_signals
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
@@ -44,11 +44,12 @@ END_S = 1.0
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks to stop, the second to be quick."""
+    """SIGTERM, SIGINT and SIGHUP: the first asks to stop, the second to be quick."""
 
     def __init__(self) -> None:
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ignore_log_rotation()
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:

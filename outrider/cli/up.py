@@ -19,7 +19,7 @@ from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import DRAFTERS, Drafter
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings.config import DefaultDrafter
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, merged, read_yaml
@@ -99,7 +99,7 @@ def up(
 
     A draft, a target and a gateway, unless --config names pools of several (docs/cluster.md).
 
-    Exit code 0 after Ctrl-C or SIGTERM, 1 when a part could not start or ended by itself. No process is left behind.
+    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP, 1 when a part could not start or ended by itself. No process is left.
     """
     flags: Values = {
         **placement.workers(target, draft),
@@ -118,6 +118,7 @@ def up(
     with failures_as_lines(console):
         file = read_yaml(config) if config is not None else {}
         settings = merged(file, flags, no_draft=no_draft, no_ray=no_ray, certificates=tls_dir)
+        ignore_log_rotation()
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(console, verbose)) as system:

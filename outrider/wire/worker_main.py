@@ -1,4 +1,4 @@
-"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on SIGTERM or SIGINT."""
+"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on a signal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, tell_end
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes import StopFlag, ignore_log_rotation, stop_signals
 from outrider.wire.settings.config import WorkerConfig, load
 
 
@@ -71,7 +71,8 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
     def stop_start(number: int, _frame: object) -> None:
         raise _Stopped
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ignore_log_rotation()
+    for number in stop_signals():
         signal.signal(number, stop_start)  # the first process of a container has no default handler
     try:
         config: WorkerConfig = load(config_type, argv)
