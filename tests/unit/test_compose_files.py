@@ -12,7 +12,7 @@ import yaml
 from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
 from outrider.wire.origin import read_host_names
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables, load
 from outrider.wire.settings.system import SystemConfig
 
 REPO = Path(__file__).resolve().parents[2]
@@ -42,6 +42,12 @@ def in_example() -> set[str]:
 def in_compose_files() -> set[str]:
     text = "".join((REPO / name).read_text() for name in ("docker-compose.yml", "docker-compose.gpu.yml"))
     return set(re.findall(r"\$\{([A-Z_]+)", text))
+
+
+def test_a_part_takes_no_variable_of_compose_for_a_slip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in in_example() | in_compose_files():
+        monkeypatch.setenv(name, "1")
+    check_variables(GatewayConfig)
 
 
 def test_env_example_is_what_the_settings_say() -> None:
