@@ -61,7 +61,7 @@ async def serve(config: GatewayConfig) -> None:
     if config.api_keys is not None:
         read_keys(config.api_keys)  # what is wrong with it is said now, not when the workers are there
     certificates = public_certificates(config.public_tls_dir, config.host)
-    listener = bind(config.host, config.port)
+    listeners = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
     coordinator = Coordinator(pools)
     source: RegistryClient | NamedWorkers | None = None
@@ -76,11 +76,12 @@ async def serve(config: GatewayConfig) -> None:
         stopping.cancel()
         if starting.done():
             starting.result()
-            await _serve(pools, coordinator, listener, certificates, signals, operations.address)
+            await _serve(pools, coordinator, listeners, certificates, signals, operations.address)
         else:
             starting.cancel()
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         if source is not None:
             await source.close()
         await pools.close()
@@ -95,15 +96,16 @@ class _Operations:
         self.address: str | None = None
         if config.metrics_port is None:
             return
-        self._listener = bind(config.host, config.metrics_port, "--metrics-port")
-        self.address = join_host_port(config.host, self._listener.getsockname()[1])
+        self._listeners = bind(config.host, config.metrics_port, "--metrics-port")
+        self.address = join_host_port(config.host, self._listeners[0].getsockname()[1])
         app = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values())).app()
         self._server = HttpServer(app)
 
     async def start(self) -> None:
         if self.address is not None:
-            self._listener.listen(BACKLOG)
-            self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            for listener in self._listeners:
+                listener.listen(BACKLOG)
+            self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
             log.info("metrics and health on %s", self.address)
 
     async def stop(self) -> None:
@@ -130,7 +132,7 @@ async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
 async def _serve(
     pools: Pools,
     coordinator: Coordinator,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     certificates: CertificateFolder | None,
     signals: Signals,
     metrics_address: str | None,
@@ -145,10 +147,11 @@ async def _serve(
     admission.start()
     app = create_app(admission, lambda: list(pools.members.values()))
     http = HttpServer(app, None if certificates is None else http_context(certificates))
-    listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    for listener in listeners:
+        listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
+    serving = asyncio.create_task(http.serve(sockets=listeners))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
-    http_address = join_host_port(config.host, listener.getsockname()[1])
+    http_address = join_host_port(config.host, listeners[0].getsockname()[1])
     announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
     await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)

@@ -17,11 +17,11 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from outrider.cli.supervisor import check_free
 from outrider.wire.errors import ConfigError
 from outrider.wire.places import RAY_SOCKET, parent_for_sockets
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables
 from outrider.wire.settings.pools import shares
+from outrider.wire.transport.address import check_free
 
 State = Literal["ok", "warning", "problem"]
 WITHOUT: dict[str, tuple[State, str]] = {

@@ -36,7 +36,7 @@ SOON_S = 10.0
 async def served(generator: ScriptedGenerator, **settings: object) -> AsyncIterator[tuple[int, Admission]]:
     """The gateway's own server; yields its port."""
     admission = Admission(generator, config(**settings), CollectorRegistry())
-    listener = bind("127.0.0.1", 0)
+    (listener,) = bind("127.0.0.1", 0)
     listener.listen(BACKLOG)
     server = HttpServer(create_app(admission))
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -457,7 +457,7 @@ def check_variables(cls: type[BaseSettings]) -> None:
 
 def _check_other_variables() -> None:
     """Raise ConfigError for a variable of no part that is nearly one of a part."""
-    parts = (TargetConfig, DraftConfig, GatewayConfig)
+    parts: list[type[BaseSettings]] = [TargetConfig, DraftConfig, GatewayConfig]
     prefixes = tuple(str(part.model_config["env_prefix"]) for part in parts)
     known = set(OTHER_VARIABLES).union(*map(_variables_of, parts))
     for key in os.environ:
