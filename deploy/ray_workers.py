@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,10 @@ from typing import Any
 
 from deploy.actors import ActorSpec, FollowerActor, Refused, Started, WorkerActor
 from deploy.placement import Placement
+from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.places import parent_for_sockets
 from outrider.wire.settings.config import WorkerConfig, parse_cores
 from outrider.wire.settings.pools import Pool, format_cores
 from outrider.wire.transport.host import split_evenly
@@ -47,8 +48,8 @@ class Ranks:
         self._followers: list[Any] = []
         folder = f"outrider-ranks-{name.replace('/', '-')}"
         if parent is None:  # every account may write there, and must not make it before us
-            parent = tempfile.gettempdir()
             folder += f"-{secrets.token_hex(4)}"
+            parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,7 +36,7 @@ from outrider.wire.settings.system import (
     flags,
     gateway_config,
 )
-from outrider.wire.transport.address import cannot_listen
+from outrider.wire.transport.address import check_free
 
 STEADY_S = 30.0
 """Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
@@ -430,19 +429,6 @@ class Supervisor:
         for child in self._children.values():
             if child.has_ended() and child.events.empty():
                 raise _ended(child)
-
-
-def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError when nobody can listen on host:port, before two models are loaded only to find out."""
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise cannot_listen(host, port, error, option) from None
 
 
 def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:

@@ -16,7 +16,7 @@ from deploy.docker.requirements import requirements
 from deploy.env_example import env_example
 from outrider.wire.errors import ConfigError
 from outrider.wire.origin import read_host_names
-from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load
+from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables, load
 from outrider.wire.settings.system import SystemConfig
 
 REPO = Path(__file__).resolve().parents[2]
@@ -61,6 +61,12 @@ def in_compose_files() -> set[str]:
     names = ("docker-compose.yml", "docker-compose.gpu.yml", "deploy/docker/draft.yml")
     text = "".join((REPO / name).read_text() for name in names)
     return set(re.findall(r"\$\{([A-Z_]+)", text))
+
+
+def test_a_part_takes_no_variable_of_compose_for_a_slip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in in_example() | in_compose_files():
+        monkeypatch.setenv(name, "1")
+    check_variables(GatewayConfig)
 
 
 def test_env_example_is_what_the_settings_say() -> None:
