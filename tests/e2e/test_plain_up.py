@@ -57,6 +57,18 @@ def test_a_folder_whose_template_is_none_ends_it_with_one_line(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_pair_named_by_hand_that_does_not_fit_ends_with_the_difference(tmp_path: Path) -> None:
+    """The gateway alone would serve without the draft."""
+    with tree() as left:
+        command = up(*PLAIN, "--target", DEMO_TARGET, "--draft", tiny_llama(tmp_path / "draft", 320))
+        assert command.wait() == 1
+        assert command.err[-1].startswith("error: the draft at "), command.log()
+        assert "draft draft does not fit target target: " in command.err[-1]
+        assert left.now() == {}
+        command.end()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_only_gateway_is_given_up_when_it_ends_again_and_again() -> None:
     with tree() as left:
