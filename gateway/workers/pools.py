@@ -106,6 +106,10 @@ class Pools:
         for name, spec_now in wanted.items():
             if name not in self.members:
                 self._add(spec_now)
+        for name, model in self.models.items():
+            model.failures = tuple(
+                dict.fromkeys(spec.why for spec in membership.members if spec.pool == name and spec.why)
+            )
         self._share_drafts()
         self._pair(again=True)
         for model in self.models.values():
@@ -200,7 +204,7 @@ class Pools:
         return None
 
     def refusals(self) -> list[str]:
-        """Return which workers answer and are not used, and why."""
+        """Return which workers do not start again, or answer and are not used, and why."""
         found = [
             f"{member.spec.role} at {member.spec.address}: {member.link.refused.message}"
             for member in self.members.values()
@@ -210,6 +214,9 @@ class Pools:
             pairing = draft.pairing(target)
             if pairing is not None and pairing.why is not None:
                 found.append(f"draft at {draft.spec.address}: {pairing.why}")
+        for spec in self._membership.members:
+            if spec.why and not self.is_connected(spec.name):
+                found.append(f"{spec.role} {spec.name}: {spec.why}")
         return list(dict.fromkeys(found))  # of the targets of a model all say the same
 
     def report(self) -> rpb.GatewayReport:

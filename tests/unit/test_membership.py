@@ -95,7 +95,7 @@ def test_a_registrys_message() -> None:
         members=[
             rpb.Member(name="a", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_SERVING, address="a:1"),
             rpb.Member(name="b", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_DRAINING, address="b:1"),
-            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING),
+            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING, why="w"),
             rpb.Member(name="d", pool="new", role=9, state=rpb.MEMBER_STATE_SERVING, address="d:1"),
         ],
     )
@@ -106,7 +106,7 @@ def test_a_registrys_message() -> None:
         ("b", False, True),
         ("c", True, False),
     ]
-    assert found.members[0].deliver_address == "a:1"
+    assert (found.members[0].deliver_address, found.members[2].why) == ("a:1", "w")
 
 
 @pytest.fixture
@@ -157,6 +157,18 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() is None
     pools.members["a"].spec = replace(pools.members["a"].spec, draining=True)
     assert coordinator.ready() is not None
+
+
+async def test_what_does_not_start_again_is_said_with_the_reason(pools: Pools) -> None:
+    why = "model is 'llama', and there is no such folder"
+    away = {"starting": True, "address": "", "why": why}
+    pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c", **away)))
+    coordinator = Coordinator(pools)
+    assert coordinator.ready() == f"no target in the pool chat: {why}"
+    assert coordinator.refusals() == [f"target a: {why}", f"target b: {why}", f"draft c: {why}"]
+    pools.update(Membership((CHAT, SMALL), (*members("chat/a"), *members("small/c", **away))))
+    pools.members["a"].link._connection = cast(Any, connection_of())
+    assert (coordinator.ready(), coordinator.refusals()) == (None, [f"draft c: {why}"])
 
 
 class Parts:
