@@ -127,7 +127,7 @@ def _source(pools: Pools) -> RegistryClient | NamedWorkers:
 
 
 async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
-    """Return when the workers are there."""
+    """Return when the targets are there."""
     await source.wait_first(START_TIMEOUT_S)
     await pools.wait_ready()
 
@@ -156,8 +156,14 @@ async def _serve(
     following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
     http_address = join_host_port(config.host, listeners[0].getsockname()[1])
-    announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
-    await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    ending = {serving, asyncio.create_task(signals.stop.wait())}
+    drafts = asyncio.create_task(pools.wait_drafts())
+    await asyncio.wait({drafts, *ending}, return_when=asyncio.FIRST_COMPLETED)
+    if drafts.done():
+        drafts.result()
+        announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
+    drafts.cancel()
+    await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     following.cancel()

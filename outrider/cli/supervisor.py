@@ -23,7 +23,7 @@ from typing import Protocol
 
 import httpx
 
-from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
@@ -187,8 +187,11 @@ class Supervisor:
     ) -> None:
         self.stop()
 
-    def start(self, reporter: Reporter) -> Endpoints:
-        """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested."""
+    def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
+        """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested.
+
+        needs_drafts: a draft that is not used fails the start, with the gateway's reason: somebody named this pair.
+        """
         self._reporter = reporter
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
@@ -204,6 +207,9 @@ class Supervisor:
         else:
             self._start_ray()
         gateways = [self._start_gateway(index) for index in range(self._config.gateways)]
+        refused = [reason for gateway in gateways for reason in gateway.refused if reason.startswith("draft ")]
+        if needs_drafts and refused:
+            raise IncompatiblePair(f"the {refused[0]}")
         return Endpoints(gateways, self._workers, self._registry)
 
     def watch(self) -> None:
