@@ -233,9 +233,10 @@ architectures: $(STAMP)
 openai-table: $(STAMP)
 	$(BIN)/python -m tests.openai_table
 
-# .env.example, written from the settings.
+# .env.example, and which service of docker-compose.yml has which setting, written from the settings.
 env-example: $(STAMP)
 	$(BIN)/python -m deploy.env_example > .env.example
+	$(BIN)/python -m deploy.compose_settings > deploy/docker/settings.yml
 
 # docker-compose.yml from a clean clone, with parts killed under load. Needs a Docker engine; says so and exits 3 without.
 compose-test: $(STAMP)

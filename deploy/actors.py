@@ -30,6 +30,8 @@ log = get_logger(__name__)
 
 _QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 _ALL_ADDRESSES = ("0.0.0.0", "::")
+_ALONE_S = 30.0
+"""Seconds until a worker that did not start again is tried without its launcher, which does so within 10 s."""
 
 
 def is_limited() -> bool:
@@ -111,11 +113,15 @@ class WorkerActor:
             config = _config(spec.role, _settings_here(spec, node))
             self._handle = _start(config, spec.ranks_folder)
             self._outcome: Started | Refused = _facts(self._handle, node)
+        except OutriderError as error:  # its message quotes settings and files alone
+            log.error("the %s worker did not start: %s", spec.role, error.message)
+            self._outcome = Refused(error.message)
         except Exception as error:
             log.exception("the %s worker did not start", spec.role)
-            self._outcome = Refused(error.message if isinstance(error, OutriderError) else f"{spec.role}: {error!r}")
+            self._outcome = Refused(f"{spec.role}: {error!r}")
+        if isinstance(self._outcome, Refused):
             if _was_restarted():
-                _exit_for_restart()  # the first start's failure is reported; a later one is tried again
+                threading.Thread(target=_exit_alone, name="exit", daemon=True).start()
             return
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._drain_with_node(config.drain_timeout_s)
@@ -131,6 +137,11 @@ class WorkerActor:
     def spec(self) -> ActorSpec:
         """Return what it was started as, for a launcher that finds it and may want another."""
         return self._spec
+
+    def drain(self, limit_s: float) -> None:
+        """Let what runs here finish, for at most `limit_s`; gateways hear from the worker that it takes nothing new."""
+        if isinstance(self._outcome, Started):
+            self._handle.drain(limit_s)
 
     def stop(self, grace_s: float) -> None:
         """End the streams and the engine. The process goes on until it is killed."""
@@ -251,8 +262,14 @@ def _was_restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
+def _exit_alone() -> None:
+    """End a worker that was restarted and did not start, unless the launcher, which is told why, ends it sooner."""
+    time.sleep(_ALONE_S)
+    _exit_for_restart()
+
+
 def _exit_for_restart() -> None:
     """Ray restarts an actor whose process ended, but not one whose `__init__` raised."""
-    time.sleep(1.0)  # one that cannot start would else be restarted without a pause
+    time.sleep(1.0)  # one that ends at once would else be restarted without a pause
     sys.stderr.flush()
     os._exit(1)

@@ -17,6 +17,7 @@ from deploy.placement import ClusterNode
 from deploy.ray_workers import NAMESPACE, STOP_GRACE_S
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.places import RAY_SOCKET, parent_for_sockets
 from outrider.wire.processes import StopRequested, become_subreaper, end_descendants
 
 log = get_logger(__name__)
@@ -90,7 +91,7 @@ class Cluster:
             check_reachable(str(self._wanted))
         if self.is_ours:
             os.environ.update({**_LOCAL_ENVIRONMENT, **own_authentication(os.environ)})
-            self._folder = tempfile.mkdtemp(prefix="outrider-")
+            self._folder = tempfile.mkdtemp(prefix="outrider-", dir=parent_for_sockets(RAY_SOCKET))
             local = {
                 "num_cpus": len(os.sched_getaffinity(0)),
                 "include_dashboard": False,

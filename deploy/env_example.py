@@ -15,10 +15,17 @@ _HEAD = """\
 
 # --- docker compose itself ---
 
-# Address of this machine that the gateway is published on. Its HTTP port also has /metrics and /sd, without a key.
+# A folder with a model of yours, which is served under the folder's name, and one with its draft. Without DRAFT it is
+# served without one; without MODEL the demo pair is served.
+#MODEL=
+#DRAFT=
+# Address of this machine that the gateway is published on.
 #OUTRIDER_BIND=127.0.0.1
 #OUTRIDER_HTTP_PORT=8000
 #OUTRIDER_GRPC_PORT=8001
+# Those of the gateway's /metrics, /sd and /readyz, in plain HTTP and without a key.
+#OUTRIDER_METRICS_BIND=127.0.0.1
+#OUTRIDER_METRICS_PORT=9000
 # Those of Prometheus, which asks nobody for a password, and of Grafana; nothing else is published.
 #PROMETHEUS_BIND=127.0.0.1
 #PROMETHEUS_PORT=9090
@@ -30,8 +37,8 @@ _HEAD = """\
 # What Prometheus keeps at most: time, and bytes on disk.
 #PROMETHEUS_RETENTION=15d
 #PROMETHEUS_RETENTION_SIZE=4GB
-# The pools: models, counts, placement.
-#OUTRIDER_CLUSTER_FILE=./deploy/docker/cluster.yaml
+# The pools: models, counts, placement. Absent = one of deploy/docker/cluster*.yaml, by MODEL and DRAFT.
+#OUTRIDER_CLUSTER_FILE=
 # Folders as `outrider certs` makes them: gateway, launcher, draft, target, public; and grafana. Each part sees its
 # own alone. A token of the hub, for models that ask for one, is a file hf-token in draft and in target.
 #OUTRIDER_SECRETS_DIR=./deploy/docker/secrets
@@ -51,7 +58,7 @@ _HEAD = """\
 # The GPUs of docker-compose.gpu.yml, by the driver's number.
 #OUTRIDER_GPU_DRAFT=0
 #OUTRIDER_GPU_TARGET=1
-# How long a container may take to end; by some seconds longer than every drain_timeout_s below and in cluster.yaml.
+# How long a container may take to end; by some seconds longer than every drain_timeout_s here and of the pools.
 #OUTRIDER_STOP_GRACE=30s
 # What the images are called, built from, and where pip looks for torch besides its own index: an index of CPU builds
 # makes the CPU image a third of the size.
@@ -74,12 +81,13 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
             "draft",
             "target_for_draft",
             "model_name",
+            "metrics_port",
         ),
     ),
-    "target": ("Of every target pool; what cluster.yaml says wins.", TargetConfig, ("model", "host", "port")),
-    "draft": ("Of every draft pool; what cluster.yaml says wins.", DraftConfig, ("model", "host", "port")),
+    "target": ("Of every target pool; what the file of pools says wins.", TargetConfig, ("model", "host", "port")),
+    "draft": ("Of every draft pool; what the file of pools says wins.", DraftConfig, ("model", "host", "port")),
 }
-"""By role: a remark, the settings, and those that docker-compose.yml or cluster.yaml decide."""
+"""By role: a remark, the settings, and those that docker-compose.yml or the file of pools decide."""
 
 
 def env_example() -> str:
@@ -95,7 +103,7 @@ def _setting(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig], 
     field = cls.model_fields[name]
     words = " ".join((field.description or "").split())
     if decided is not None:
-        where = "docker-compose.yml" if decided == "gateway" else "cluster.yaml"
+        where = "docker-compose.yml" if decided == "gateway" else "the file of pools"
         words = f"{words} Not from here: {where} says it.".strip()
     lines = textwrap.wrap(words, 119, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
     default = "" if field.default in (None, PydanticUndefined) else field.default

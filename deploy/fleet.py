@@ -209,6 +209,8 @@ class Fleet:
         if isinstance(answer, Started):
             member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
+        elif isinstance(answer, Refused) and (member.has_served or member.was_there):
+            self._not_started_again(member, answer.message, now_s)
         elif isinstance(answer, Refused):
             self._not_started(member, ConfigError(f"{member.pool.setting}: {answer.message}"), now_s)
         elif isinstance(answer, Lost) and answer.is_final:
@@ -245,6 +247,12 @@ class Fleet:
             self._not_before_s[member.pool.name] = now_s + HUNG_AFTER_S
         self._begin_end(member)
 
+    def _not_started_again(self, member: PoolMember, why: str, now_s: float) -> None:
+        """Of a worker that has served: what it lacks now may come back. Each reason is logged once."""
+        if why != member.why:
+            log.error("%s does not start again: %s", member.name, why)
+        member.note_refused(why, now_s)
+
     def _see(self, seen: Seen) -> None:
         member = self._members.get(seen.member)
         if member is None or not member.is_watched or member.started is None or member.started.address != seen.address:
@@ -268,7 +276,7 @@ class Fleet:
         member.failing_since_s = member.hanging_since_s = None
         self._loads.add_info(member.name, seen.info, seen.at_s)
         if member.state == STARTING:
-            member.state, member.has_served = SERVING, True
+            member.note_serving()
             self._report(member.name, "ready", member.started.address)
 
     def _fail(self, member: PoolMember, seen: Seen, trouble: str) -> None:
@@ -294,6 +302,10 @@ class Fleet:
         if member.ask_at_s is not None and now_s >= member.ask_at_s:
             member.ask_at_s = None
             member.worker.ask()
+        if member.retry_at_s is not None and now_s >= member.retry_at_s:
+            member.retry_at_s = None
+            member.worker.restart()
+            member.ask_at_s = now_s + PERIOD_S
         if member.state == DRAINING:
             is_unused = self._is_unused(member, now_s)
             if is_unused or now_s - member.draining_since_s >= DRAIN_LIMIT_S:

@@ -31,7 +31,7 @@ from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.model_id import local_folder
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings import system
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import RayConfig, SystemConfig, read_yaml, serve_metrics
@@ -275,6 +275,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
 def main(argv: Sequence[str]) -> int:
     events = _claim_stdout()
     configure_logging("info", "launcher")
+    ignore_log_rotation()
     stop = StopFlag()
     stop.install()
     try:

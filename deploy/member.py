@@ -9,6 +9,7 @@ from deploy.actors import Started
 from deploy.ray_workers import Answer
 from deploy.sightings import Seen
 from outrider.v1 import common_pb2, registry_pb2
+from outrider.wire.model_id import without_folders
 from outrider.wire.settings.pools import Pool
 from outrider.wire.transport.hang_watch import trouble_of_step
 
@@ -16,6 +17,8 @@ ROLES = {"target": registry_pb2.ROLE_TARGET, "draft": registry_pb2.ROLE_DRAFT}
 STARTING = registry_pb2.MEMBER_STATE_STARTING
 SERVING = registry_pb2.MEMBER_STATE_SERVING
 DRAINING = registry_pb2.MEMBER_STATE_DRAINING
+MAX_RETRY_S = 10.0
+"""Seconds that the pause before another start grows to, from 1 s. A folder that is back is noticed so late."""
 
 
 class Replica(Protocol):
@@ -63,6 +66,12 @@ class PoolMember:
     seen_at_s: float | None = None
     """When it was last asked for its facts and something came back."""
     ask_at_s: float | None = None
+    num_refused: int = 0
+    """Lives in a row that did not start."""
+    why: str = ""
+    """Why the last of these did not, with paths, for the log."""
+    retry_at_s: float | None = None
+    """When its process is to be ended, so that Ray starts another."""
     draining_since_s: float = 0.0
     stopping_since_s: float | None = None
 
@@ -77,6 +86,18 @@ class PoolMember:
     def is_idle_since(self, noticed_s: float) -> bool:
         """Return whether it had no answers when it was seen after `noticed_s`, when the last gateway had heard."""
         return self.info is not None and self.info_at_s >= noticed_s and not self.info.num_slots_in_use
+
+    def note_refused(self, why: str, now_s: float) -> None:
+        """Note that another life did not start. The next is tried after a pause, longer each time."""
+        self.forget_life()
+        self.retry_at_s = now_s + min(2.0 ** min(self.num_refused, 4), MAX_RETRY_S)
+        self.num_refused += 1
+        self.why = why
+
+    def note_serving(self) -> None:
+        """Note that this life serves: how lives before it failed does not count."""
+        self.state, self.has_served = SERVING, True
+        self.num_refused, self.why, self.retry_at_s = 0, "", None
 
     @property
     def is_well(self) -> bool:
@@ -99,6 +120,7 @@ class PoolMember:
             address=started.address if started else "",
             metrics_address=(started.metrics_address or "") if started else "",
             node=started.node if started else "",
+            why=without_folders(self.why, self.pool.worker.model),
         )
 
 

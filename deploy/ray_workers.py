@@ -11,17 +11,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.actors import ActorSpec, FollowerActor, Refused, Started, WorkerActor
 from deploy.placement import Placement
+from outrider.engine.parallel.meeting import SOCKET
 from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
-from outrider.wire.settings.config import parse_cores
+from outrider.wire.places import parent_for_sockets
+from outrider.wire.settings.config import WorkerConfig, parse_cores
 from outrider.wire.settings.pools import Pool, format_cores
 from outrider.wire.transport.host import split_evenly
 
@@ -47,8 +48,8 @@ class Ranks:
         self._followers: list[Any] = []
         folder = f"outrider-ranks-{name.replace('/', '-')}"
         if parent is None:  # every account may write there, and must not make it before us
-            parent = tempfile.gettempdir()
             folder += f"-{secrets.token_hex(4)}"
+            parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount}
@@ -210,9 +211,13 @@ class RayWorkers:
         return RayWorker(_ray().remote(WorkerActor).options(**options).remote(spec), ranks)
 
     def adopt(self, pools: Iterable[Pool]) -> dict[str, tuple[Pool, RayWorker]]:
-        """Return the workers that a launcher of this name left behind, by name; end what does not fit the settings."""
+        """Return the workers that a launcher of this name left behind, by name; drain and end those of other settings.
+
+        One that does not answer is ended at once.
+        """
         by_name = {pool.name: pool for pool in pools}
         found: dict[str, tuple[Pool, RayWorker]] = {}
+        replaced: list[tuple[Any, ActorSpec]] = []
         for name in self._left_behind():
             try:
                 actor = _ray().get_actor(name, namespace=NAMESPACE)
@@ -223,10 +228,13 @@ class RayWorkers:
             if spec is not None and pool is not None and self._spec(pool, spec.member) == spec:
                 log.info("%s runs already", spec.member)
                 found[spec.member] = (pool, RayWorker(actor, None))
+            elif spec is not None:
+                log.info("%s runs with other settings than now: it drains, and another is started", spec.member)
+                replaced.append((actor, spec))
             else:
-                log.warning("%s of another launcher is not what the settings say: it is ended", name)
-                with contextlib.suppress(Exception):
-                    _ray().kill(actor, no_restart=True)
+                log.warning("%s of another launcher does not say what it is: it is ended", name)
+                _kill(actor)
+        _drain_and_kill(replaced)
         return found
 
     def _left_behind(self) -> list[str]:
@@ -256,6 +264,22 @@ class RayWorkers:
         if self._local:
             settings.setdefault("host", "127.0.0.1")
         return ActorSpec(member, pool.name, pool.role, settings, placement)
+
+
+def _drain_and_kill(workers: Sequence[tuple[Any, ActorSpec]]) -> None:
+    """Let them drain side by side, each for as long as its settings say, and end them."""
+    default_s: float = WorkerConfig.model_fields["drain_timeout_s"].default
+    limits_s = [float(spec.settings.get("drain_timeout_s", default_s)) for _, spec in workers]
+    draining = [actor.drain.remote(limit_s) for (actor, _), limit_s in zip(workers, limits_s, strict=True)]
+    if draining:
+        _ray().wait(draining, num_returns=len(draining), timeout=max(limits_s) + STOP_GRACE_S)
+    for actor, _ in workers:
+        _kill(actor)
+
+
+def _kill(actor: Any) -> None:
+    with contextlib.suppress(Exception):
+        _ray().kill(actor, no_restart=True)
 
 
 def _spec_of(actor: Any) -> ActorSpec | None:

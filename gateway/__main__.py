@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 from typing import NoReturn
@@ -30,6 +29,7 @@ from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.otel_metrics import open_metrics
+from outrider.wire.processes import ignore_log_rotation, stop_signals
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig, load
 from outrider.wire.trace import open_spans
@@ -46,11 +46,12 @@ END_S = 1.0
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks to stop, the second to be quick."""
+    """SIGTERM, SIGINT and SIGHUP: the first asks to stop, the second to be quick."""
 
     def __init__(self) -> None:
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ignore_log_rotation()
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
@@ -62,7 +63,7 @@ async def serve(config: GatewayConfig) -> None:
     if config.api_keys is not None:
         read_keys(config.api_keys)  # what is wrong with it is said now, not when the workers are there
     certificates = public_certificates(config.public_tls_dir, config.host)
-    listener = bind(config.host, config.port)
+    listeners = bind(config.host, config.port)
     pools = Pools(config, GatewayMetrics())
     coordinator = Coordinator(pools)
     source: RegistryClient | NamedWorkers | None = None
@@ -77,11 +78,12 @@ async def serve(config: GatewayConfig) -> None:
         stopping.cancel()
         if starting.done():
             starting.result()
-            await _serve(pools, coordinator, listener, certificates, signals, operations.address)
+            await _serve(pools, coordinator, listeners, certificates, signals, operations.address)
         else:
             starting.cancel()
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         if source is not None:
             await source.close()
         await pools.close()
@@ -96,16 +98,17 @@ class _Operations:
         self.address: str | None = None
         if config.metrics_port is None:
             return
-        self._listener = bind(config.host, config.metrics_port, "--metrics-port")
-        self.address = join_host_port(config.host, self._listener.getsockname()[1])
+        self._listeners = bind(config.host, config.metrics_port, "--metrics-port")
+        self.address = join_host_port(config.host, self._listeners[0].getsockname()[1])
         operations = Operations(coordinator, pools.metrics.registry, lambda: list(pools.members.values()))
         policy = CallerPolicy(config) if is_loopback(config.host) else None  # beyond it, probes call by many names
         self._server = HttpServer(operations.app(policy), config.keep_alive_s)
 
     async def start(self) -> None:
         if self.address is not None:
-            self._listener.listen(BACKLOG)
-            self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            for listener in self._listeners:
+                listener.listen(BACKLOG)
+            self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
             log.info("metrics and health on %s", self.address)
 
     async def stop(self) -> None:
@@ -124,7 +127,7 @@ def _source(pools: Pools) -> RegistryClient | NamedWorkers:
 
 
 async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
-    """Return when the workers are there."""
+    """Return when the targets are there."""
     await source.wait_first(START_TIMEOUT_S)
     await pools.wait_ready()
 
@@ -132,7 +135,7 @@ async def _start(pools: Pools, source: RegistryClient | NamedWorkers) -> None:
 async def _serve(
     pools: Pools,
     coordinator: Coordinator,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     certificates: CertificateFolder | None,
     signals: Signals,
     metrics_address: str | None,
@@ -147,13 +150,20 @@ async def _serve(
     admission.start()
     app = create_app(admission, lambda: list(pools.members.values()))
     http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
-    listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    for listener in listeners:
+        listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
+    serving = asyncio.create_task(http.serve(sockets=listeners))
     following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
-    http_address = join_host_port(config.host, listener.getsockname()[1])
-    announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
-    await asyncio.wait({serving, asyncio.create_task(signals.stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    http_address = join_host_port(config.host, listeners[0].getsockname()[1])
+    ending = {serving, asyncio.create_task(signals.stop.wait())}
+    drafts = asyncio.create_task(pools.wait_drafts())
+    await asyncio.wait({drafts, *ending}, return_when=asyncio.FIRST_COMPLETED)
+    if drafts.done():
+        drafts.result()
+        announce(http=http_address, grpc=grpc_address, metrics=metrics_address or http_address, pid=os.getpid())
+    drafts.cancel()
+    await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping; %d answers are under way", coordinator.num_admitted)
     coordinator.draining = True
     following.cancel()

@@ -207,7 +207,7 @@ class Generator(Protocol):
         """Return None when a request would be served now, else the reason why not."""
 
     def refusals(self) -> Sequence[str]:
-        """Return which workers answer and are not used, and why."""
+        """Return which workers do not start again, or answer and are not used, and why."""
 
     def admit(self, model_id: str, num_answers: int, caller: bytes = b"", weight: float = 1.0) -> AdmittedGenerations:
         """Take so many places of a caller in the queue, all or none, before anything dear is done for the request.

@@ -1,7 +1,6 @@
 #!/bin/sh
-# A container of the worker image: `head` is Ray's head and the launcher, `worker` a node that the launcher places
-# drafts or targets on, `launcher` the launcher alone, where the head is elsewhere. OUTRIDER_NODE_LABELS: Ray's labels
-# of the node, such as outrider/role=draft.
+# A container of the worker image: `head` is Ray's head, `worker` a node that the launcher places drafts or targets on,
+# `launcher` the launcher. OUTRIDER_NODE_LABELS: Ray's labels of the node, such as outrider/role=draft.
 set -eu
 
 : "${OUTRIDER_NODE_LABELS:=}" "${OUTRIDER_NODE_CPUS:=1}" "${OUTRIDER_HEAD:=ray-head:6379}"
@@ -54,11 +53,11 @@ start_ray() {
 
 case "${1:-}" in
 head)
-    shift
     make_token
     # No CPU of its own: nothing is placed here. No dashboard: nobody looks at it, and it would listen.
     start_ray --head --port=6379 --num-cpus=0 --num-gpus=0 --include-dashboard=false --include-log-monitor=false
-    exec python -m deploy.launcher "$@"
+    touch /tmp/head-is-up
+    exec python deploy/docker/stay.py gcs_server
     ;;
 launcher)
     shift
@@ -68,13 +67,15 @@ launcher)
     # they outlive it, and the next one takes them over.
     python -m deploy.launcher "$@" &
     launcher=$!
-    trap 'kill -KILL "$launcher"' TERM INT
+    # It would stay with a cluster whose head is gone.
+    { python deploy/docker/stay.py raylet || kill -KILL "$launcher"; } &
+    trap 'kill -KILL "$launcher"; exit 0' TERM INT
     wait "$launcher"
     ;;
 worker)
     wait_for_head
     start_ray --address="$OUTRIDER_HEAD" --num-cpus="$OUTRIDER_NODE_CPUS"
-    exec python deploy/docker/stay.py
+    exec python deploy/docker/stay.py raylet
     ;;
 *)
     exec "$@"

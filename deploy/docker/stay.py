@@ -1,4 +1,6 @@
-"""`python deploy/docker/stay.py`: lasts as long as this container's raylet. On SIGTERM its workers drain, then it ends.
+"""`python deploy/docker/stay.py PROCESS`: lasts as long as this container's raylet, or gcs_server at the head.
+
+On SIGTERM its workers drain, then it ends.
 
 A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence.
 """
@@ -21,12 +23,12 @@ _LOOK_S = 0.05
 """Seconds between two looks whether workers have drained or a second signal came."""
 
 
-def raylet_pid() -> int:
-    """Return the process id of this container's raylet. Raises LookupError when there is none."""
+def pid_of(program: str) -> int:
+    """Return the process id of a program of Ray's in this container. Raises LookupError when there is none."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
+        if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0")[0].endswith(f"/{program}"):
             return int(folder.name)
-    raise LookupError("no raylet runs here; start one with `ray start`")
+    raise LookupError(f"no {program} runs here; start one with `ray start`")
 
 
 def stay(pid: int, folder: Path) -> int:
@@ -64,4 +66,4 @@ def stay(pid: int, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(stay(raylet_pid(), Path(os.environ[FOLDER])))
+    sys.exit(stay(pid_of(sys.argv[1]), Path(os.environ[FOLDER])))

@@ -301,7 +301,7 @@ class Ready(_Answer):
     ready: bool
     reason: str | None
     refused: list[str]
-    """Workers that answer and are not used, and why."""
+    """Workers that do not start again, or answer and are not used, and why."""
 
 
 class TargetGroup(_Answer):

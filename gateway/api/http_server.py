@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from outrider.wire.log import get_logger
-from outrider.wire.transport.address import cannot_listen
+from outrider.wire.transport.address import bind_all
 from outrider.wire.transport.rpc import max_connections, open_files_limit
 
 log = get_logger(__name__)
@@ -260,16 +260,12 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def bind(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Before anything is announced, so that a taken port is an error at once. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def bind(host: str, port: int, option: str = "--port") -> list[socket.socket]:
+    """Return a socket for each address of `host`, before anything is announced, so that a taken port is an error at
+    once. Raises ConfigError.
+    """
+    listeners = bind_all(host, port, option)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux, and handed on to each connection
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise cannot_listen(host, port, error, option) from None
-    return listener
+        for listener in listeners:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
+    return listeners

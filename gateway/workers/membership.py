@@ -10,6 +10,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.transport.address import is_host_port
 
@@ -47,6 +48,8 @@ class MemberSpec:
     draining: bool = False
     metrics_address: str = ""
     node: str = ""
+    why: str = ""
+    """Why it does not start again; empty while that is not known, or no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def from_proto(message: rpb.Membership) -> Membership:
                 draining=member.state == rpb.MEMBER_STATE_DRAINING,
                 metrics_address=member.metrics_address,
                 node=member.node,
+                why=bound_text(member.why, MAX_REASON_BYTES),
             )
             for member in message.members
             if member.role in _ROLES

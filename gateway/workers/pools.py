@@ -21,7 +21,7 @@ from gateway.workers.membership import DNS, Membership, MemberSpec
 from gateway.workers.served import ServedModel, Shared
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
-from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.log import get_logger, log_fields
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.peer_text import Reasons
@@ -34,8 +34,7 @@ from outrider.wire.transport.tls import part_certificates
 log = get_logger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""How long to wait at start for workers at given addresses, and before it is logged that no others come. Twice as much:
-a wrong address is reported twice as late."""
+"""Seconds to wait at start for targets at given addresses, and before it is logged that no others come."""
 ROUND_TIMEOUT_S = 30.0
 """Longest that a worker with work to do may go without a step before it counts as lost. Twice as much: so are its
 requests held up."""
@@ -43,7 +42,9 @@ DRAFT_MESSAGE_BYTES = 32 << 20
 """Bytes of a draft's message, of which its tokenizer is the largest: Gemma's tokenizer.json has 33.4 MB. To receive as
 much takes 40 ms of the event loop."""
 DRAFTS_WAIT_S = 20.0
-"""At start. A gateway that comes back while a draft is away serves without it."""
+"""Seconds that a gateway which serves waits for its drafts before it announces itself."""
+OTHERS_WAIT_S = 20.0
+"""Seconds that a gateway waits for the targets of other pools where it can serve one."""
 HEARD_S = 2.0
 """A worker that has answered within this lives: each is asked twice a second how it is."""
 
@@ -106,6 +107,10 @@ class Pools:
         for name, spec_now in wanted.items():
             if name not in self.members:
                 self._add(spec_now)
+        for name, model in self.models.items():
+            model.failures = tuple(
+                dict.fromkeys(spec.why for spec in membership.members if spec.pool == name and spec.why)
+            )
         self._share_drafts()
         self._pair(again=True)
         for model in self.models.values():
@@ -122,26 +127,25 @@ class Pools:
         return member.spec if spec.address in ("", member.spec.address) else spec
 
     async def wait_ready(self) -> None:
-        """Wait, at start, until a target of every pool and every draft fit and are connected. Drafts are waited for no
-        longer than DRAFTS_WAIT_S, and heads that read their target wrongly not at all: they are never needed. With a
-        registry or names, where members come and go, one pool that can be served is enough when the time is up; where
-        none can, whoever starts the workers knows how long they take to load, and it is waited on.
+        """Wait, at start, until a target of every pool is connected or refused. Drafts are not waited for.
 
-        Raises Unavailable when no target comes in time to an address that was given, IncompatiblePair naming the first
-        difference, and ConfigError where the only targets of a pool have sent files that cannot be used.
+        Where one pool can be served, the others are waited for no longer than OTHERS_WAIT_S. With a registry or names,
+        whoever starts the workers knows how long they take to load, and the first target is waited for without end.
+
+        Raises Unavailable when no target comes in time to an address that was given, and why the targets are not used
+        (IncompatiblePair, ConfigError) where all of them were refused.
         """
-        began_s, timeout_s = time.monotonic(), START_TIMEOUT_S
+        began_s = time.monotonic()
         come_and_go = self.config.registry is not None or DNS in (self.config.target or "")
         told = False
         while True:
             self._check_refused()
-            target, draft = self._missing_target(), self._missing_draft()
-            limit_s = timeout_s if target is not None else min(timeout_s, DRAFTS_WAIT_S)
-            missing = target or draft
+            missing = self._missing_target()
             if missing is None:
                 return
+            limit_s = OTHERS_WAIT_S if self.can_serve else START_TIMEOUT_S
             left_s = began_s + limit_s - time.monotonic()
-            if left_s <= 0 and self.can_serve and (target is None or come_and_go):
+            if left_s <= 0 and self.can_serve:
                 log.warning("no %s within %g s: is it running there? Starting without", missing, limit_s)
                 return
             if left_s <= 0 and not come_and_go:
@@ -149,9 +153,28 @@ class Pools:
             if left_s <= 0 and not told:
                 log.warning("no %s within %g s: is it running there? Waiting on", missing, limit_s)
                 told = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s if left_s > 0 else None):
-                    await self._changed.wait()
+            await self._wait_change(left_s if left_s > 0 else None)
+
+    async def wait_drafts(self) -> None:
+        """Wait until every draft is connected or refused, and has said which targets it fits, for at most
+        DRAFTS_WAIT_S. Requests are served meanwhile.
+        """
+        give_up_s = time.monotonic() + DRAFTS_WAIT_S
+        while True:
+            missing = self._missing_draft()
+            if missing is None:
+                return
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                log.warning("no %s within %g s: is it running there? Serving without", missing, DRAFTS_WAIT_S)
+                return
+            await self._wait_change(left_s)
+
+    async def _wait_change(self, timeout_s: float | None) -> None:
+        """Return at the next change of a member or of a pairing, or when the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     @property
     def can_serve(self) -> bool:
@@ -159,27 +182,15 @@ class Pools:
         return any(model.reason() is None for model in self.models.values())
 
     def _check_refused(self) -> None:
-        """Raises IncompatiblePair for a worker that does not fit, whatever comes, and ConfigError for a target whose
-        files cannot be used, where no other target of its pool is there.
-        """
-        for member in self.members.values():
-            if isinstance(member.link.refused, IncompatiblePair):
-                raise member.link.refused
-        for model in self.models.values():
-            if any(target.connection is not None for target in model.targets.values()):
-                continue
-            for target in model.targets.values():
-                if isinstance(target.link.refused, ConfigError):
-                    raise target.link.refused
-        for draft, target in self._neighbours():
-            pairing, info = draft.pairing(target), draft.link.info
-            if pairing is not None and pairing.why is not None and info is not None and not info.needs_features:
-                raise IncompatiblePair(pairing.why)
+        """Raise why the first target is not used, where every pool has targets and all of them were refused."""
+        refusals = [_why_refused(model) for model in self.models.values()]
+        if refusals and refusals[0] is not None and None not in refusals:
+            raise refusals[0]
 
     def _missing_target(self) -> str | None:
         for name, model in self.models.items():
             members = model.targets.values()
-            if all(member.connection is None for member in members):
+            if _why_refused(model) is None and all(member.connection is None for member in members):
                 addresses = " or ".join(member.spec.address for member in members)
                 return f"target at {addresses}" if addresses else f"target in the pool {name}"
         return None
@@ -194,7 +205,7 @@ class Pools:
         return None
 
     def refusals(self) -> list[str]:
-        """Return which workers answer and are not used, and why."""
+        """Return which workers do not start again, or answer and are not used, and why."""
         found = [
             f"{member.spec.role} at {member.spec.address}: {member.link.refused.message}"
             for member in self.members.values()
@@ -204,6 +215,9 @@ class Pools:
             pairing = draft.pairing(target)
             if pairing is not None and pairing.why is not None:
                 found.append(f"draft at {draft.spec.address}: {pairing.why}")
+        for spec in self._membership.members:
+            if spec.why and not self.is_connected(spec.name):
+                found.append(f"{spec.role} {spec.name}: {spec.why}")
         return list(dict.fromkeys(found))  # of the targets of a model all say the same
 
     def report(self) -> rpb.GatewayReport:
@@ -382,6 +396,14 @@ class Pools:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _why_refused(model: ServedModel) -> OutriderError | None:
+    """Return why the first target of a pool is not used, where all its targets were refused; else None."""
+    refusals = [member.link.refused for member in model.targets.values()]
+    if not all(isinstance(each, (ConfigError, IncompatiblePair)) for each in refusals):
+        return None
+    return refusals[0] if refusals else None
 
 
 def _read_template(config: GatewayConfig) -> str | None:

@@ -164,6 +164,8 @@ class ServedModel:
         self.num_rounds = self.num_late = 0
         """Verdicts that looked for draft tokens, and of these those that had to do without some that came too late."""
         self.removed = False
+        self.failures: tuple[str, ...] = ()
+        """Why targets of the pool do not start again."""
         self._shared = shared
         self._reference: ReferenceTarget | None = None
         self._target_name = ""
@@ -399,7 +401,7 @@ class ServedModel:
         if any(member.connection is not None and not member.draining for member in members):
             return None
         if not members:
-            return f"no target in the pool {self.spec.name}"
+            return ": ".join([f"no target in the pool {self.spec.name}", *self.failures])
         return "; ".join(f"no target at {member.spec.address}: {_why_not(member)}" for member in members)
 
     # placement

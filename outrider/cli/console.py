@@ -5,9 +5,12 @@ What is written comes from elsewhere, too: names of models, errors of servers. N
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import IO, cast
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -15,6 +18,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from outrider.wire.errors import OutriderError
+from outrider.wire.log import stderr_writer
+from outrider.wire.log_writer import LogWriter
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -48,6 +53,32 @@ def note_console() -> Console:
     return _Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
+class _WriterFile(io.TextIOBase):
+    """A file for a console. Its writes never wait."""
+
+    encoding = "utf-8"
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+        self._is_terminal = sys.stderr.isatty()
+
+    def write(self, text: str) -> int:
+        if text:
+            self._writer.put(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def serving_console() -> Console:
+    """Return stderr's console for a process that serves meanwhile: what nobody reads in time is dropped, with a line
+    that says how much.
+    """
+    writer = stderr_writer(lambda num_dropped: f"{num_dropped} lines were dropped here: they were not read in time\n")
+    return _Console(file=cast("IO[str]", _WriterFile(writer)), highlight=False, soft_wrap=True, markup=False)
+
+
 def screen_console() -> Console:
     """Return stdout's console for what has columns: its lines are cut to the terminal's width."""
     return _Console(highlight=False, markup=False)
@@ -59,10 +90,10 @@ def widen(console: Console, shown: RenderableType) -> None:
     console.width = max(console.width, console.measure(shown, options=everything).maximum)
 
 
-def print_error(message: str) -> None:
-    """Print one line on stderr, whatever the message holds."""
+def print_error(message: str, console: Console | None = None) -> None:
+    """Print one line on stderr, or on another console, whatever the message holds."""
     line = visible(" ".join(message.split()))
-    note_console().print(Text.assemble(("error: ", "bold red"), line))
+    (console or note_console()).print(Text.assemble(("error: ", "bold red"), line))
 
 
 @contextmanager

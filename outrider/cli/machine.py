@@ -7,6 +7,7 @@ import platform
 import resource
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,10 +17,11 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from outrider.cli.supervisor import check_free
 from outrider.wire.errors import ConfigError
+from outrider.wire.places import RAY_SOCKET, parent_for_sockets
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, check_variables
 from outrider.wire.settings.pools import shares
+from outrider.wire.transport.address import check_free
 
 State = Literal["ok", "warning", "problem"]
 WITHOUT: dict[str, tuple[State, str]] = {
@@ -57,6 +59,7 @@ def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Fi
     yield from ports(host, {"--port": port, "--grpc-port": grpc_port})
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield shared_memory(Path("/dev/shm"))
+    yield temporary_files()
     yield disk(Path.home())
 
 
@@ -185,6 +188,17 @@ def shared_memory(folder: Path) -> Finding:
         remedy = "docker run --shm-size 256m, or say --no-ray"
         return Finding(str(folder), "warning", f"{found}, and Ray wants {RAY_STORE_BYTES >> 20}", remedy)
     return Finding(str(folder), "ok", found)
+
+
+def temporary_files() -> Finding:
+    """Whether Ray's sockets fit into the folder for temporary files, or into another."""
+    check, wanted = "temporary files", tempfile.gettempdir()
+    try:
+        parent = parent_for_sockets(RAY_SOCKET)
+    except ConfigError as error:
+        return Finding(check, "warning", error.message, "TMPDIR=/tmp, or say --no-ray")
+    where = wanted if str(parent) == wanted else f"{wanted}; Ray's in {parent}, where the paths of its sockets fit"
+    return Finding(check, "ok", where)
 
 
 def disk(home: Path) -> Finding:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Protocol
 
 import httpx
 
-from outrider.wire.errors import ConfigError, Unavailable
+from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
@@ -37,7 +36,7 @@ from outrider.wire.settings.system import (
     flags,
     gateway_config,
 )
-from outrider.wire.transport.address import cannot_listen
+from outrider.wire.transport.address import check_free
 
 STEADY_S = 30.0
 """Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
@@ -188,8 +187,11 @@ class Supervisor:
     ) -> None:
         self.stop()
 
-    def start(self, reporter: Reporter) -> Endpoints:
-        """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested."""
+    def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
+        """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested.
+
+        needs_drafts: a draft that is not used fails the start, with the gateway's reason: somebody named this pair.
+        """
         self._reporter = reporter
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
@@ -205,6 +207,9 @@ class Supervisor:
         else:
             self._start_ray()
         gateways = [self._start_gateway(index) for index in range(self._config.gateways)]
+        refused = [reason for gateway in gateways for reason in gateway.refused if reason.startswith("draft ")]
+        if needs_drafts and refused:
+            raise IncompatiblePair(f"the {refused[0]}")
         return Endpoints(gateways, self._workers, self._registry)
 
     def watch(self) -> None:
@@ -430,19 +435,6 @@ class Supervisor:
         for child in self._children.values():
             if child.has_ended() and child.events.empty():
                 raise _ended(child)
-
-
-def check_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError when nobody can listen on host:port, before two models are loaded only to find out."""
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise cannot_listen(host, port, error, option) from None
 
 
 def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:

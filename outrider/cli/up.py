@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli import options as opt
-from outrider.cli.console import EXIT_FAILED, note_console, print_error
+from outrider.cli.console import EXIT_FAILED, print_error, serving_console
 from outrider.cli.progress import StartProgress
 from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import DRAFTERS, Drafter
-from outrider.wire.processes import StopFlag, StopRequested
+from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings.config import DefaultDrafter
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, merged, read_yaml
@@ -99,7 +99,7 @@ def up(
 
     A draft, a target and a gateway, unless --config names pools of several (docs/cluster.md).
 
-    Exit code 0 after Ctrl-C or SIGTERM, 1 when a part could not start or ended by itself. No process is left behind.
+    Exit code 0 after Ctrl-C, SIGTERM or SIGHUP, 1 when a part could not start or ended by itself. No process is left.
     """
     flags: Values = {
         **placement.workers(target, draft),
@@ -114,15 +114,16 @@ def up(
         },
         "ray": {"address": ray_address},
     }
-    console = note_console()
+    console = serving_console()
     with failures_as_lines(console):
         file = read_yaml(config) if config is not None else {}
         settings = merged(file, flags, no_draft=no_draft, no_ray=no_ray, certificates=tls_dir)
+        ignore_log_rotation()
         stop = StopFlag()
         stop.install()
         with Supervisor(settings, stop, log_to(console, verbose)) as system:
             with StartProgress(console) as progress:
-                endpoints = system.start(progress)
+                endpoints = system.start(progress, needs_drafts=config is None)
             _show_ready(console, endpoints, settings)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
@@ -146,7 +147,7 @@ def failures_as_lines(console: Console) -> Iterator[None]:
     except StopRequested:
         return
     except OutriderError as error:
-        print_error(error.message)
+        print_error(error.message, console)
         for line in error.log_lines if isinstance(error, PartFailed) else ():
             console.print(f"  {line}", markup=False, style="dim")
         raise typer.Exit(EXIT_FAILED) from None

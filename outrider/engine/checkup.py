@@ -39,7 +39,7 @@ from outrider.engine.loading.loader import (
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder, tokenizer_files
 from outrider.engine.loading.quantize import method_of
-from outrider.engine.native.build import BuildError, library_place
+from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
@@ -154,6 +154,8 @@ def native() -> Find:
     """Whether the C++ forward is there, or can be made."""
     try:
         path, compiler = library_place()
+        if not path.exists():
+            check_writable(path.parent)
     except BuildError as error:
         return "warning", f"{error}", "without it Llama-like models on a CPU run in torch, more slowly"
     if path.exists():

@@ -40,7 +40,7 @@ class Pool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model_name: _Optional[str] = ..., serves: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "pool", "role", "state", "address", "metrics_address", "node")
+    __slots__ = ("name", "pool", "role", "state", "address", "metrics_address", "node", "why")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Member(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     role: Role
@@ -55,7 +56,8 @@ class Member(_message.Message):
     address: str
     metrics_address: str
     node: str
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    why: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
     __slots__ = ("epoch", "version", "pools", "members")

@@ -14,7 +14,7 @@ OutriderError
 |- Unavailable           a part of the system is not there
 |  `- WorkerLost         a worker's stream ended
 |- DeadlineExceeded
-|- IncompatiblePair      draft and target do not fit; start refused
+|- IncompatiblePair      workers do not fit one another; the one that came later is not used
 |- WorkerFault           a worker answered with an error that the gateway could not mend
 `- ConfigError           bad settings; start refused
 """

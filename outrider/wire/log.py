@@ -1,5 +1,7 @@
 """One log on stderr, as text or as JSON. Prompts and outputs are never logged, at any level.
 
+A log that nobody reads never stops a process: what cannot be written is dropped, counted, and said in a line later.
+
 An exception is logged by its type and the places it passed: its message may quote what a user sent. Only what the
 machine itself raised (memory, files, torch) keeps its message, and in workers, which see no text, a RuntimeError, too.
 """
@@ -15,12 +17,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
+from outrider.wire.log_writer import LogWriter
 from outrider.wire.peer_text import one_line
 
 LogFormat = Literal["text", "json"]
@@ -33,6 +36,7 @@ PIPE_BYTES = 1 << 20
 LINE_START = '{"time": "'
 """Start of a line of JSON that we wrote."""
 _OF_THE_MACHINE = (OSError, MemoryError, ImportError)
+_writer: LogWriter | None = None
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("fields", default=MappingProxyType({}))
 
 
@@ -57,13 +61,16 @@ def log_fields(**fields: str | int | float | None) -> Iterator[None]:
 
 def configure_logging(level: str, process: str, log_format: LogFormat = "text") -> None:
     """Configure the root logger. `process` names the part ("draft", "target", "gateway") in every line."""
-    handler: logging.Handler
+    writer = _get_writer()
+    formatter: logging.Formatter
     if log_format == "json":
-        handler = logging.StreamHandler(_take_over_stderr())
-        handler.setFormatter(JsonFormatter(process))
+        _take_over_stderr(writer)
+        formatter = JsonFormatter(process)
     else:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(TextFormatter(process))
+        formatter = TextFormatter(process)
+    handler = _WriterHandler(writer)
+    handler.setFormatter(formatter)
+    writer.format_dropped = lambda num_dropped: formatter.format(_dropped(num_dropped)) + "\n"
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -93,8 +100,15 @@ def tell_end(process: str, message: str) -> None:
     """Log why a process ends, as its last line: for people, who need no time and no level."""
     if _is_json():
         get_logger(process).critical("%s", message)
-    else:
+    elif _writer is None:
         sys.stderr.write(f"{process}: {one_line(message)}\n")
+    else:
+        _writer.put(f"{process}: {one_line(message)}\n", is_last_word=True)
+
+
+def num_dropped_lines() -> int:
+    """Return how many lines of this process's log were dropped, because nobody read them in time or a disk was full."""
+    return 0 if _writer is None else _writer.num_dropped
 
 
 def describe(error: BaseException, *, in_worker: bool = False) -> str:
@@ -157,33 +171,71 @@ def _is_json() -> bool:
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
-def _take_over_stderr() -> TextIO:
-    """Return the stream that was stderr, for the log alone.
+class _WriterHandler(logging.Handler):
+    """Formats records where they are made and hands the lines to the writer."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.put(self.format(record) + "\n", is_last_word=record.levelno >= logging.CRITICAL)
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+
+def _get_writer() -> LogWriter:
+    """Return the process's writer, which is started once."""
+    global _writer
+    if _writer is None:
+        _writer = stderr_writer(lambda num_dropped: f"{_dropped(num_dropped).getMessage()}\n")
+    return _writer
+
+
+def stderr_writer(format_dropped: Callable[[int], str]) -> LogWriter:
+    """Return a writer to what is stderr now. What others write to stderr meanwhile cannot be held up either."""
+    others = [2]
+    with suppress(OSError):  # stdout is closed
+        if os.path.sameopenfile(1, 2):
+            others.append(1)
+    return LogWriter(os.dup(2), format_dropped, others)
+
+
+def _dropped(num_dropped: int) -> logging.LogRecord:
+    message = "%d lines of the log were dropped here: they were not read in time, or their disk is full"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
+
+
+def _take_over_stderr(writer: LogWriter) -> None:
+    """Keep stderr for the log alone.
 
     What others write to stderr (C libraries, child processes) becomes lines of the log; only a crash of the interpreter
     is written as it is.
     """
-    stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+    crashes = os.dup(2)
     read_end, write_end = os.pipe()
     with suppress(OSError):  # C code that holds the interpreter's lock writes while nobody can read
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.dup2(write_end, 2)
     os.close(write_end)
+    writer.others = [crashes, *(other for other in writer.others if other != 2)]
     logging.raiseExceptions = False  # a line that cannot be written would be reported on stderr, and so logged again
-    faulthandler.enable(file=stderr)
+    faulthandler.enable(file=crashes)
     log = get_logger("stderr")
 
     def pass_on() -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith(LINE_START):  # a child process that logs as we do wrote it
-                    with suppress(OSError):
-                        stderr.write(line)
+                    writer.put(line)
                 elif line.strip():
                     log.warning("%s", line.rstrip())
 
     threading.Thread(target=pass_on, name="stderr", daemon=True).start()
-    return stderr
 
 
 def _log_what_python_says() -> None:

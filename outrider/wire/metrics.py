@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.wire.kinds import TokenKind
+from outrider.wire.log import num_dropped_lines
 
 WINDOW_S = 60
 """Seconds over which `spec_acceptance_rate` is taken."""
@@ -75,6 +76,18 @@ class AcceptanceRates(Collector):
         yield family
 
 
+class DroppedLogLines(Collector):
+    """`outrider_log_lines_dropped_total`; increase(outrider_log_lines_dropped_total[5m]) > 0: lines of the log are
+    missing, for whoever reads it does not keep up, or its disk is full."""
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(
+            "outrider_log_lines_dropped",
+            "Lines of this process's log that could not be written in time and were dropped.",
+            num_dropped_lines(),
+        )
+
+
 _PAIR = ("target", "draft")
 """Labels of what rounds do: the names of the two models. The draft's is empty where there is none."""
 
@@ -97,6 +110,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=r)
+        r.register(DroppedLogLines())
         self._pairs: dict[tuple[str, str], PairMetrics] = {}
         # Counts of pairs whose series were removed, by series and labels, with no draft.
         self._gone: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], float] = defaultdict(float)
@@ -309,6 +323,7 @@ class WorkerMetrics:
     def __init__(self, worker: str) -> None:
         r = self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=r)
+        r.register(DroppedLogLines())
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"outrider_worker_{name}", text, ["worker"], registry=r).labels(worker=worker)

@@ -12,6 +12,8 @@ INDEX = "model.safetensors.index.json"
 """Says which file holds each tensor, where there are several."""
 SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
 """Files with all tensors; the first that is there is read."""
+_PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")
+"""A path in a sentence, as far as it has no spaces; no part of a hub id or of a URL."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -45,3 +47,10 @@ def short_name(model: str) -> str:
     if not model.startswith(("/", ".", "~")):
         return model
     return os.path.basename(os.path.abspath(os.path.expanduser(model))) or "model"
+
+
+def without_folders(text: str, model: str) -> str:
+    """Return a sentence for users: the model by its short name, and of any other path the last part alone."""
+    if model.startswith(("/", "~", "./", "../")):
+        text = text.replace(model, short_name(model))
+    return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)

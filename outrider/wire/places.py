@@ -21,6 +21,10 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
+MAX_SOCKET_PATH_BYTES = 107
+"""Of a Unix socket, by sockaddr_un of Linux without its final zero."""
+RAY_SOCKET = "/outrider-12345678/ray/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
+"""The longest path of a socket in the folder of a Ray that we start."""
 _POLL_S = 0.1
 """Seconds between two attempts to take a lock."""
 
@@ -66,6 +70,25 @@ def shared_folder() -> Path:
                 log.warning("locks are in %s: %s", folder, "; ".join(refusals))
             return folder
     raise ConfigError(f"there is no folder for locks of this user: {'; '.join(refusals)}")
+
+
+def parent_for_sockets(path: str) -> Path:
+    """Return where a private folder that holds a socket may be made: the folder for temporary files where that is short
+    enough, else another such folder of the system or of the user's session.
+
+    path: what follows it in the socket's path, such as /outrider-12345678/control.sock. Raises ConfigError.
+    """
+    wanted = Path(tempfile.gettempdir())
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    others = [Path("/tmp"), Path("/var/tmp")] + ([Path(session)] if session else [])
+    most = MAX_SOCKET_PATH_BYTES - len(os.fsencode(path))
+    for parent in [wanted, *others]:
+        if len(os.fsencode(parent)) <= most and os.access(parent, os.W_OK | os.X_OK):
+            return parent
+    raise ConfigError(
+        f"the folder for temporary files is {str(wanted)!r}, {len(os.fsencode(wanted))} bytes, and sockets allow "
+        f"{most} there; no other of {', '.join(map(str, others))} can be written. Set TMPDIR to a shorter one"
+    )
 
 
 def _parents() -> Iterator[Path]:

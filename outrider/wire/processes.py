@@ -27,6 +27,18 @@ from outrider.wire.errors import OutriderError
 _STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask this process to stop. A SIGHUP that is ignored stays so: nohup means it."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return [signal.SIGINT, signal.SIGTERM]
+    return [*_STOPPING]
+
+
+def ignore_log_rotation() -> None:
+    """Ignore SIGUSR1, by which others have their logs opened anew: all parts log to stderr. For the main thread."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
 class StopRequested(Exception):
     """Raised where something was being waited for when the user, or the system, asked for the end."""
 
@@ -54,15 +66,11 @@ class StopFlag:
             os.close(self._writer)
 
     def install(self) -> None:
-        """Install the signal handlers, from the main thread. Call again after a library has put its own in.
-
-        A SIGHUP that is ignored stays so: nohup means it.
-        """
+        """Install handlers of `stop_signals`, from the main thread. Call again after a library has put its own in."""
         self._is_installed = True
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in _STOPPING:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

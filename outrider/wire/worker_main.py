@@ -1,4 +1,4 @@
-"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on SIGTERM or SIGINT."""
+"""`main` of a worker process: read settings, start, announce it on stdout; drain and stop on a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import configure_logging, tell_end
-from outrider.wire.processes import StopFlag
+from outrider.wire.processes import StopFlag, ignore_log_rotation
 from outrider.wire.settings.config import WorkerConfig, load
 
 
@@ -64,6 +64,7 @@ def run_worker(name: str, config_type: type[Any], start_worker: Callable[[Any], 
 
     Ends the process itself when a signal comes before the worker has started.
     """
+    ignore_log_rotation()
     stop = StopFlag()
     stop.install()  # now, as the first process of a container has no default handler
     ended, started = threading.Event(), threading.Event()

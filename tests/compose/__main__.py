@@ -1,9 +1,11 @@
 """`make compose-test`: the compose file on a real Docker engine, from a clean clone, with parts killed under load.
 
-Prints a line for each check, and how long recoveries took; exit code 1 when a check failed, 3 without an engine. The
-engine is DOCKER_HOST's. COMPOSE_TEST_EXEC: put before commands that reach published ports, such as nsenter --net=...,
-for an engine in a network namespace. Where the images of Prometheus and Grafana cannot be fetched, a stand-in from
-Debian's package is built for the first, and the second is left out; the output says so.
+Then an operator's first days, by the commands of docs/deploy.md as they stand: settings and pools changed under
+streams, slips, models of one's own, TLS and keys. Prints a line for each check, and how long recoveries took; exit code
+1 when a check failed, 3 without an engine. The engine is DOCKER_HOST's. COMPOSE_TEST_EXEC: put before commands that
+reach published ports, such as nsenter --net=..., for an engine in a network namespace. Where the images of Prometheus
+and Grafana cannot be fetched, a stand-in from Debian's package is built for the first, and the second is left out; the
+output says so.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.compose.cases import CASES, Cases, images
 from tests.compose.checks import (
     HTTP,
-    PORTS,
     Report,
     all_healthy,
     all_scraped,
@@ -31,6 +33,7 @@ from tests.compose.checks import (
     rights,
     show,
 )
+from tests.compose.docs import Commands
 from tests.compose.engine import REPO, Project, has_image, output, package_sources, python_stand_in, reachable
 from tests.compose.load import Load, Outcome, under_load, undisturbed
 
@@ -55,7 +58,8 @@ if os.fork() == 0:  # this script has ended by then: its whole container may go 
         os.kill(pid, signal.SIGKILL)
 """
 WORKER, LAUNCHER = "ray::WorkerActor", "python -m deploy.launcher"
-PARTS = ("draft", "target", "ray-head", "gateway")
+HEAD = "/opt/venv/lib/python3.11/site-packages/ray/core/src/ray/gcs/gcs_server"
+PARTS = ("draft", "target", "launcher", "ray-head", "gateway")
 
 
 def clone(folder: Path) -> None:
@@ -65,7 +69,6 @@ def clone(folder: Path) -> None:
 def settings(project: Project, report: Report, scratch: Path) -> None:
     """.env of the clone, and the stand-ins for images that cannot be had."""
     values: dict[str, object] = {
-        **PORTS,
         "OUTRIDER_IMAGE_GATEWAY": "outrider-test/gateway",
         "OUTRIDER_IMAGE_WORKER": "outrider-test/worker",
         # The same tokens in every batch: texts are compared.
@@ -127,22 +130,29 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str], 
             judge(struck(name, fault), report, texts, served_meanwhile=service == "draft")
     if "target" in stopped_at:
         judge_drain(outcomes[-1], report, stopped_at["target"])
+    if "launcher" in parts:
+        outcome = struck("the launcher killed", partial(kill_process, "launcher", LAUNCHER))
+        judge(outcome, report, texts, served_meanwhile=True)
     if "ray-head" in parts:
-        # Ray's head ends with it, and the restart policy starts both again: another cluster.
-        judge_ends(struck("launcher killed in ray-head", partial(kill_process, "ray-head", LAUNCHER)), report, texts)
+        # The restart policy starts it again, as the head of another cluster.
+        judge_ends(struck("Ray's head killed", partial(kill_process, "ray-head", HEAD)), report, texts)
     if "gateway" in parts:
         judge_ends(struck("compose kill gateway, start", partial(kill_container, "gateway")), report, texts)
     return outcomes
 
 
-def test(project: Project, report: Report, load: Load, parts: list[str]) -> None:
+def test(project: Project, report: Report, commands: Commands, load: Load, parts: list[str], cases: list[str]) -> None:
+    images_before = images()
     begun = time.monotonic()
-    project.up()
+    done = commands.run("docker compose")
+    print(done.stdout, file=sys.stderr, flush=True)
     report.check(
-        "docker compose up -d --build --wait",
-        all_healthy(project),
+        "docker compose up -d --build --wait, and a completion",
+        done.returncode == 0 and all_healthy(project),
         f"{time.monotonic() - begun:.0f} s; {project.states()}",
     )
+    made = Cases(project, report, commands, load)
+    made.images(images_before)
     completion(report)
     rights(project, report)
     found = all_scraped(60)
@@ -151,8 +161,12 @@ def test(project: Project, report: Report, load: Load, parts: list[str]) -> None
     outcomes = faults(project, report, load, texts, parts)
     found = all_scraped(60)
     report.check("Prometheus scrapes every part again", set(found.values()) == {"up"} and len(found) == 3, str(found))
-    stop = under_load(load, "docker compose stop", partial(stop_all, project), lambda: False, 0)
-    judge_stop(stop, report, texts, project.exit_codes())
+    for name in [one for one in CASES if one in cases]:
+        if name == "stop":
+            stop = under_load(load, "docker compose stop", partial(stop_all, project), lambda: False, 0)
+            judge_stop(stop, report, texts, project.exit_codes())
+        else:
+            made.run(name, texts)
     show(outcomes)
 
 
@@ -165,6 +179,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=8, help="streams at once")
     parser.add_argument("--tokens", type=int, default=1500, help="of each; enough to outlast a fault")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="those that are killed and stopped")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES, help="of an operator's first days")
     parser.add_argument("--keep", action="store_true", help="leave the containers as they are at the end")
     options = parser.parse_args(argv)
     reason = reachable()
@@ -177,7 +192,9 @@ def main(argv: list[str]) -> int:
         clone(project.folder)
         settings(project, report, Path(scratch))
         try:
-            test(project, report, Load(HTTP, options.streams, options.tokens), options.parts)
+            load = Load(HTTP, options.streams, options.tokens)
+            commands = Commands(project, Path(scratch))
+            test(project, report, commands, load, options.parts, options.cases)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             report.check("the test came to its end", False, str(error))
         finally:

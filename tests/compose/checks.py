@@ -10,9 +10,8 @@ from tests.compose.engine import Project, get, output, post
 from tests.compose.load import Outcome
 from tests.compose.streams import Answer
 
-PORTS = {"OUTRIDER_HTTP_PORT": 18000, "OUTRIDER_GRPC_PORT": 18001, "PROMETHEUS_PORT": 19090, "GRAFANA_PORT": 13000}
-HTTP = f"http://127.0.0.1:{PORTS['OUTRIDER_HTTP_PORT']}"
-PROM = f"http://127.0.0.1:{PORTS['PROMETHEUS_PORT']}"
+HTTP = "http://127.0.0.1:8000"
+PROM = "http://127.0.0.1:9090"
 LOOK = """
 import os
 try:
@@ -43,7 +42,7 @@ class Report:
 
 def all_healthy(project: Project) -> bool:
     states = project.states()
-    return bool(states) and set(states.values()) == {"healthy"}
+    return states.pop("check", None) == "exited" and bool(states) and set(states.values()) == {"healthy"}
 
 
 def prometheus_targets() -> dict[str, str]:
@@ -65,8 +64,8 @@ def all_scraped(timeout_s: float) -> dict[str, str]:
         time.sleep(1)
 
 
-def completion(report: Report) -> None:
-    body = {"prompt": "import os\n\ndef ", "max_tokens": 32, "temperature": 0}
+def completion(report: Report, model: str = "outrider-demo") -> None:
+    body = {"model": model, "prompt": "import os\n\ndef ", "max_tokens": 32, "temperature": 0}
     status, text = post(f"{HTTP}/v1/completions", body)
     written = json.loads(text)["choices"][0]["text"] if status == 200 else text[:200]
     report.check("a completion through the published port", status == 200 and bool(written), repr(written[:50]))
@@ -74,7 +73,7 @@ def completion(report: Report) -> None:
 
 def rights(project: Project, report: Report) -> None:
     """What a container is really given, not what the file says."""
-    for service in ("ray-head", "draft", "target", "gateway"):
+    for service in ("ray-head", "launcher", "draft", "target", "gateway"):
         found = project.python(service, LOOK).split()
         holds = found == ["10001", "False", "0", "1"]
         report.check(f"{service}: uid 10001, read-only root, no capability, no new privileges", holds, " ".join(found))

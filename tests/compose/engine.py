@@ -7,8 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +94,16 @@ class Project:
     name: str
     files: list[str] = field(default_factory=lambda: ["docker-compose.yml"])
 
+    def environment(self, commands: Path) -> Mapping[str, str]:
+        """Return the environment in which a plain `docker compose` is of this project. commands: goes before PATH."""
+        return {
+            **os.environ,
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder),
+            "COMPOSE_PROJECT_NAME": self.name,
+            "COMPOSE_FILE": ":".join(self.files),
+        }
+
     def compose(self, *arguments: str, timeout_s: float = 120) -> str:
         return output([*self._command(), *arguments], timeout_s, cwd=self.folder)
 
@@ -103,18 +112,18 @@ class Project:
         done = run([*self._command(), *arguments], cwd=self.folder)
         return done.stdout + done.stderr if done.returncode else None
 
-    def up(self, timeout_s: float = 1800) -> None:
-        """Its progress goes to stderr as it comes."""
-        command = [*self._command(), "up", "-d", "--build", "--wait", "--wait-timeout", "420"]
-        done = subprocess.run(command, cwd=self.folder, timeout=timeout_s, check=False, stdout=sys.stderr)
-        if done.returncode:
-            raise RuntimeError(f"{shlex.join(command)} gave {done.returncode}")
-
     def states(self) -> dict[str, str]:
         """By service: healthy, starting, unhealthy, or what its container is when it has no health."""
-        lines = self.compose("ps", "-a", "--format", "json").splitlines()
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        return {one["Service"]: one["Health"] or one["State"] for one in found}
+        return {one["Service"]: one["Health"] or one["State"] for one in self._containers()}
+
+    def container_ids(self) -> dict[str, str]:
+        """By service."""
+        return {one["Service"]: one["ID"] for one in self._containers()}
+
+    def started_at(self) -> dict[str, str]:
+        """When each service's container was started, and which it is."""
+        look = ["docker", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}"]
+        return {service: output([*look, container]).strip() for service, container in self.container_ids().items()}
 
     def exit_codes(self) -> dict[str, int]:
         """By service, of those that have ended."""
@@ -130,6 +139,10 @@ class Project:
         own = ["--filter", f"label={LABEL}={self.name}"]
         asked = {"containers": ["ps", "-a"], "volumes": ["volume", "ls"], "networks": ["network", "ls"]}
         return {kind: output(["docker", *ask, "-q", *own]).split() for kind, ask in asked.items()}
+
+    def _containers(self) -> list[dict[str, Any]]:
+        lines = self.compose("ps", "-a", "--format", "json").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def _command(self) -> list[str]:
         return ["docker", "compose", "-p", self.name, *(part for name in self.files for part in ("-f", name))]

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.compose.engine import REPO, get, on_ports
 from tests.compose.streams import Answer
 
+METRICS = "http://127.0.0.1:9000"
 POLL_S = 0.25
 ANSWERS_S = 400.0
 STALL_S = 0.75
@@ -60,8 +61,7 @@ def undisturbed(load: Load) -> dict[int, str]:
 class DraftWatch:
     """Polls the gateway's counter of drafted tokens, on a thread of its own."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self) -> None:
         self._seen: list[tuple[float, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -87,7 +87,7 @@ class DraftWatch:
 
     def _poll(self) -> None:
         while not self._stop.wait(POLL_S):
-            status, text = get(f"{self._url}/metrics", 5)
+            status, text = get(f"{METRICS}/metrics", 5)
             if status != 200:
                 continue
             families = text_string_to_metric_families(text)
@@ -130,13 +130,12 @@ def under_load(
     """Streams before, during and after `fault`; they end once `settled`, or after timeout_s."""
     process = streams(load)
     try:
-        return _under_load(load.url, process, name, fault, settled, timeout_s)
+        return _under_load(process, name, fault, settled, timeout_s)
     finally:
         process.kill()
 
 
 def _under_load(
-    url: str,
     process: subprocess.Popen[str],
     name: str,
     fault: Callable[[], None],
@@ -146,7 +145,7 @@ def _under_load(
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
     reader.start()
-    with DraftWatch(url) as watch:
+    with DraftWatch() as watch:
         _wait(watch.moving, 30)
         time.sleep(2)
         outcome = Outcome(name, time.time())

@@ -14,6 +14,7 @@ from outrider.cli.supervisor import DELAYS_S
 from outrider.wire.processes import StopFlag
 from tests.e2e.process_tree import tree
 from tests.e2e.test_up import PLAIN, complete, http_of, up
+from tests.forked import REPO
 from tests.stack import DEMO_TARGET
 from tests.tiny_models import tiny_llama
 
@@ -54,6 +55,18 @@ def test_a_folder_whose_template_is_none_ends_it_with_one_line(tmp_path: Path) -
             assert left.now() == {}
         finally:
             command.end()
+
+
+@pytest.mark.slow
+def test_a_pair_named_by_hand_that_does_not_fit_ends_with_the_difference() -> None:
+    """Of a draft with an encoder. The gateway alone would serve without it."""
+    with tree() as left:
+        command = up(*PLAIN, "--target", DEMO_TARGET, "--draft", str(REPO / "models/translation/draft"))
+        assert command.wait() == 1
+        assert command.err[-1].startswith("error: the draft at "), command.log()
+        assert "draft draft does not fit target target: " in command.err[-1]
+        assert left.now() == {}
+        command.end()
 
 
 @pytest.mark.slow

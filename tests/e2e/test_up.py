@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from tests.e2e.process_tree import Command, Tree, tree
+from tests.e2e.test_tensor_parallel import wait_until
+from tests.stack import DEMO_TARGET
 
 PLAIN = ("--no-ray", "--port", "0", "--grpc-port", "0")
 ROLES = ("target", "draft")
@@ -165,6 +167,28 @@ def test_when_it_is_killed_itself_nothing_outlives_it_for_long(args: tuple[str, 
             command.signal(signal.SIGKILL)
             command.wait()
             assert_nothing_left(left, within_s=60)
+        finally:
+            command.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_target_whose_folder_is_away_says_so_and_serves_once_it_is_back(tmp_path: Path) -> None:
+    folder, away = tmp_path / "target", tmp_path / "away"
+    shutil.copytree(DEMO_TARGET, folder)
+    why = "no target in the pool target: model is 'target', and there is no such folder"
+    with tree() as left:
+        command = up(*WITH_RAY, "--target", str(folder), "--draft", "ngram")
+        try:
+            url = http_of(command)
+            folder.rename(away)
+            for pid in left.pids_of("WorkerActor"):
+                os.kill(pid, signal.SIGKILL)
+            command.wait_for(f"target-0 does not start again: model is '{folder}', and there is no such folder")
+            wait_until(lambda: httpx.get(f"{url}/readyz").json()["reason"] == why, "the reason", timeout_s=30)
+            away.rename(folder)
+            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "it serves", timeout_s=90)
+            complete(url)
         finally:
             command.end()
 

@@ -53,9 +53,15 @@ def files(folder: Path) -> list[str]:
     return [path.suffix for path in folder.iterdir()]
 
 
-def test_without_a_compiler_the_next_path_serves(model: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/c++")
+def test_without_a_compiler_or_a_cache_the_next_path_serves_with_a_warning(
+    model: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.touch()  # no folder can be made there
     assert path_name(model) != "fused"
+    assert f"cannot build in {cache}" in caplog.text
+    assert "set OUTRIDER_CACHE_DIR to a folder that can be" in caplog.text
+    cache.unlink()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(ConfigError, match="no C\\+\\+ compiler: /nowhere/c\\+\\+ not found"):
         path_name(model, "fused")
 

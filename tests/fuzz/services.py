@@ -190,7 +190,7 @@ class HttpDoor:
         self.document = app.openapi()
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self._server = HttpServer(app, 75.0)
-        listener = bind("127.0.0.1", 0)
+        (listener,) = bind("127.0.0.1", 0)
         listener.listen(BACKLOG)
         self._connection = http.client.HTTPConnection(*listener.getsockname(), timeout=DEADLINE_S)
         self._loop = uvloop.new_event_loop()  # the gateway's own kind

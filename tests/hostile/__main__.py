@@ -243,7 +243,6 @@ def compare(cheap: Round, first: Round, second: Round) -> list[str]:
         for what, value, base in (
             ("/healthz' p99", each.p99_probe_s, cheap.p99_probe_s),
             ("the victim's median time between tokens", each.median_gap_s, cheap.median_gap_s),
-            ("the victim's median time to the first token", each.median_first_s, cheap.median_first_s),
         ):
             if not value <= MAX_RATIO * base:
                 found.append(f"{each.name}: {what} is {value / base:.2f} times that beside cheap requests")

@@ -96,7 +96,7 @@ async def test_what_runs_ends_when_the_time_is_up(target_folder: str) -> None:
 async def test_a_second_signal_ends_it_at_once(target_folder: str) -> None:
     with worker("target_service", target_folder, "--drain-timeout-s", "60") as process:
         async with asked_to_stop(process):
-            process.popen.send_signal(signal.SIGTERM)
+            process.popen.send_signal(signal.SIGHUP)
             assert await exit_code(process) == 0
 
 
@@ -120,10 +120,11 @@ def test_what_is_still_starting_ends_at_a_signal(module: str, target_folder: str
     process = Process(module, [*args, "--port", "0"], stderr_path=tmp_path / "log", wait=False)
     status = Path(f"/proc/{process.pid}/status")
     give_up = time.monotonic() + 60
-    while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & 1 << (signal.SIGTERM - 1):
-        assert time.monotonic() < give_up, "it never cares for SIGTERM"
+    while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & 1 << (signal.SIGHUP - 1):
+        assert time.monotonic() < give_up, "it never cares for SIGHUP"
         time.sleep(0.005)
-    process.popen.terminate()
+    process.popen.send_signal(signal.SIGUSR1)  # which is ignored
+    process.popen.send_signal(signal.SIGHUP)
     assert process.popen.wait(20) == 0, process.log()
     process.stop()
 

@@ -47,7 +47,7 @@ async def served_by(
 ) -> AsyncIterator[tuple[HttpServer, int, Admission]]:
     """The same with the server itself."""
     admission = Admission(generator, config(**settings), CollectorRegistry())
-    listener = bind("127.0.0.1", 0)
+    (listener,) = bind("127.0.0.1", 0)
     listener.listen(BACKLOG)
     server = HttpServer(create_app(admission), admission.config.keep_alive_s)
     task = asyncio.create_task(server.serve(sockets=[listener]))

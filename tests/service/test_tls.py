@@ -296,7 +296,7 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def https(folder: CertificateFolder) -> AsyncIterator[int]:
     """Port of a web server."""
-    listener = bind("127.0.0.1", 0)
+    (listener,) = bind("127.0.0.1", 0)
     listener.listen(BACKLOG)
     server = HttpServer(_app, 75.0, http_context(folder))
     running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.transport.address import is_host_port, join_host_port
+from outrider.wire.transport.address import bind_all, check_free, is_host_port, join_host_port
 from outrider.wire.transport.rpc import client_options, proxy_note
 from outrider.wire.transport.serving import start_server
 
@@ -88,3 +88,32 @@ async def test_why_a_server_cannot_listen_is_said() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is taken") as caught:
             await start_server(lambda _: [], "127.0.0.1", port, 1 << 20)
     assert caught.value.param == "port"
+
+
+def test_localhost_is_both_loopback_addresses_as_grpc_reads_it() -> None:
+    listeners = bind_all("localhost", 0, "--port")
+    assert [listener.getsockname()[0] for listener in listeners] == ["127.0.0.1", "::1"]
+    for listener in listeners:
+        listener.close()
+
+
+def test_each_address_of_a_name_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(host: str, port: int, **_: object) -> list[object]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", port)),  # which this machine lacks
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    listeners = bind_all("name", 0, "--port")
+    ports = {listener.getsockname()[0]: listener.getsockname()[1] for listener in listeners}
+    assert list(ports) == ["127.0.0.1", "127.0.0.2"]
+    assert len(set(ports.values())) == 1
+    port = ports["127.0.0.2"]
+    listeners[0].close()
+    listeners[1].listen()
+    with pytest.raises(ConfigError, match=f"cannot listen on name:{port}: Address already in use; choose another"):
+        check_free("name", port, "--port")
+    listeners[1].close()
+    check_free("name", port, "--port")

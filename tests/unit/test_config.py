@@ -68,6 +68,31 @@ def test_a_drafter_and_what_it_needs(settings: dict[str, object], message: str) 
     assert not load(DraftConfig, [], env(DraftConfig, drafter="unigram", drafter_text="a")).has_model
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "OUTRIDER_GATEWY_PORT",
+            "1",
+            "OUTRIDER_GATEWY_PORT is a setting of no part; did you mean OUTRIDER_GATEWAY_PORT?",
+        ),
+        ("OUTRIDER_CACH_DIR", "/c", "did you mean OUTRIDER_CACHE_DIR?"),
+        ("OUTRIDER_GATEWAY_PORT", "tcp://10.96.12.3:8000", "say enableServiceLinks: false in the pod's spec"),
+        ("OUTRIDER_GATEWAY_CHAT_SERVICE_HOST", "10.96.12.3", "say enableServiceLinks: false in the pod's spec"),
+        ("OUTRIDER_GATEWAY_PORT_8000_TCP_ADDR", "10.96.12.3", "say enableServiceLinks: false in the pod's spec"),
+    ],
+)
+def test_a_slip_and_a_variable_of_kubernetes_are_met_with_what_to_do(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(GatewayConfig, [], {**env(GatewayConfig), name: value})
+    assert name in error.value.message and message in error.value.message
+
+
+def test_variables_of_no_part_that_are_like_none_are_left_alone() -> None:
+    others = {"OUTRIDER_API_KEY": "sk", "OUTRIDER_NIGHTLY_JOB": "1", "OUTRIDER_PORT": "tcp://10.96.12.3:8000"}
+    assert load(GatewayConfig, [], {**env(GatewayConfig), **others}).port == 8000
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_unknown_variable_of_ours_is_refused_with_what_is_known(cls: type) -> None:
     prefix = cls.model_config["env_prefix"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import socket
 import sys
@@ -143,10 +144,15 @@ def test_a_gpu_that_torch_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state == "problem" and "driver on your system is too old" in found and "for CUDA 12.8" in remedy
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_compiler_and_no_place_for_what_it_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
     state, found, _ = checkup.native()
     assert state == "ok" and f"compiles it at the first start, half a minute, into {tmp_path}" in found
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+        state, found, _ = checkup.native()
+    assert state == "warning"
+    assert f"{tmp_path} cannot be written; set OUTRIDER_CACHE_DIR to a folder that can be" in found
     monkeypatch.setenv("CXX", "no-such-compiler")
     state, found, remedy = checkup.native()
     assert state == "warning" and "no C++ compiler: no-such-compiler not found" in found and "slowly" in remedy

@@ -414,6 +414,43 @@ def test_at_first_a_refusal_is_the_end_and_later_another_is_tried_after_a_pause(
     assert first.is_killed
 
 
+def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Until it serves; a draft as well as a target, and one that a launcher before this one started."""
+    pool = Pool(name="chat", role="target", worker=TargetConfig(model="/srv/private/llama"), count=1)
+    stage = Stage(pool, small(), left_behind={"draft-small-0": "small"})
+    stage.serve("target-chat-0")
+    worker, draft = stage.workers["target-chat-0"], stage.workers["draft-small-0"]
+    draft.next = Refused("model is 'd', and there is no such folder")
+    why = "model is '/srv/private/llama', and there is no such folder"
+
+    def tries(seconds: int) -> list[int]:
+        """Lose the target, whose next lives do not start. Return after how many seconds another is started."""
+        for _ in range(2):
+            stage.answers("target-chat-0", epoch=0)
+        stage.tick(0.0)
+        worker.next = Refused(why)
+        found, num_ended = list[int](), worker.num_ended_by_us
+        for second in range(seconds):
+            stage.tick(1.0)
+            if worker.num_ended_by_us > num_ended:
+                num_ended = worker.num_ended_by_us
+                found.append(second)
+                worker.next = Refused(why)
+        return found
+
+    assert tries(45) == [1, 4, 9, 18, 29, 40]
+    target, tried = stage.fleet.members[1].message(), stage.fleet.members[0].message()
+    assert (target.state, target.why) == (STARTING, "model is 'llama', and there is no such folder")
+    assert tried.why == "model is 'd', and there is no such folder"
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert lines.count(f"target-chat-0 does not start again: {why}") == 1
+    stage.serve("target-chat-0", "draft-small-0")
+    assert {member.why for member in stage.membership.members} == {""}
+    assert tries(8) == [1, 4], "it has served since"
+
+
 def test_a_process_that_ends_again_and_again_at_first_is_the_end() -> None:
     """The question for its outcome waits meanwhile: Ray alone knows how many lives there were."""
     stage = Stage(chat(1))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import actors
+from outrider.cli import machine
 from outrider.wire import places
 from outrider.wire.errors import ConfigError
 
@@ -106,3 +107,23 @@ def test_without_any_place_for_locks_a_worker_starts_and_is_pinned_to_no_cores(
     assert "pinned to no cores: there is no folder for locks of this user" in caplog.text
     for parent in ("tmp", "run", "cache"):
         assert f"{temporary.parent / parent}" in caplog.text
+
+
+def test_sockets_get_a_folder_that_is_short_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "a-batch-systems-job"
+    session = tmp_path / "s"
+    for folder in (job, session):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(job))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    assert places.parent_for_sockets("/short") == job
+    assert places.parent_for_sockets(places.RAY_SOCKET) == Path("/tmp")
+    assert machine.temporary_files().found == f"{job}; Ray's in /tmp, where the paths of its sockets fit"
+    monkeypatch.setattr(os, "access", lambda folder, _: Path(folder) == session)
+    assert places.parent_for_sockets("/" + "y" * (106 - len(str(session)))) == session
+    with pytest.raises(ConfigError, match=rf"'{job}', {len(str(job))} bytes, and sockets allow 21 there; no other of"):
+        places.parent_for_sockets(places.RAY_SOCKET)
+    assert (machine.temporary_files().state, machine.temporary_files().remedy) == (
+        "warning",
+        "TMPDIR=/tmp, or say --no-ray",
+    )

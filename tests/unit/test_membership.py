@@ -16,7 +16,7 @@ from gateway.workers.pools import Pools
 from gateway.workers.served import ReferenceTarget
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import registry_pb2 as rpb
-from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of
@@ -95,7 +95,7 @@ def test_a_registrys_message() -> None:
         members=[
             rpb.Member(name="a", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_SERVING, address="a:1"),
             rpb.Member(name="b", pool="chat", role=rpb.ROLE_TARGET, state=rpb.MEMBER_STATE_DRAINING, address="b:1"),
-            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING),
+            rpb.Member(name="c", pool="small", role=rpb.ROLE_DRAFT, state=rpb.MEMBER_STATE_STARTING, why="w"),
             rpb.Member(name="d", pool="new", role=9, state=rpb.MEMBER_STATE_SERVING, address="d:1"),
         ],
     )
@@ -106,7 +106,7 @@ def test_a_registrys_message() -> None:
         ("b", False, True),
         ("c", True, False),
     ]
-    assert found.members[0].deliver_address == "a:1"
+    assert (found.members[0].deliver_address, found.members[2].why) == ("a:1", "w")
 
 
 @pytest.fixture
@@ -157,6 +157,18 @@ async def test_one_pool_that_can_be_served_makes_a_gateway_ready(pools: Pools) -
     assert coordinator.ready() is None
     pools.members["a"].spec = replace(pools.members["a"].spec, draining=True)
     assert coordinator.ready() is not None
+
+
+async def test_what_does_not_start_again_is_said_with_the_reason(pools: Pools) -> None:
+    why = "model is 'llama', and there is no such folder"
+    away = {"starting": True, "address": "", "why": why}
+    pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c", **away)))
+    coordinator = Coordinator(pools)
+    assert coordinator.ready() == f"no target in the pool chat: {why}"
+    assert coordinator.refusals() == [f"target a: {why}", f"target b: {why}", f"draft c: {why}"]
+    pools.update(Membership((CHAT, SMALL), (*members("chat/a"), *members("small/c", **away))))
+    pools.members["a"].link._connection = cast(Any, connection_of())
+    assert (coordinator.ready(), coordinator.refusals()) == (None, [f"draft c: {why}"])
 
 
 class Parts:
@@ -226,12 +238,13 @@ async def test_a_start_goes_on_without_a_head_that_is_refused_and_another_life_o
     parts = Parts(pools)
     for name in "abc":
         await parts.connect(name)
-    starting = asyncio.create_task(pools.wait_ready())
+    await pools.wait_ready()
+    hearing = asyncio.create_task(pools.wait_drafts())
     parts.says("a:1", "it reads a layer too low")
     await parts.settle()
-    assert not starting.done(), "of the other it has not said"
+    assert not hearing.done(), "of the other it has not said"
     parts.says("b:1", None)
-    await starting
+    await hearing
     why = "draft model does not fit target model: it reads a layer too low"
     assert Coordinator(pools).refusals() == [f"draft at 127.0.0.1:9: {why}"]
     assert (parts.served(), pools.members["c"].state) == (["b"], State.SERVING)
@@ -273,17 +286,70 @@ async def test_another_target_of_the_same_name_is_paired_with_while_the_one_befo
     assert parts.served() == ["a"]
 
 
-async def test_a_start_ends_where_a_worker_never_fits(pools: Pools) -> None:
-    pools.update(Membership((CHAT, SMALL), members("chat/a", "small/c")))
-    pools.members["c"].link.refused = IncompatiblePair("of another vocabulary")
-    with pytest.raises(IncompatiblePair, match="of another vocabulary"):
-        await pools.wait_ready()
+MISFIT = IncompatiblePair("of another vocabulary")
+ADDRESSES = {"target": "127.0.0.1:9", "draft": "127.0.0.1:9"}
+SOURCES: list[dict[str, str]] = [
+    ADDRESSES,
+    {"registry": "127.0.0.1:9"},
+    {"target": "dns:///a:9", "draft": "dns:///b:9"},
+]
 
 
-async def test_a_start_ends_where_the_only_target_of_a_pool_sent_files_that_cannot_be_used(pools: Pools) -> None:
-    pools.update(Membership((CHAT,), members("chat/a")))
-    pools.members["a"].link.refused = ConfigError("tokenizer.json cannot be used: it is none")
-    with pytest.raises(ConfigError, match="cannot be used"):
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("refused", [MISFIT, None], ids=["refused", "away"])
+async def test_a_start_does_not_need_its_draft(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    source: dict[str, str],
+    refused: IncompatiblePair | None,
+) -> None:
+    """One of another vocabulary or protocol, and one that is away or hangs, wherever its address comes from."""
+    monkeypatch.setattr("gateway.workers.pools.DRAFTS_WAIT_S", 0.05)
+    pools = Pools(GatewayConfig(**source), GatewayMetrics())  # type: ignore[arg-type]
+    try:
+        pools.update(Membership((CHAT, SMALL), members("chat/a", "small/c")))
+        pools.members["a"].link._connection = cast(Any, connection_of())
+        pools.members["c"].link.refused = refused
+        await asyncio.wait_for(pools.wait_ready(), 10)
+        assert Coordinator(pools).ready() is None
+        await asyncio.wait_for(pools.wait_drafts(), 10)
+        is_told = "no draft at 127.0.0.1:9 within 0.05 s: is it running there? Serving without" in caplog.text
+        assert is_told is (refused is None), "the link has logged why one is refused"
+        assert pools.refusals() == ([] if refused is None else ["draft at 127.0.0.1:9: of another vocabulary"])
+    finally:
+        await pools.close()
+
+
+async def test_a_start_does_not_need_a_target_of_another_model_in_the_pool(pools: Pools) -> None:
+    """It may be refused a moment before the one that it was compared with is connected."""
+    pools.update(Membership((CHAT,), members("chat/a", "chat/b")))
+    pools.members["b"].link.refused = MISFIT
+    starting = asyncio.create_task(pools.wait_ready())
+    await asyncio.sleep(0)
+    assert not starting.done()
+    pools.members["a"].link._connection = cast(Any, connection_of())
+    pools._note_change()
+    await asyncio.wait_for(starting, 10)
+    assert Coordinator(pools).refusals() == ["target at 127.0.0.1:9: of another vocabulary"]
+
+
+async def test_a_start_does_not_need_the_other_pools(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is refused is not waited for, one that is away for a while."""
+    pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))
+    pools.members["a"].link._connection = cast(Any, connection_of())
+    pools.members["b"].link.refused = ConfigError("tokenizer.json cannot be used: it is none")
+    await asyncio.wait_for(pools.wait_ready(), 10)
+    pools.members["b"].link.refused = None
+    monkeypatch.setattr("gateway.workers.pools.OTHERS_WAIT_S", 0.05)
+    await asyncio.wait_for(pools.wait_ready(), 10)
+
+
+@pytest.mark.parametrize("error", [ConfigError("tokenizer.json cannot be used: it is none"), MISFIT])
+async def test_a_start_ends_where_every_target_was_refused(pools: Pools, error: OutriderError) -> None:
+    pools.update(Membership((CHAT, SMALL), members("chat/a", "chat/b", "small/c")))
+    for name in "ab":
+        pools.members[name].link.refused = error
+    with pytest.raises(type(error), match=error.message):
         await pools.wait_ready()
 
 
@@ -304,6 +370,7 @@ async def test_a_start_where_workers_come_and_go_waits_on_until_one_pool_can_be_
 ) -> None:
     """A model may take longer to load than a wrong address may take to be reported."""
     monkeypatch.setattr("gateway.workers.pools.START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gateway.workers.pools.OTHERS_WAIT_S", 0.05)
     pools = Pools(GatewayConfig(**source), GatewayMetrics())  # type: ignore[arg-type]
     try:
         pools.update(Membership((CHAT, CODE), members("chat/a", "code/b")))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.wire.processes import Child, StopFlag
+from outrider.wire.processes import Child, StopFlag, stop_signals
 
 HUNG_AFTER_S = 30.0
 _STUBBORN = """
@@ -147,6 +147,16 @@ def test_a_wait_ends_by_the_flag_by_another_thread_and_for_what_else_there_is_to
         other.join(HUNG_AFTER_S)
         assert not other.is_alive(), "the flag is for all who wait"
     assert stop.wait() and not stop.hurry
+
+
+def test_a_hangup_that_nohup_had_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert signal.SIGHUP in stop_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert stop_signals() == [signal.SIGINT, signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_wait_ends_by_a_signal_after_an_event_loop_has_taken_signals_for_itself() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
-from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker
+from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor
 from outrider.cli.up import _show_ready
+from outrider.wire.errors import IncompatiblePair
+from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import merged
 
 ENDPOINTS = Endpoints(
@@ -26,6 +29,11 @@ NO_FLAGS: dict[str, dict[str, object]] = {
 }
 
 
+class Quiet:
+    def progress(self, part: str, state: str, detail: str) -> None:
+        """Show nothing."""
+
+
 def said(gateway: dict[str, str], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
@@ -39,6 +47,18 @@ def test_workers_that_are_not_used_are_named_with_the_reason_once() -> None:
     text = said({}, replace(ENDPOINTS, gateways=[gateway, gateway]))
     assert text.count(f"  not used  the {refused}") == 1
     assert "not used" not in said({})
+
+
+def test_a_draft_that_is_not_used_ends_the_start_of_a_pair_named_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ["target at 127.0.0.1:3: another folder", "draft at 127.0.0.1:4: draft d does not fit target t"]
+    gateway = replace(ENDPOINTS.gateways[0], refused=refused)
+    monkeypatch.setattr(Supervisor, "_start_plain", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_start_gateway", lambda _, index: gateway)
+    settings = merged({}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+    system = Supervisor(settings, StopFlag())
+    assert system.start(Quiet(), needs_drafts=False).gateways == [gateway]
+    with pytest.raises(IncompatiblePair, match=r"^the draft at 127\.0\.0\.1:4: draft d does not fit target t$"):
+        system.start(Quiet())
 
 
 def test_commands_name_the_ca_and_the_key_where_they_are_asked_for() -> None:

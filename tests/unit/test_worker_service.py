@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.engine.worker import worker_service
+import pytest
+
+from outrider.engine.worker import worker_handle, worker_service
 from outrider.engine.worker.grammar_compiler import NICENESS, GrammarCompiler
 from outrider.engine.worker.jobs import Fault, JobError
+from outrider.engine.worker.worker_handle import WorkerState
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import ConfigError
 from outrider.wire.kinds import PROTOCOL
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
+from outrider.wire.settings.config import TargetConfig
 
 
 class _Panic(BaseException):
@@ -109,3 +115,15 @@ async def test_a_slot_that_is_closed_waits_for_no_grammar() -> None:
     await asyncio.sleep(0.05)
     assert not service._compiling and service.num_opening == 0 and len(grammars.compiled) == 1
     assert [type(job).__name__ for job in jobs] == ["CloseJob", "OwnerGone"]
+
+
+def test_a_worker_looks_at_its_ports_before_it_loads_its_model() -> None:
+    def load(*_: object) -> WorkerState:
+        raise AssertionError("it loads")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, option in (("port", "--port"), ("metrics_port", "--metrics-port")):
+            config = TargetConfig(model="m", **{name: port})
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use; choose .* {option}$"):
+                worker_handle.start("target", config, 1, load, load)

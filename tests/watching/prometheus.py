@@ -120,7 +120,7 @@ class Prometheus:
 
 def _config(folder: Path, gateway: str, labels: dict[str, str]) -> Path:
     """The product's files with our gateway, read every second, and with shorter spans in the rules."""
-    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text().replace("gateway:8000", gateway))
+    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text().replace("gateway:9000", gateway))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     for job in config["scrape_configs"]:
         for gateways in job.get("static_configs", ()):

@@ -35,6 +35,8 @@ FOLDER = Path(__file__).parent
 COMPILE_TIMEOUT_S = 300
 """Seconds for one compilation; an unfinished file twice as old was abandoned."""
 
+_REMEDY = "set OUTRIDER_CACHE_DIR to a folder that can be"
+
 
 class BuildError(Exception):
     """Raised when there is no compiler here, or it does not take our sources; the message is one line."""
@@ -84,6 +86,15 @@ def check_owner(path: Path) -> None:
         raise BuildError(f"{path} may be written by other accounts")
 
 
+def check_writable(folder: Path) -> None:
+    """Raise BuildError where `compile_to` could not write."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BuildError(f"cannot build in {folder}: {there} cannot be written; {_REMEDY}")
+
+
 def compile_to(path: Path, compiler: str) -> None:
     """Compile to `path`, under another name first so that nobody ever loads half a file. Raises BuildError."""
     temporary = None
@@ -98,7 +109,9 @@ def compile_to(path: Path, compiler: str) -> None:
             raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, path)
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
+        raise BuildError(f"cannot build in {path.parent}: {error}; {_REMEDY}") from error
+    except subprocess.SubprocessError as error:
         raise BuildError(f"cannot build in {path.parent}: {error}") from error
     finally:
         if temporary is not None:

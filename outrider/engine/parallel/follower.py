@@ -95,7 +95,8 @@ def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], Non
 
 
 def main(argv: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is rank 0's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; they are rank 0's to handle
     configure_logging("info", f"target rank {argv[1]}")
     try:
         folder = Path(argv[0])

@@ -19,9 +19,9 @@ from typing import Any
 from outrider.wire import places
 from outrider.wire.errors import ConfigError, Unavailable
 
-_SOCKET = "control.sock"
+SOCKET = "control.sock"
+"""Name of the socket in the ranks' folder."""
 _HEADER = struct.Struct("<I")  # length of the message that follows, in bytes
-_MAX_PATH_BYTES = 100  # a socket's address holds no more
 
 MEETING_TIMEOUT_S = 120.0
 """Seconds for all followers to start and connect. Doubling it doubles the wait for one that never comes."""
@@ -32,7 +32,7 @@ what an answer waits for the reason why it failed."""
 
 def make_meeting_place(folder: Path) -> Path:
     """Create the ranks' folder for this user alone. Raises ConfigError when it is another's or its name is too long."""
-    if len(os.fsencode(folder / _SOCKET)) > _MAX_PATH_BYTES:
+    if len(os.fsencode(folder / SOCKET)) > places.MAX_SOCKET_PATH_BYTES:
         raise ConfigError(f"the ranks' folder is {str(folder)!r}, too long for a socket; give a shorter one")
     folder.parent.mkdir(parents=True, exist_ok=True)
     return places.make_private(folder)
@@ -101,7 +101,7 @@ def receive_guests(folder: Path, num_ranks: int, timeout_s: float) -> list[Guest
 
     Raises Unavailable naming the ranks that did not come within timeout_s.
     """
-    path, found = folder / _SOCKET, dict[tuple[int, str], Line]()
+    path, found = folder / SOCKET, dict[tuple[int, str], Line]()
     path.unlink(missing_ok=True)
     give_up = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -163,7 +163,7 @@ def _connect(folder: Path, rank: int, line: str, timeout_s: float) -> Line:
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(str(folder / _SOCKET))
+            connection.connect(str(folder / SOCKET))
             found = Line(connection)
             found.send(_json({"rank": rank, "line": line}))
             return found

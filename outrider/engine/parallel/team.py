@@ -22,11 +22,19 @@ from torch import Tensor
 from outrider.engine.parallel import messages
 from outrider.engine.parallel.checks import check_devices
 from outrider.engine.parallel.group import STEP_TIMEOUT, Group, join_group
-from outrider.engine.parallel.meeting import GRACE_S, MEETING_TIMEOUT_S, Guest, make_meeting_place, receive_guests
+from outrider.engine.parallel.meeting import (
+    GRACE_S,
+    MEETING_TIMEOUT_S,
+    SOCKET,
+    Guest,
+    make_meeting_place,
+    receive_guests,
+)
 from outrider.engine.paths.forward_path import ForwardPath, GivesFeatures, RunsTrees
 from outrider.engine.step_plan import Row, check_ids
 from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import get_logger
+from outrider.wire.places import parent_for_sockets
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import split_evenly
 
@@ -81,7 +89,9 @@ class Team:
         """
         if shared_folder is None:
             check_devices(device, self.num_ranks)
-            self._folder, self._is_ours = Path(tempfile.mkdtemp(prefix="outrider-ranks-")), True
+            parent = parent_for_sockets(f"/outrider-ranks-12345678/{SOCKET}")
+            self._folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-", dir=parent))
+            self._is_ours = True
             self._spawn(device)
         else:
             self._folder = make_meeting_place(Path(shared_folder))

@@ -29,7 +29,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.model_id import short_name
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.trace import Spans, open_spans
-from outrider.wire.transport.address import join_host_port
+from outrider.wire.transport.address import check_free, join_host_port
 from outrider.wire.transport.host import new_epoch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, max_control_bytes
@@ -244,10 +244,12 @@ def start(
     load: Load[State],
     make: Callable[[Base[State]], Parts],
 ) -> WorkerHandle:
-    """Load, then listen. Whatever fails, nothing is left running and the error is raised.
+    """Load, then listen, where ports are free before. Whatever fails, nothing is left running and the error is raised.
 
     `load` and `make` run on the engine thread.
     """
+    check_free(config.host, config.port, "--port")
+    check_free(config.host, config.metrics_port or 0, "--metrics-port")
     certificates = part_certificates(config.tls_dir, Role(name), config.host)
     metrics, server = WorkerMetrics(name), ServerThread()
     made: list[tuple[Base[State], Parts]] = []

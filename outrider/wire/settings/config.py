@@ -29,6 +29,22 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 MIB = 1 << 20
 MAX_CORES = 4096
+_CLOSE = 0.75
+"""difflib's ratio from which one name may be meant by another."""
+_OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)$")
+"""Ends of the names of variables that Kubernetes makes for a Service."""
+OTHER_VARIABLES = frozenset(
+    f"OUTRIDER_{name}"
+    for name in (
+        *("API_KEY", "CACHE_DIR", "LAUNCHER_TLS_DIR"),
+        *("BIND", "HTTP_PORT", "GRPC_PORT", "CLUSTER_FILE", "CLUSTER_INTERNAL", "SECRETS_DIR", "STOP_GRACE"),  # compose
+        *("CPUS_DRAFT", "CPUS_TARGET", "CPUS_GATEWAY", "CPUS_HEAD", "GPU_DRAFT", "GPU_TARGET"),
+        *("MEMORY_DRAFT", "MEMORY_TARGET", "MEMORY_GATEWAY", "MEMORY_HEAD", "IMAGE_GATEWAY", "IMAGE_WORKER"),
+        *("HEAD", "NODE_CPUS", "NODE_FOLDER", "NODE_LABELS", "OBJECT_STORE_BYTES", "START_TIMEOUT_S"),
+        *("REAL_MODEL",),  # tests
+    )
+)
+"""Variables that are no part's settings."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 DefaultDrafter = Literal[
     "model",
@@ -431,14 +447,45 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Raise ConfigError for a variable of the process that is no setting of it, or none any more."""
+    """Raise ConfigError for a variable of the process that is no setting of it, or none any more, or of no part."""
     prefix = str(cls.model_config["env_prefix"])
     ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
+    for key in ours.values():
+        if _is_of_kubernetes(key):
+            raise ConfigError(
+                f"{key} is {os.environ[key]!r}, which Kubernetes writes for a Service of that name; "
+                "say enableServiceLinks: false in the pod's spec"
+            )
     refuse_removed(part_of(cls), ours.items())
     for name, key in ours.items():
         if name not in cls.model_fields:
-            known = [f"{prefix}{name}".upper() for name in cls.model_fields]
+            known = _variables_of(cls)
             raise ConfigError(f"{key} is no setting of the {part_of(cls)}; {meant(key.upper(), known)}")
+    _check_other_variables()
+
+
+def _check_other_variables() -> None:
+    """Raise ConfigError for a variable of no part that is nearly one of a part."""
+    parts: list[type[BaseSettings]] = [TargetConfig, DraftConfig, GatewayConfig]
+    prefixes = tuple(str(part.model_config["env_prefix"]) for part in parts)
+    known = set(OTHER_VARIABLES).union(*map(_variables_of, parts))
+    for key in os.environ:
+        name = key.upper()
+        if not name.startswith("OUTRIDER_") or name.startswith(prefixes) or name in known or _is_of_kubernetes(key):
+            continue
+        rests = [other.removeprefix("OUTRIDER_") for other in known]  # which all have in common, and would be alike by
+        close = difflib.get_close_matches(name.removeprefix("OUTRIDER_"), rests, 1, _CLOSE)
+        if close:
+            raise ConfigError(f"{key} is a setting of no part; did you mean OUTRIDER_{close[0]}?")
+
+
+def _variables_of(cls: type[BaseSettings]) -> list[str]:
+    return [f"{cls.model_config['env_prefix']}{name}".upper() for name in cls.model_fields]
+
+
+def _is_of_kubernetes(key: str) -> bool:
+    """Whether a variable is one that Kubernetes makes for a Service."""
+    return bool(_OF_A_SERVICE.search(key)) or os.environ[key].startswith(("tcp://", "udp://", "sctp://"))
 
 
 def part_of(cls: type[BaseSettings]) -> str:
@@ -448,7 +495,7 @@ def part_of(cls: type[BaseSettings]) -> str:
 
 def meant(written: str, known: Collection[str]) -> str:
     """Return the known name that is most like what was written; all of them where none is."""
-    close = difflib.get_close_matches(written, known, 1, 0.75)
+    close = difflib.get_close_matches(written, known, 1, _CLOSE)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 

@@ -32,6 +32,53 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def bind_all(host: str, port: int, option: str) -> list[socket.socket]:
+    """Return a socket for each address of `host`, bound to one port; 0 takes a free one. Raises ConfigError.
+
+    An address that this machine lacks, as localhost may have one of IPv6, is left out if there is another. option: that
+    of the port.
+    """
+    listeners = list[socket.socket]()
+    missing = list[OSError]()
+    # Both loopback addresses, as RFC 6761 and gRPC read it; some machines' hosts file has one.
+    names = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+    try:
+        found = [one for name in names for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            own_port = listeners[0].getsockname()[1] if listeners else port
+            try:
+                listeners.append(_bind(family, (address[0], own_port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing.append(error)
+        if not listeners:
+            raise missing[0]
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise cannot_listen(host, port, error, option) from None
+    return listeners
+
+
+def _bind(family: int, address: tuple[str | int, ...]) -> socket.socket:
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def check_free(host: str, port: int, option: str) -> None:
+    """Raise ConfigError when nobody can listen on host:port, before two models are loaded only to find out."""
+    if port:
+        for listener in bind_all(host, port, option):
+            listener.close()
+
+
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:
     """Return what to say of a socket that could not be bound. `param` says which of the two to change.
 

@@ -1,0 +1,79 @@
+"""`python -m deploy.compose_check --config FILE`: what the service `check` of docker-compose.yml runs before others.
+
+Exit code 1, and one line on stderr, for a variable that is no setting, a value that no part would take, and a model's
+folder that cannot be read: `docker compose up` then ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deploy.env_example import env_example
+from deploy.launcher import read_config
+from outrider.wire.errors import ConfigError
+from outrider.wire.log import tell_end
+from outrider.wire.processes import StopFlag
+from outrider.wire.settings.config import meant
+from outrider.wire.settings.system import gateway_config
+
+_OF_THE_IMAGE = frozenset({"OUTRIDER_CACHE_DIR", "OUTRIDER_NODE_FOLDER"})
+_PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
+_FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
+"""By what the user writes: where the container has that folder."""
+_LINKS = "links of a hub's cache lead out of the folder; copy it with `cp -rL`, or download it with `--local-dir`"
+
+
+def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Raise ConfigError naming what `docker compose up` cannot start with."""
+    _check_names(variables)
+    if variables.get("DRAFT") and not variables.get("MODEL"):
+        raise ConfigError(f"DRAFT is {variables['DRAFT']!r} and MODEL is not set: name the model that it drafts for")
+    for name, inside in _FOLDERS.items():
+        if variables.get(name):
+            _check_folder(name, variables[name], Path(variables[inside]))
+    config = read_config(argv, StopFlag())
+    served = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
+    if served and served not in [pool.worker.model for pool in config.targets]:
+        raise ConfigError(
+            f"MODEL is {variables['MODEL']!r}, and the pools of OUTRIDER_CLUSTER_FILE name their models: leave one out"
+        )
+    gateway_config({}, registry="launcher:7000")
+
+
+def _check_names(variables: Mapping[str, str]) -> None:
+    """Those of a part's prefix are checked with its settings."""
+    known = set(re.findall(r"^#([A-Z_]+)=", env_example(), re.MULTILINE)) | _OF_THE_IMAGE
+    for name in variables:
+        if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in known:
+            raise ConfigError(f"{name} is no setting; {meant(name, known)}")
+
+
+def _check_folder(name: str, path: str, folder: Path) -> None:
+    """Look for a model in the folder that is `path` to the user."""
+    if not folder.is_dir():
+        raise ConfigError(f"{name} is {path!r}, which is a file; give the folder it lies in")
+    config = folder / "config.json"
+    try:
+        config.read_bytes()
+    except PermissionError:
+        raise ConfigError(f"{name} is {path!r}, which user {os.getuid()} cannot read: `chmod -R a+rX` it") from None
+    except OSError:
+        why = f"its config.json is a link to nowhere: {_LINKS}" if config.is_symlink() else "it has no config.json"
+        raise ConfigError(f"{name} is {path!r}, and that is no model's folder: {why}") from None
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        check(argv, os.environ)
+    except ConfigError as error:
+        tell_end("check", error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
