@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
@@ -129,6 +130,8 @@ def test_bad_settings_are_one_line(
     """In this process, which keeps its own handlers of signals, and before anything would be started."""
     monkeypatch.setattr(StopFlag, "install", lambda _: None)
     monkeypatch.setattr("outrider.cli.up.Supervisor", None)
+    # Its own writes to the descriptor of this process's stderr.
+    monkeypatch.setattr("outrider.cli.up.serving_console", lambda: Console(stderr=True, soft_wrap=True, markup=False))
     file = tmp_path / "system.yaml"
     file.write_text(yaml)
     ended = CliRunner().invoke(app, ["up", *(arg.format(file=file) for arg in args)])

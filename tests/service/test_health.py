@@ -152,7 +152,8 @@ async def test_taken_port(target_folder: str, taken_port: int) -> None:
 async def test_taken_metrics_port(target_folder: str, taken_port: int) -> None:
     code, stderr = await _start("target", "--model", target_folder, "--metrics-port", str(taken_port), *QUIET)
     assert code == 1
-    assert f"metrics on 127.0.0.1:{taken_port}" in _one_line(stderr, "target")
+    line = _one_line(stderr, "target")
+    assert f"127.0.0.1:{taken_port}" in line and "--metrics-port" in line
 
 
 @pytest.mark.parametrize(

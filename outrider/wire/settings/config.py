@@ -37,7 +37,17 @@ OTHER_VARIABLES = frozenset(
     f"OUTRIDER_{name}"
     for name in (
         *("API_KEY", "CACHE_DIR", "LAUNCHER_TLS_DIR"),
-        *("BIND", "HTTP_PORT", "GRPC_PORT", "CLUSTER_FILE", "CLUSTER_INTERNAL", "SECRETS_DIR", "STOP_GRACE"),  # compose
+        *(
+            "BIND",
+            "HTTP_PORT",
+            "GRPC_PORT",
+            "METRICS_BIND",
+            "METRICS_PORT",
+            "CLUSTER_FILE",
+            "CLUSTER_INTERNAL",
+            "SECRETS_DIR",
+            "STOP_GRACE",
+        ),  # compose
         *("CPUS_DRAFT", "CPUS_TARGET", "CPUS_GATEWAY", "CPUS_HEAD", "GPU_DRAFT", "GPU_TARGET"),
         *("MEMORY_DRAFT", "MEMORY_TARGET", "MEMORY_GATEWAY", "MEMORY_HEAD", "IMAGE_GATEWAY", "IMAGE_WORKER"),
         *("HEAD", "NODE_CPUS", "NODE_FOLDER", "NODE_LABELS", "OBJECT_STORE_BYTES", "START_TIMEOUT_S"),
