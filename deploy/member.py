@@ -96,8 +96,11 @@ class PoolMember:
 
     def note_serving(self) -> None:
         """Note that this life serves: how lives before it failed does not count."""
-        self.state, self.has_served = SERVING, True
-        self.num_refused, self.why, self.retry_at_s = 0, "", None
+        self.state = SERVING
+        self.has_served = True
+        self.num_refused = 0
+        self.why = ""
+        self.retry_at_s = None
 
     @property
     def is_well(self) -> bool:

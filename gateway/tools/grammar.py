@@ -34,7 +34,10 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 def tool_grammar(request: ToolGrammarRequest) -> str:
     """Return the grammar of a whole answer. Takes long for large schemas. Raises InvalidRequest."""
-    offer, family, marks, answer = request.offer, request.family, request.marks, request.answer
+    offer = request.offer
+    family = request.family
+    marks = request.marks
+    answer = request.answer
     token_of = request.token_ids.get
     rules: list[str] = []
     schemas: list[dict[str, Any]] = []

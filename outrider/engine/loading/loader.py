@@ -225,7 +225,9 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
 
 
 def _check_ids(model: str, name: str, value: object) -> None:
-    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if value is None:
+        return
+    ids = value if isinstance(value, list | tuple) else [value]
     for token_id in ids:
         if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
             raise ConfigError(
