@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -33,6 +34,9 @@ wait for memory and what stays cached.
 """
 NUM_DRAFT_TOKENS = "5"
 """K of gateways of which a test says nothing else: what pays depends on the machine, and on what else it does."""
+
+_KEPT = set[int]()
+"""The ports of processes that were killed: bound until the tests end, for the processes' successors."""
 
 
 @dataclass(eq=False)
@@ -106,19 +110,40 @@ class Process:
         return self.popen.wait(10)
 
     def kill(self) -> None:
+        """SIGKILL. Its ports are kept for `again`."""
         self.popen.kill()
         self.popen.wait(10)
+        self._keep_ports()
         self._close()
 
     def again(self, *, module: str | None = None, wait: bool = True) -> Process:
         """A new one with the same arguments at the same ports, once this one has ended. `module`: another to run."""
-        ports = {"--port": self.ready.get("http", self.ready.get("address"))}
-        ports |= {"--grpc-port": self.ready.get("grpc"), "--metrics-port": self.ready.get("metrics_address")}
         args = list(self.args)
-        for flag, address in ports.items():
-            if isinstance(address, str):
-                args += [flag, address.rpartition(":")[2]]
+        for flag, port in self._ports().items():
+            args += [flag, str(port)]
         return Process(module or self.module, args, stderr_path=self.stderr_path, wait=wait)
+
+    def _ports(self) -> dict[str, int]:
+        """By the option that sets it."""
+        addresses = {"--port": self.ready.get("http", self.ready.get("address"))}
+        addresses |= {"--grpc-port": self.ready.get("grpc"), "--metrics-port": self.ready.get("metrics_address")}
+        return {
+            flag: int(address.rpartition(":")[2]) for flag, address in addresses.items() if isinstance(address, str)
+        }
+
+    def _keep_ports(self) -> None:
+        """Bind the ports without listening: the kernel gives them to nobody who asks for a free one, or who connects.
+
+        Who asks for one of them by number, with SO_REUSEADDR as servers do, gets it.
+        """
+        for port in self._ports().values() if "ready" in self.__dict__ else ():
+            if port in _KEPT:
+                continue
+            with contextlib.suppress(OSError), socket.socket() as kept:  # its child may hold it still
+                kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                kept.bind(("127.0.0.1", port))
+                kept.detach()
+                _KEPT.add(port)
 
     def _close(self) -> None:
         self._reader.join(5)

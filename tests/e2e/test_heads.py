@@ -240,7 +240,8 @@ async def test_a_head_of_wrong_wiring_is_not_used_and_everybody_is_told(
         (why,) = read_ready(alone.http())
         assert why.startswith(f"draft at {draft.address}: draft head does not fit target target: ")
         assert "serve it as it is with trust_draft_config" in why
-        assert "WARNING" in log.read_text() and log.read_text().count(why.partition(": ")[2]) == 2, "once a target"
+        await until(lambda: log.read_text().count(why.partition(": ")[2]) == 2)  # once a target
+        assert "WARNING" in log.read_text()
         assert total(alone.metrics(), "outrider_members", role="draft", state="refused") == 1
         question = Question.new()
         async with AsyncClient(alone.grpc()) as client:
