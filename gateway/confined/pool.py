@@ -2,7 +2,7 @@
 
 A grammar that is compiled and a chat template that is rendered cannot be interrupted in a thread. Here each runs in a
 process that ends when it takes too much, or when the client that asked for it leaves; another process takes its place.
-The processes are started before a request needs them.
+One process is started before a request needs it, others when a request finds none free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 NUM_PROCESSES = 2
-"""Processes of a pool. Two, so that one caller's work never holds all of them."""
+"""Processes of a pool at most. Two, so that one caller's work never holds all of them."""
 MEMORY_BYTES = 512 << 20
 """Address space that one piece of work may add to its process: the largest of 300 public schemas takes 60 MB."""
 MAX_WAIT_S = 10.0
@@ -186,10 +186,8 @@ class ConfinedPool:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the processes that are missing, in the background. `run` calls it as well."""
-        while self._num_processes < NUM_PROCESSES and not self._is_closed:
-            self._num_processes += 1
-            self._start_in_background(None)
+        """Start the first process in the background. `run` does so as well."""
+        self._start_up_to(1)
 
     async def close(self) -> None:
         """End all processes. Nothing may run any more."""
@@ -252,6 +250,12 @@ class ConfinedPool:
         else:
             self._give_back(caller, process, reply["cpu_s"])
         return reply
+
+    def _start_up_to(self, num_wanted: int) -> None:
+        """Start processes in the background until there are as many as are wanted, or as a pool may have."""
+        while self._num_processes < min(num_wanted, NUM_PROCESSES) and not self._is_closed:
+            self._num_processes += 1
+            self._start_in_background(None)
 
     def _start_in_background(self, caller: bytes | None) -> None:
         task = asyncio.create_task(self._start_one(caller))
@@ -316,10 +320,9 @@ class ConfinedPool:
         alive = [process for process in self._idle if not process.has_ended]
         self._num_processes -= len(self._idle) - len(alive)
         self._idle = alive
-        self.start()
-        while self._idle:
-            pending = [each for each in self._waiting if not each.granted.done() and self._may_run(each.caller)]
-            if not pending:
+        while pending := [each for each in self._waiting if not each.granted.done() and self._may_run(each.caller)]:
+            if not self._idle:
+                self._start_up_to(self._num_running.total() + len(pending))
                 return
             chosen = min(pending, key=lambda each: (self._num_running[each.caller], self._spent_s[each.caller]))
             self._num_running[chosen.caller] += 1

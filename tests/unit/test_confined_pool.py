@@ -100,6 +100,7 @@ async def test_a_process_that_is_killed_while_it_is_idle_costs_nobody_an_answer(
 async def test_a_caller_whose_work_was_ended_waits_for_the_process_in_its_place() -> None:
     async with pool_of() as pool:
         inner = cast(Any, pool)
+        inner._start_up_to(NUM_PROCESSES)
         while len(inner._idle) < NUM_PROCESSES:  # noqa: ASYNC110  (the pool has no event for it)
             await asyncio.sleep(0.01)
         pids = {process._child.pid for process in inner._idle}
