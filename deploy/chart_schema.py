@@ -41,7 +41,8 @@ LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"}
-CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^([1-9][0-9]*m?|[0-9]+\\.[0-9]+)$"}]}
+CPU_TEXT: Schema = {"type": "string", "pattern": "^([1-9][0-9]*m?|[0-9]+\\.[0-9]+)$"}
+CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, CPU_TEXT]}
 
 
 def closed(properties: Schema, *required: str) -> Schema:
