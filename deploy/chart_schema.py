@@ -41,7 +41,8 @@ LIST: Schema = {"type": "array", "items": MAP}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 NAME: Schema = {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"}
-CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[1-9][0-9]*m?$"}]}
+CPU_TEXT: Schema = {"type": "string", "pattern": "^([1-9][0-9]*m?|[0-9]+\\.[0-9]+)$"}
+CPU: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, CPU_TEXT]}
 
 
 def closed(properties: Schema, *required: str) -> Schema:
@@ -156,8 +157,10 @@ DRAFT: Schema = {
     "serves": {"type": "array", "minItems": 1, "items": NAME},
     "settings": settings_of(DraftConfig),
 }
+OF_A_PARENT: Schema = {"global": {}, "enabled": FLAG}
+"""What a chart that has this one as a dependency hands down: `enabled` for its `condition`. Nothing here reads them."""
 VALUES: Schema = {
-    "global": {},
+    **OF_A_PARENT,
     "nameOverride": TEXT,
     "fullnameOverride": TEXT,
     **POD,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway.workers.named_workers import LOOK_S
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.settings.pools import Pool
 from outrider.wire.settings.system import SystemConfig
+from outrider.wire.transport import tls
 from tests.forked import REPO
 from tests.kubernetes.__main__ import main
 from tests.kubernetes.chart import (
@@ -142,6 +144,8 @@ POOL = TARGET | {"name": "d", "serves": ["demo"]}
             "pool d has maxReplicas, and prometheus.monitors is false",
         ),
         ({"drafts": [POOL | {"name": "gateway-demo"}]}, "pool gateway-demo has a name that gateways"),
+        ({"targets": [TARGET, TARGET | {"name": "t-metrics"}], "drafts": []}, "pool t-metrics has a name that"),
+        ({"targets": [TARGET]}, "there are t. Without drafts of yours the chart's own are there"),
         ({"kuberay": True, "drafts": [POOL | {"name": "head"}]}, "pool head has a name that"),
         ({"drafts": [POOL | {"settings": {"host": "::"}}]}, "'host' not allowed"),
         ({"targets": [POOL]}, "'serves' not allowed"),
@@ -215,6 +219,25 @@ def test_a_release_whose_services_would_have_too_long_names_is_refused() -> None
     rendered({}, "r" * 33)
     with pytest.raises(HelmError, match="r-outrider-gateway-demo-metrics is longer than the 63 characters"):
         rendered({}, "r" * 34)
+
+
+@pytest.mark.parametrize("kuberay", [False, True])
+def test_a_name_that_yaml_takes_for_a_number_is_text(kuberay: bool) -> None:
+    pools = {"targets": [TARGET | {"name": "70"}], "drafts": [POOL | {"name": "1e3", "serves": ["70"]}]}
+    for manifest in rendered(pools | {"kuberay": kuberay, "nameOverride": "8"}, "true"):
+        assert problem(manifest) is None, manifest["metadata"]["name"]
+
+
+def test_a_parents_condition_and_an_empty_list_are_taken() -> None:
+    """A chart that has this one as a dependency hands `enabled` down, and `drafts:` without a value is null."""
+    assert rendered({"enabled": True, "drafts": None}) == rendered({"drafts": []})
+
+
+def test_a_copy_of_the_chart_without_its_links_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "outrider", ignore=shutil.ignore_patterns("files"))
+    assert rendered({}, path=tmp_path / "outrider") == example("minimal")
+    with pytest.raises(HelmError, match="has no files/: those are links of the repository"):
+        rendered(VALUES["monitored"], path=tmp_path / "outrider")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -400,9 +423,13 @@ def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
     spec = of_kind(name, "Deployment")[f"{FULLNAME}-{deployment}"]["spec"]["template"]["spec"]
     assert _secrets(spec) == {
         read.tls_dir: ["outrider-tls-gateway"],
-        read.public_tls_dir: ["public"],
+        read.public_tls_dir: ["public", "public"],
         str(read.api_keys).rpartition("/")[0]: ["keys"],
     }
+    (public,) = [volume["projected"]["sources"] for volume in spec["volumes"] if "projected" in volume]
+    (renamed,) = [one["secret"] for one in public if "items" in one["secret"]]
+    assert renamed["optional"] is True, "one of `outrider certs` has no such keys"
+    assert [one["path"] for one in renamed["items"]] == [tls.CERTIFICATE, tls.KEY]
     for labels, pod in pods(example(name)):
         role = labels["app.kubernetes.io/component"]
         if role in WORKERS:
@@ -416,10 +443,12 @@ def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
 
 
 def _secrets(pod: dict[str, Any]) -> dict[str | None, list[str]]:
-    """Names of Secrets by where they are mounted."""
+    """Names of Secrets by where they are mounted. Only their owner and group may read them."""
     mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     found: dict[str | None, list[str]] = {}
     for volume in pod["volumes"]:
+        if "secret" in volume or "projected" in volume:
+            assert (volume.get("secret") or volume["projected"])["defaultMode"] == 0o440, "tls.py warns of an open key"
         if "secret" in volume:
             found[mounts[volume["name"]]] = [volume["secret"]["secretName"]]
         if "projected" in volume:
@@ -624,7 +653,7 @@ def test_half_a_cpu_is_a_whole_one_of_ray() -> None:
     values = {
         "kuberay": True,
         "targets": [TARGET | {"cpu": "1500m"}],
-        "drafts": [POOL | {"cpu": "500m", "serves": ["t"]}],
+        "drafts": [POOL | {"cpu": "0.5", "serves": ["t"]}],
     }
     manifests = rendered(values)
     (cluster,) = [one for one in manifests if one["kind"] == "RayCluster"]

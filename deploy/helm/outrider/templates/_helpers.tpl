@@ -23,12 +23,12 @@
 {{/* What selects the pods of a component: (list ROOT [COMPONENT [POOL]]), where the pool may be "". */}}
 {{- define "outrider.selectorLabels" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "outrider.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ include "outrider.name" $root | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 {{- with rest . }}
 app.kubernetes.io/component: {{ first . }}
 {{- with rest . | compact }}
-outrider/pool: {{ first . }}
+outrider/pool: {{ first . | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -149,6 +149,7 @@ securityContext:
 {{- if or .tls .hubToken }}
 - name: secrets
   projected:
+    defaultMode: 0440
     sources:
       {{- with .tls }}
       - secret: {name: {{ . }}-{{ index $.labels 1 }}}
@@ -291,14 +292,14 @@ readinessProbe:
 {{- $names = append $names .name }}
 {{- range .serves }}
 {{- if not (has . $targets) }}
-{{- fail (printf "drafts: %s serves %s, which is no target pool; there are %s" $draft.name . (join ", " $targets)) }}
+{{- fail (printf "drafts: %s serves %s, which is no target pool; there are %s. Without drafts of yours the chart's own are there: give yours, or `drafts: []`" $draft.name . (join ", " $targets)) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if ne (len $names) (len (uniq $names)) }}{{ fail (printf "two pools have one name: %s" (join ", " $names)) }}{{ end }}
-{{- range concat .Values.targets .Values.drafts }}
-{{- if regexMatch "^(gateway(-.*)?|head|launcher)$" .name }}
-{{- fail (printf "pool %s has a name that gateways, or Ray's head and launcher, have; give it another" .name) }}
+{{- range concat .Values.targets (.Values.drafts | default list) }}
+{{- if regexMatch "^(gateway(-.*)?|.*-metrics|head|launcher)$" .name }}
+{{- fail (printf "pool %s has a name that gateways, their metrics, or Ray's head and launcher have; give it another" .name) }}
 {{- end }}
 {{- include "outrider.fits" (printf "%s-%s" (include "outrider.fullname" $) .name) }}
 {{- $ranks := int (dig "tensor_parallel" 1 (.settings | default dict)) }}
@@ -337,6 +338,9 @@ alone what is a tenth too much. */}}
 {{- if and .answersPerReplica (ge (mulf .answersPerReplica 1.1) (float64 $most)) }}
 {{- fail (printf "pool %s has answersPerReplica %v, and a worker of it has no more than %d answers, by %s: the pool would never grow; say at most %d, or raise %s" .name .answersPerReplica $most $limit (div (sub (mul 10 $most) 1) 11) $limit) }}
 {{- end }}
+{{- end }}
+{{- if and (or .Values.prometheus.rules .Values.grafana.dashboards) (not (.Files.Glob "files/*/*")) }}
+{{- fail "this copy of the chart has no files/: those are links of the repository, which Flux's GitRepository leaves out; take the chart of a release, outrider-VERSION.tgz" }}
 {{- end }}
 {{- if and .Values.kuberay (ne (int .Values.loadTimeoutSeconds) 900) }}
 {{- fail (printf "loadTimeoutSeconds is %v, and with kuberay workers have the 900 s of its launcher; leave it out" .Values.loadTimeoutSeconds) }}
