@@ -19,7 +19,14 @@ from tests.stack import DEMO_TARGET, Process, Stack, running
 MAX_TOKENS = 32
 NEAR_TIE = 1e-4
 """Two answers of scores that are closer, in nats, may stand the other way around."""
-SEARCHES: list[tuple[int, float, bool | str]] = [(2, 1.0, False), (4, 0.0, "never"), (4, 1.0, True), (8, 2.0, False)]
+SEARCHES = [
+    (4, 1.0, True),
+    *(
+        pytest.param(*search, marks=pytest.mark.slow)
+        for search in [(2, 1.0, False), (4, 0.0, "never"), (8, 2.0, False)]
+    ),
+]
+"""Width, length penalty and early stopping. `tests/engine/test_beams.py` has more of them, without services."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -146,7 +153,7 @@ def paced() -> Iterator[Stack]:
         yield started
 
 
-@pytest.mark.parametrize("name", ["draft", "target"])
+@pytest.mark.parametrize("name", [pytest.param("draft", marks=pytest.mark.slow), "target"])
 async def test_a_worker_killed_half_way_changes_no_answer(paced: Stack, name: str) -> None:
     expected = (await asyncio.to_thread(beams, DEMO_TARGET, [PROMPT], 4, 96, 1.0, False))[0]
 

@@ -168,6 +168,7 @@ async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *((PROMPT, ids) for ids in texts[:3]))
 
 
+@pytest.mark.slow
 async def test_of_two_sources_of_one_tree_one_is_killed_and_comes_back_and_no_token_changes(
     paced: Stack, client: AsyncClient
 ) -> None:

@@ -64,7 +64,7 @@ def assert_equal(expected: Answer, ids: list[int]) -> None:
     assert difference is None or difference.near_tie, difference
 
 
-@pytest.mark.parametrize("k", [0, 1, 4, 8])
+@pytest.mark.parametrize("k", [0, 4, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 8))])
 async def test_greedy_text_is_that_of_generate(client: AsyncClient, translated: list[Answer], k: int) -> None:
     wish = Speculation(num_draft_tokens=k)
     answers = await asyncio.gather(
@@ -76,7 +76,7 @@ async def test_greedy_text_is_that_of_generate(client: AsyncClient, translated: 
     assert bool(k) == any(answer.usage.num_accepted_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 4])
 async def test_beams_are_those_of_generate(client: AsyncClient, width: int) -> None:
     """Of more texts, and of demo prompts: make bench-beams."""
     sources = TO_TRANSLATE[:6]
@@ -112,6 +112,7 @@ async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncCli
     assert drafted.usage.num_cached_prompt_tokens  # answers to one source share what its encoder made
 
 
+@pytest.mark.slow
 async def test_a_draft_killed_in_the_middle_changes_no_token(t5: Stack, client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True}
     sampled, coupled = options | {"temperature": 0.7, "seed": 5}, AcceptanceRule.COUPLED

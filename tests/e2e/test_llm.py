@@ -64,6 +64,7 @@ def test_the_example_runs_texts_are_the_services_and_nothing_is_left_after_an_ex
     command.end()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_ctrl_c(left: Tree) -> None:
     """Without a `with`, and in the middle of answers."""
     command = Command("-c", ENDLESS)

@@ -58,7 +58,11 @@ def member_of(pools: Pools, role: str) -> tuple[str, Process]:
 
 @pytest.mark.parametrize(
     ("number", "drafter"),
-    [(signal.SIGKILL, Drafter.MODEL), (signal.SIGSTOP, Drafter.MODEL), (signal.SIGKILL, Drafter.NGRAM)],
+    [
+        (signal.SIGKILL, Drafter.MODEL),
+        pytest.param(signal.SIGSTOP, Drafter.MODEL, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, Drafter.NGRAM, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_stream_goes_on_at_the_other_target(
     pools: Pools, client: AsyncClient, expected: list[int], number: signal.Signals, drafter: Drafter

@@ -85,7 +85,9 @@ async def answers(stack: Stack, num_schemas: int, asked: dict[str, Any], is_draf
 
 
 @pytest.mark.parametrize("num_schemas", NUM_SCHEMAS)
-@pytest.mark.parametrize("rule", ASKED)
+@pytest.mark.parametrize(
+    "rule", ["tree", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ASKED if rule != "tree")]
+)
 async def test_complete_answers_follow_their_schema_whatever_is_drafted(
     exact: Stack, rule: str, num_schemas: int
 ) -> None:

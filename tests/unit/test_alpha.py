@@ -57,7 +57,7 @@ def test_rows_of_two_drafts_have_two_names() -> None:
     assert names_of(of.keys()) == of
 
 
-@pytest.fixture(scope="module", params=["decoder", "encoder-decoder"])
+@pytest.fixture(scope="module", params=["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("alpha")
     for name, seed in (("target", 4), ("draft", 3)):
