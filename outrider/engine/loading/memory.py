@@ -20,6 +20,7 @@ from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.wire import places
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.settings.config import GPU_FRACTION
 
 log = get_logger(__name__)
 
@@ -195,7 +196,7 @@ def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes:
             "there, or use another device, a smaller model or one that is quantised",
             param="gpu_memory_utilization",
         )
-    return min(free, allowed - taken)
+    return min(int(free * GPU_FRACTION), allowed - taken)  # of what is free, where somebody else takes more
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams])
 def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
     """Cut in place. A token stays while the mass of the more likely ones is below top_p."""
     chosen = [r for r, p in enumerate(params) if p.top_p < 1.0 and not p.greedy]
-    step = max(1, MAX_NUMBERS // scaled.shape[1])  # rows at once: each takes a dozen times its bytes
+    step = max(1, MAX_NUMBERS // max(scaled.shape[1], 1 << _HALF))  # rows at once: each takes a dozen arrays
     for start in range(0, len(chosen), step):
         _cut_top_p(scaled, params, chosen[start : start + step])
 

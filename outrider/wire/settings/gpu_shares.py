@@ -18,8 +18,8 @@ from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
 
 OVERHEAD_BYTES = 2 << 30
-"""Bytes of a worker beside weights and KV cache: CUDA's context, about 0.5 GiB, and a full step of 64 slots with a
-vocabulary of 128,256, about 1.5 GiB (`loading.memory.activations_bytes`)."""
+"""Bytes of a worker beside weights and KV cache. A full step of 64 slots with a vocabulary of 128,256 decides in 1.8
+GiB (`loading.memory.decision_bytes`)."""
 MAX_INDEX_BYTES = 24 << 20
 """Bytes of an index of weights that are read; DeepSeek V3's has 9 MiB."""
 

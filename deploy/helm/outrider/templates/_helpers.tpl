@@ -310,7 +310,7 @@ readinessProbe:
 {{- if and .gpus (ne (int .gpus) $ranks) }}
 {{- fail (printf "pool %s has gpus %v, and a worker of it takes %d, one for each rank of tensor_parallel; say the same in both" .name .gpus $ranks) }}
 {{- end }}
-{{- if and (gt $ranks 1) (gt (int (.workersPerGpu | default $.Values.workersPerGpu)) 1) }}
+{{- if and .gpus (gt $ranks 1) (gt (int (.workersPerGpu | default $.Values.workersPerGpu)) 1) }}
 {{- fail (printf "pool %s has workersPerGpu and tensor_parallel %d: a rank takes a GPU of its own; say workersPerGpu 1 for it" .name $ranks) }}
 {{- end }}
 {{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
