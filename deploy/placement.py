@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.settings.gpu_shares import gpu_shares, utilization, utilizations
+from outrider.wire.settings.gpu_shares import gpu_shares, utilization_of, utilizations
 from outrider.wire.settings.pools import Pool, check_offered, given_cores, shares
 from outrider.wire.settings.system import SystemConfig
 
@@ -246,7 +246,7 @@ def _gpu_memory(pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequenc
     """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU: as Ray counts it, or unseen by Ray,
     with other nodes that show the same one.
     """
-    found = {name: utilization(share) for name, share in gpus.items() if 0 < share < 1}
+    found = {name: utilization_of(share) for name, share in gpus.items() if 0 < share < 1}
     by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
         gpu = _only_gpu(pool, nodes) if gpus[pool.name] == 1 and _num_ranks(pool) == 1 else None

@@ -47,7 +47,7 @@ from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
-from outrider.wire.settings.gpu_shares import needed_bytes, utilization
+from outrider.wire.settings.gpu_shares import needed_bytes, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
 """Where a driver is loaded."""
@@ -264,7 +264,7 @@ def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str,
     needed = sum(needed_bytes(each.weights_bytes) for each in models)
     parts, is_too_small = list[str](), False
     for model in models:
-        value = utilization(needed_bytes(model.weights_bytes) / needed)
+        value = utilization_of(needed_bytes(model.weights_bytes) / needed)
         parts.append(f"{readable_bytes(int(value * total))} ({value:g})")
         is_too_small = is_too_small or model.weights_bytes > value * total
     return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small

@@ -49,7 +49,7 @@ def needed_bytes(num_weight_bytes: float) -> float:
     return num_weight_bytes + OVERHEAD_BYTES
 
 
-def utilization(share: float) -> float:
+def utilization_of(share: float) -> float:
     """Return `gpu_memory_utilization` of a worker that has that share of a GPU."""
     return int(1000 * share * GPU_FRACTION) / 1000
 
