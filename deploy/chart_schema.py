@@ -85,6 +85,7 @@ POD: Schema = {
 PROBES: Schema = {"livenessProbe": MAP, "readinessProbe": MAP, "startupProbe": MAP}
 CACHE: Schema = {
     "gpuResource": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"},
+    "workersPerGpu": COUNT,
     "cache": closed({"size": QUANTITY, "existingClaim": TEXT}),
 }
 POOL: Schema = {

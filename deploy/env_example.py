@@ -55,9 +55,9 @@ _HEAD = """\
 #OUTRIDER_MEMORY_TARGET=4g
 #OUTRIDER_MEMORY_GATEWAY=1g
 #OUTRIDER_MEMORY_HEAD=2g
-# The GPUs of docker-compose.gpu.yml, by the driver's number.
+# The GPUs of docker-compose.gpu.yml, by number or UUID: workers of the same one share its memory.
 #OUTRIDER_GPU_DRAFT=0
-#OUTRIDER_GPU_TARGET=1
+#OUTRIDER_GPU_TARGET=0
 # How long a container may take to end; by some seconds longer than every drain_timeout_s here and of the pools.
 #OUTRIDER_STOP_GRACE=30s
 # What the images are called, built from, and where pip looks for torch besides its own index: an index of CPU builds

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
+from outrider.wire.settings.gpu_shares import gpu_shares, utilization_of, utilizations
 from outrider.wire.settings.pools import Pool, check_offered, given_cores, shares
 from outrider.wire.settings.system import SystemConfig
 
 NO_GPU = ""
 """CUDA_VISIBLE_DEVICES that hides every GPU: Ray leaves the variable alone for an actor that asked for none."""
+GPU_LABEL = "outrider/gpu"
+"""Label of a node whose only GPU other nodes have, too, as containers of one machine may: its value is one for all of
+them, and for no other GPU of the cluster."""
 _MOST_STEPS = 20_000
 """Tries to spread workers over nodes, a few ms; beyond it they are taken to fit, and Ray would wait for ever. Twice as
 many reach one more worker or so."""
@@ -44,6 +48,8 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     num_ranks: int = 1
     """Processes on one machine, each with the above."""
+    gpu_memory_utilization: float | None = None
+    """The setting of that name where the worker's own settings do not say it; None = alone on its GPU."""
 
     def __str__(self) -> str:
         gpus = f"{self.num_gpus:g} GPU" if self.num_gpus else ""
@@ -64,6 +70,7 @@ def place(
     machines = list(nodes)
     devices = {pool.name: _device(pool, machines) for pool in config.pools}
     gpus = _gpus(config.pools, devices, machines)
+    memory = _gpu_memory(config.pools, gpus, machines)
     on_cpu = [pool for pool in config.pools if devices[pool.name] == "cpu"]
     cpus = _shared_cpus(config.pools, on_cpu, local_cores)
     return {
@@ -76,6 +83,7 @@ def place(
                 num_cores=_num_cores(pool, cpus),
                 visible_devices=NO_GPU if devices[pool.name] == "cpu" else None,
                 labels=pool.labels,
+                gpu_memory_utilization=memory.get(pool.name),
             ),
         )
         for pool in config.pools
@@ -216,11 +224,43 @@ def _device(pool: Pool, nodes: list[ClusterNode]) -> str:
 
 
 def _gpus(pools: Iterable[Pool], devices: Mapping[str, str], nodes: list[ClusterNode]) -> dict[str, float]:
-    """Of each worker's process: of a split target's, a rank. Two workers share the only GPU."""
+    """Return the GPUs of each worker's process, by its pool's name: of a split target's, a rank. Several workers share
+    the only GPU by the sizes of their models.
+    """
     users = [pool for pool in pools if devices[pool.name] == "cuda"]
-    is_pair = sum(pool.max for pool in users) == 2 and not any(_num_ranks(pool) > 1 for pool in users)
-    share = 0.5 if is_pair and sum(node.num_gpus for node in nodes) < 2 else 1.0
-    return {pool.name: _gpus_of(pool, devices[pool.name], share) for pool in pools}
+    shares: dict[str, float] = {}
+    if _have_one_gpu(users, nodes):
+        taken = sum(pool.num_gpus * pool.max for pool in users if pool.num_gpus is not None)
+        by_size = gpu_shares(pool for pool in users if pool.num_gpus is None)
+        shares = {name: int(100 * share * max(0.0, 1 - taken)) / 100 for name, share in by_size.items()}
+    return {pool.name: _gpus_of(pool, devices[pool.name], shares.get(pool.name) or 1.0) for pool in pools}
+
+
+def _have_one_gpu(users: Sequence[Pool], nodes: Iterable[ClusterNode]) -> bool:
+    """Return whether several workers, none of them split, have one GPU between them."""
+    is_split = any(_num_ranks(pool) > 1 for pool in users)
+    return sum(pool.count for pool in users) > 1 and not is_split and sum(node.num_gpus for node in nodes) < 2
+
+
+def _gpu_memory(pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode]) -> dict[str, float]:
+    """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU: as Ray counts it, or unseen by Ray,
+    with other nodes that show the same one.
+    """
+    found = {name: utilization_of(share) for name, share in gpus.items() if 0 < share < 1}
+    by_gpu: dict[str, list[Pool]] = {}
+    for pool in pools:
+        gpu = _only_gpu(pool, nodes) if gpus[pool.name] == 1 and _num_ranks(pool) == 1 else None
+        if gpu is not None:
+            by_gpu.setdefault(gpu, []).append(pool)
+    for users in by_gpu.values():
+        found.update(utilizations(users))
+    return found
+
+
+def _only_gpu(pool: Pool, nodes: Iterable[ClusterNode]) -> str | None:
+    """Return the value of GPU_LABEL that all nodes have where the pool's workers may run; None where they differ."""
+    found = {node.labels.get(GPU_LABEL) for node in nodes if node.num_gpus and matches(node.labels, pool.labels)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _gpus_of(pool: Pool, device: str, share: float) -> float:

@@ -261,6 +261,8 @@ class RayWorkers:
         placement = self._placements[pool.name]
         settings = pool.worker.model_dump(exclude_unset=True)
         settings["device"] = placement.device
+        if placement.gpu_memory_utilization is not None:
+            settings.setdefault("gpu_memory_utilization", placement.gpu_memory_utilization)
         if self._local:
             settings.setdefault("host", "127.0.0.1")
         return ActorSpec(member, pool.name, pool.role, settings, placement)

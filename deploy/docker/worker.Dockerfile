@@ -36,6 +36,7 @@ COPY target_service target_service
 COPY deploy deploy
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/var/lib/outrider HF_HOME=/var/cache/outrider/huggingface OUTRIDER_CACHE_DIR=/var/cache/outrider/native \
+    TRITON_CACHE_DIR=/var/cache/outrider/triton CUDA_CACHE_PATH=/var/cache/outrider/cuda \
     HF_TOKEN_PATH=/etc/outrider/secrets/hf-token OUTRIDER_NODE_FOLDER=/tmp/outrider-node RAY_USAGE_STATS_ENABLED=0
 # The file system is read-only when it runs: what is not compiled now is compiled at every start.
 RUN python -m compileall -q outrider draft_service target_service deploy

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.gpu_shares import utilizations
 from outrider.wire.settings.pools import Pool, format_cores, share_cores
 from outrider.wire.settings.system import (
     FROM_POOLS,
@@ -86,6 +87,8 @@ _HURRIED_GRACE_S = 1.0
 clients do not listen."""
 _WORKERS_GRACE_S = 30.0
 """Seconds for the launcher to stop its actors and Ray, beyond the time of what still runs there."""
+GPU_DEVICE = Path("/dev/nvidiactl")
+"""Where a driver is loaded."""
 _SHOWN_LINES = 20
 _LAUNCHER = "launcher"
 
@@ -312,9 +315,12 @@ class Supervisor:
 
     def _start_plain(self) -> None:
         pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
+        utilization = own_gpu_memory(self._config.pools)
         for name, cores in own_cores(pools).items():
             pool = pools[name]
-            worker = pool.worker if cores is None else pool.worker.model_copy(update={"cpu_cores": cores})
+            own = {"cpu_cores": cores, "gpu_memory_utilization": utilization.get(pool.name)}
+            given = {setting: value for setting, value in own.items() if value is not None}
+            worker = pool.worker.model_copy(update=given)
             self._roles[name] = pool.role
             self._progress(name, "loading", f"{pool.works_with} {_on_cores(cores)}".rstrip())
             self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
@@ -437,9 +443,26 @@ class Supervisor:
                 raise _ended(child)
 
 
+def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:
+    """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU of this machine and do not say it
+    themselves. Raises ConfigError.
+    """
+    by_gpu: dict[str, list[Pool]] = {}
+    for pool in pools:
+        device = pool.worker.device
+        if device == "auto":
+            device = "cuda" if GPU_DEVICE.exists() else "cpu"
+        if pool.has_model and device.startswith("cuda"):
+            by_gpu.setdefault(device.partition(":")[2] or "0", []).append(pool)
+    found: dict[str, float] = {}
+    for users in by_gpu.values():
+        found.update(utilizations(users))
+    return found
+
+
 def own_cores(pools: Mapping[str, Pool]) -> dict[str, str | None]:
     """Return cores by worker, as `cpu_cores` takes them; None = not pinned: it runs on a GPU. Raises ConfigError."""
-    on_cpu = {"cpu"} if Path("/dev/nvidiactl").exists() else {"cpu", "auto"}
+    on_cpu = {"cpu"} if GPU_DEVICE.exists() else {"cpu", "auto"}
     without_gpu = [name for name, pool in pools.items() if pool.worker.device in on_cpu and pool.has_model]
     workers = {name: (pool.role, pool.worker) for name, pool in pools.items()}
     shared = share_cores(workers, without_gpu, frozenset(os.sched_getaffinity(0)))

@@ -40,12 +40,14 @@ from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder, tokenizer_files
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
+from outrider.wire.settings.gpu_shares import needed_bytes, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
 """Where a driver is loaded."""
@@ -139,7 +141,11 @@ def gpu() -> Find:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
-        return "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", ""
+        found = f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+        refusal = torch_refusal(torch.__version__)
+        if refusal is None:
+            return "ok", found, ""
+        return "warning", f"{found}; no path flash, and so no CUDA graphs: {refusal}", "pip install 'torch>=2.13'"
     if not has_device:
         return "ok", "none; workers run on the CPU", ""
     if torch.version.cuda is None:
@@ -241,11 +247,27 @@ def room(models: list[Model], device_name: str) -> Find:
         f"{readable_bytes(weights)} of weights, {readable_bytes(caches)} for a full context of each model; "
         f"{readable_bytes(free)} free on {device}"
     )
+    if device.type == "cuda" and len(models) > 1:
+        found, is_too_small = _shared(found, models, device)
+        if is_too_small:
+            return "problem", found, "set gpu_memory_utilization for each, or give each a GPU of its own"
     if weights > free:
         return "problem", found, "free some, or take --dtype bfloat16, int8 (quantization) or a smaller model"
     if weights + caches > free:
         return "warning", found, "long requests will be refused: free some, or set context_limit"
     return "ok", found, ""
+
+
+def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str, bool]:
+    """Add what each model's worker would have of one GPU for all; return also whether that is too little for one."""
+    total = torch.cuda.mem_get_info(device)[1]
+    needed = sum(needed_bytes(each.weights_bytes) for each in models)
+    parts, is_too_small = list[str](), False
+    for model in models:
+        value = utilization_of(needed_bytes(model.weights_bytes) / needed)
+        parts.append(f"{readable_bytes(int(value * total))} ({value:g})")
+        is_too_small = is_too_small or model.weights_bytes > value * total
+    return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small
 
 
 def _itemsize(config: PreTrainedConfig, task: Task) -> int:

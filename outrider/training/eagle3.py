@@ -66,8 +66,23 @@ def _attend(
 ) -> tuple[Tensor, None]:
     num_entries = query.shape[2]
     mask_of_step = visible(num_entries, key.shape[2] // num_entries - 1, query.device)
-    output = scaled_dot_product_attention(query, key, value, mask_of_step, scale=scaling, enable_gqa=True)
+    output = attend_masked(query, key, value, mask_of_step, scaling, repeats_heads=query.is_cuda)
     return output.transpose(1, 2), None
+
+
+def attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, *, repeats_heads: bool
+) -> Tensor:
+    """Return [B, H, N, hd] of query [B, H, N, hd] over key and value [B, KV, M, hd], by a mask [N, M] bool.
+
+    repeats_heads: give each query head its keys and values, as torch's memory-efficient kernel needs them on a GPU.
+    With enable_gqa only the math backend takes a mask there, and holds all scores, [B, H, N, M] float32.
+    """
+    if repeats_heads:
+        num_repeats = query.shape[1] // key.shape[1]
+        key = key.repeat_interleave(num_repeats, dim=1)
+        value = value.repeat_interleave(num_repeats, dim=1)
+    return scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=not repeats_heads)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)

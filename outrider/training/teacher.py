@@ -74,10 +74,11 @@ class Teacher:
     """A frozen target."""
 
     def __init__(self, folder: str, device: str) -> None:
-        """Load it in float32."""
+        """Load it in float32 on a CPU, in the dtype of its files on a GPU, where forwards are in bfloat16 anyway."""
         self.device = device
         self.folder = folder
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        dtype = torch.float32 if device == "cpu" else "auto"
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         settle_rope(network, context_limit_of(network.config, None))
         self.network = network.to(device).eval().requires_grad_(False)
         text = self.network.config.get_text_config(decoder=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
@@ -134,6 +135,41 @@ def test_memory_that_is_gone_when_it_is_taken_is_an_error_at_start(
     message = r"no memory on cpu for a KV cache of 512 tokens, 131072 bytes: tried to .* is; set kv_cache_tokens lower$"
     with pytest.raises(ConfigError, match=message):
         load(original)
+
+
+def test_weights_go_straight_to_a_gpu_and_one_that_is_too_small_is_refused_with_the_remedy(
+    original: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def from_pretrained(model: str, **options: Any) -> None:
+        asked.append(options)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB\nsecond line")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    message = r"cuda:0 has too little memory for .* allocate 4.00 GiB; .* lower its gpu_memory_utilization or kv_cache"
+    with pytest.raises(ConfigError, match=message):
+        load(original, device="cuda")
+    assert asked[0]["device_map"] == {"": torch.device("cuda", 0)}
+
+
+def test_int8_on_a_gpu_is_refused_with_the_remedy(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"quantization is 'int8' and the device cuda:0: .* quantised for GPUs") as e:
+        load(original, device="cuda", quantization="int8")
+    assert e.value.param == "quantization"
+
+
+def test_memory_that_runs_out_in_the_self_test_is_not_the_paths_fault(
+    original: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(self: ModelRunner, rows: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ModelRunner, "forward", out_of_memory)
+    with pytest.raises(ConfigError, match="cpu has too little memory for"):
+        load(original, attention_path="auto")
 
 
 def test_every_end_of_sequence_id_is_known(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.training import optimizing, written
 from outrider.training import run as running
-from outrider.training.eagle3 import Eagle3, Opened
+from outrider.training.eagle3 import Eagle3, Opened, attend_masked, visible
 from outrider.training.losses import Law, acceptance, divergence, loss_of
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
@@ -106,6 +107,31 @@ def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> 
             logits, _ = truth.carried(truth.rows(hidden)[: base + 1], chain)
             own = module.head.lm_head(output[0, base + step])
             torch.testing.assert_close(own, logits[-1], rtol=1e-5, atol=1e-6)  # rotary angles are float32
+
+
+def test_heads_that_have_keys_of_their_own_attend_as_groups_do() -> None:
+    """As on a GPU, where a kernel that holds no scores takes them so."""
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, heads, n, 8, generator=generator) for heads, n in ((4, 6), (2, 12), (2, 12)))
+    mask = visible(6, 1, torch.device("cpu"))
+    own, grouped = (attend_masked(query, key, value, mask, 0.3, repeats_heads=repeats) for repeats in (True, False))
+    torch.testing.assert_close(own, grouped)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", "auto")])
+def test_a_target_to_learn_from_keeps_its_dtype_on_a_gpu(
+    device: str, dtype: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def from_pretrained(folder: str, **options: Any) -> None:
+        asked.append(options["dtype"])
+        raise OSError("read no further")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    with pytest.raises(OSError, match="read no further"):
+        Teacher("folder", device)
+    assert asked == [dtype]
 
 
 def test_what_is_asked_of_a_batch() -> None:

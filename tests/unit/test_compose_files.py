@@ -168,11 +168,24 @@ def _conditions(service: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return list(depends_on.items()) if isinstance(depends_on, dict) else []
 
 
-def test_one_gpu_for_each_worker() -> None:
+def test_a_gpu_for_each_worker_which_may_be_the_same() -> None:
+    """With which budgets: tests/unit/test_gpu_shares.py, for which the launcher sees the sizes of the models."""
     found = compose("docker-compose.gpu.yml")["services"]
+    mounted = [volume["target"] for volume in services()["launcher"]["volumes"] if isinstance(volume, dict)]
+    assert {"/models/target/${MODEL:-demo}", "/models/draft/${DRAFT:-demo}"} <= set(mounted)
     devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in found.items()}
     assert set(devices) == {"draft", "target"}
     assert all(len(one) == 1 and one[0]["driver"] == "nvidia" for one in devices.values())
+
+
+def test_what_libraries_compile_for_a_gpu_is_kept_where_the_disk_can_be_written() -> None:
+    cache = "/var/cache/outrider"
+    text = (REPO / "deploy/docker/worker.Dockerfile").read_text()
+    for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH"):
+        assert re.search(rf"\b{name}={cache}/\w+", text), name
+    assert all(f"{role}-cache:{cache}" in services()[role]["volumes"] for role in ("draft", "target"))
+    chart = (REPO / "deploy/helm/outrider/templates/_helpers.tpl").read_text()
+    assert f"{{name: cache, mountPath: {cache}}}" in chart
 
 
 @pytest.mark.parametrize("said", ["", "llm.example", "*"])

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.engine.sampling import side_by_side
+from outrider.engine.loading import memory
+from outrider.engine.sampling import coupled, sampling, side_by_side
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
@@ -34,6 +35,7 @@ from target_service.lease import Ready
 from tests import block_rule
 from tests.engine.cuda_sync_counter import SyncCounter
 from tests.grammars import ONE, REGEX, compiled, grammars_of
+from tests.live_bytes import LiveBytes
 
 VOCAB = 40
 GRAMMARS = grammars_of(width=VOCAB)
@@ -310,3 +312,17 @@ def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
 def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
     owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.draft_ids) + 1)]
     return {owner[row] for row in rows}
+
+
+@pytest.mark.parametrize(("kind", "share"), [(2, 0.75), (7, 0.85), (11, 0.5)])
+def test_what_a_decision_holds_on_a_device_is_counted(kind: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory budget's bytes are enough for each rule, and for the fullest not much too many."""
+    vocab_size, num_slots = 16384, 2
+    for module in (coupled, memory, sampling):
+        monkeypatch.setattr(module, "MAX_NUMBERS", num_slots * vocab_size)
+    step = make_step([kind] * num_slots, [5] * num_slots, seed=kind, vocab_size=vocab_size)
+    ready = [dataclasses.replace(each, guessed=False) for each in step.ready]
+    with torch.inference_mode(), LiveBytes(step.logits) as live:
+        decide_on_device(ready, step.states, step.logits)
+    counted = memory.decision_bytes(step.logits.numel())
+    assert share * counted <= live.peak <= counted, live.peak / step.logits.nbytes

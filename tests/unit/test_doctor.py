@@ -25,6 +25,7 @@ from outrider.cli.machine import Finding
 from outrider.cli.main import app
 from outrider.engine import checkup
 from outrider.engine.checkup import Task
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from tests.other_tokenizers import byte_level
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, OTHER_DRAFT, REPO
@@ -142,6 +143,27 @@ def test_a_gpu_that_torch_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     state, found, remedy = checkup.gpu()
     assert state == "problem" and "driver on your system is too old" in found and "for CUDA 12.8" in remedy
+
+
+def test_a_gpu_whose_torch_is_too_old_for_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "H100")):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    for version, state in (("2.11.0+cu130", "warning"), ("2.12.1", "warning"), ("2.13.0", "ok"), ("2.14.0a0", "ok")):
+        monkeypatch.setattr(torch, "__version__", version)
+        found = checkup.gpu()
+        assert found[0] == state and "1 x H100" in found[1]
+        assert ("no path flash, and so no CUDA graphs" in found[1]) is (state == "warning")
+
+
+@pytest.mark.parametrize(("weights", "state"), [(16, "ok"), (60, "ok"), (75, "problem")])
+def test_both_models_on_one_gpu_share_it(monkeypatch: pytest.MonkeyPatch, weights: int, state: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 << 30, 80 << 30))
+    models = [checkup.Model(pb.WorkerInfo(), b"", size << 30, 1 << 30, "Llama") for size in (weights, 2)]
+    found = checkup.room(models, "cuda")
+    assert found[0] == state and "on one GPU they share it, gpu_memory_utilization in order: " in found[1]
+    if weights == 16:
+        assert found[1].endswith("58.9 GiB (0.736), 13.0 GiB (0.163)")
 
 
 def test_no_compiler_and_no_place_for_what_it_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,17 @@ def test_a_slot_begins_only_when_all_that_it_needs_is_there_beside_one_block_for
     """9 + 4 tokens are 4 blocks; the running slot's own step takes 2, and 1 is left to it."""
     assert Admit((1, 2)) not in plan(demand(1), blank(2), num_free=6)
     assert Admit((1, 2)) in plan(demand(1), blank(2), num_free=7)
+
+
+@pytest.mark.parametrize(("num_free", "num_begun"), [(4, 3), (3, 3), (2, 2)])
+def test_a_block_that_has_tokens_left_is_what_its_slot_grows_into(num_free: int, num_begun: int) -> None:
+    """Blocks of 256, as `flash` has them: a text of 20 tokens takes one, and none beside it."""
+    scheduler = Scheduler(256, 64)
+    begun = keys(scheduler.plan([blank(index, 20) for index in range(3)], num_free), Admit)
+    assert begun == list(range(num_begun))
+    running, nearly_full = demand(0, Want.NOTHING, 20, k=0, blocks=1), demand(1, Want.NOTHING, 250, k=0, blocks=1)
+    assert keys(scheduler.plan([running, blank(2, 20)], num_free=1), Admit) == [2]
+    assert keys(scheduler.plan([nearly_full, blank(2, 20)], num_free=1), Admit) == [], "the one block is for its growth"
 
 
 def test_the_youngest_gives_its_memory_up() -> None:

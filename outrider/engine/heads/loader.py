@@ -111,11 +111,13 @@ def load_head(
     check_class(target_files.config)
     head_class, read_files = READERS[kind]
     read = read_files(Checkpoint(config.model, allow_pickle), target_files)
-    head = head_class.of(read.facts, _placed(read.tensors, device, config.dtype))
+    with memory.fits(config.model, device):
+        head = head_class.of(read.facts, _placed(read.tensors, device, config.dtype))
     mask = read.mask and replace(read.mask, feature=read.mask.feature.to(device, head.dtype))
     settle_rope(head, limit)
     facts = _facts(config.model, target_files, head.dtype, device, limit, head.parameters())
-    path = _path(head, facts, config.attention_path)
+    with memory.fits(config.model, device):
+        path = _path(head, facts, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), device)
     num_positions = VERIFY_TOKENS
     if isinstance(path, BlockHeadPath):
@@ -139,7 +141,8 @@ def load_medusa(config: WorkerConfig, target: str, allow_pickle: bool = False) -
     device, target_files = resolve_device(config.device), TargetFiles(target)
     limit = context_limit_of(target_files.config, config.context_limit)
     read = read_medusa(Checkpoint(config.model, allow_pickle), target_files)
-    heads = MedusaHeads.of(read.facts, _placed(read.tensors, device, config.dtype))
+    with memory.fits(config.model, device):
+        heads = MedusaHeads.of(read.facts, _placed(read.tensors, device, config.dtype))
     facts = _facts(config.model, target_files, heads.dtype, device, limit, heads.parameters())
     if device.type == "cpu":
         pack_linears(heads)  # which compares each with the plain one

@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.distributed import DistributedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import is_accelerate_available
 
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
@@ -35,7 +36,7 @@ from outrider.engine.loading.model_files import (
     model_file,
     read_model_json,
 )
-from outrider.engine.loading.quantize import check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -48,7 +49,7 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.peer_text import bound_text
-from outrider.wire.settings.config import TargetConfig, WorkerConfig
+from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID
 
 log = get_logger(__name__)
@@ -69,8 +70,6 @@ ANSWER_TOKENS = 4096
 once they are used."""
 CPU_FRACTION = 0.1
 """Share of a CPU's free memory for the cache: it is everybody's. Doubling it leaves less to other processes."""
-GPU_FRACTION = 0.9
-"""Share of a GPU's, which is ours, captured graphs included: the rest is for what torch takes beside them."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
@@ -80,6 +79,11 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     function. Raises ConfigError for anything that cannot be served, naming it.
     """
     device = resolve_device(config.device)
+    with memory.fits(config.model, device):
+        return _load(config, device, join)
+
+
+def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.device], Group] | None) -> ModelRunner:
     folder = local_folder(config.model)
     if folder is not None:
         check_folder(folder)
@@ -89,6 +93,7 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
     generation = read_generation(config.model, made_of)
     check_weights(config.model, made_of)
     check_readable(config.model, made_of, device, config.quantization)
+    check_int8(device, config.quantization)
     quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
     group = None
@@ -343,8 +348,8 @@ def _load_weights(
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
-    if is_quantised and device.type == "cuda":
-        options["device_map"] = {"": device}  # some methods read nowhere else, and cannot be moved
+    if device.type == "cuda" and (is_quantised or (num_ranks == 1 and is_accelerate_available())):
+        options["device_map"] = {"": device}  # each tensor is read onto it: the host never holds them all
     transformers.utils.logging.disable_progress_bar()  # a worker's stderr is a log
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
@@ -352,6 +357,8 @@ def _load_weights(
         network, info = _auto_class(config).from_pretrained(
             model, config=config, dtype=wanted, output_loading_info=True, **options
         )
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
     finally:
@@ -365,8 +372,8 @@ def _load_weights(
     network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     network = network.eval().requires_grad_(False)
     if quantization == "int8":
-        quantize_int8(network)  # before the weights go to the device, which then never holds them whole
-    return network if is_quantised else network.to(device)
+        quantize_int8(network)
+    return network if is_quantised else network.to(device)  # not moved where they are there already
 
 
 def _facts(
@@ -403,7 +410,11 @@ def _budget(
     runner: ModelRunner, made_of: PreTrainedConfig, num_weight_bytes: int, config: WorkerConfig, num_positions: int
 ) -> Budget:
     facts, text = runner.facts, made_of.get_text_config(decoder=True)
-    free = memory.free_memory_bytes(runner.device)
+    utilization = config.gpu_memory_utilization if config.kv_cache_tokens is None else None
+    if runner.device.type == "cuda" and utilization is not None:
+        free = memory.shared_memory_bytes(runner.device, utilization, num_weight_bytes)
+    else:
+        free = memory.free_memory_bytes(runner.device)
     if runner.device.type == "cpu":
         free //= facts.num_ranks  # all ranks take their share of the same memory
     verified = config.max_slots * num_positions
@@ -415,13 +426,15 @@ def _budget(
     if facts.decoder_start_ids:  # a step encodes what its budget has left and one whole source
         tokens += facts.context_limit
         encoder = memory.scores_bytes(text, itemsize, facts.context_limit)
-    activations = memory.activations_bytes(text, itemsize, tokens, verified) + encoder
+    decides_here = runner.device.type == "cuda" and isinstance(config, TargetConfig)
+    logits_bytes = memory.decision_bytes if decides_here else memory.logits_bytes
+    activations = memory.activations_bytes(text, itemsize, tokens) + logits_bytes(verified * text.vocab_size) + encoder
     graphs, tapped = 0, 3 * tokens  # as a layer leaves them, side by side with other taps, and those that stay
     if isinstance(runner.path, Prepares):
         widest = config.max_slots * max(WIDTHS)
         # Each graph has its own: of so many slots, half as many, and so on.
         tapped += 2 * config.max_slots * sum(WIDTHS)
-        graphs = memory.activations_bytes(text, itemsize, widest, widest)
+        graphs = memory.activations_bytes(text, itemsize, widest) + memory.logits_bytes(widest * text.vocab_size)
     return Budget(num_weight_bytes, activations, free, graphs, tapped * text.hidden_size * itemsize)
 
 
@@ -435,7 +448,8 @@ def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> in
         slot_tokens = min(context, ANSWER_TOKENS) if on_cpu else context
         wanted = max(config.max_slots * -(-slot_tokens // block_size), -(-context // block_size))
         wanted *= runner.facts.num_sequences
-        fraction = config.kv_cache_fraction or (CPU_FRACTION if on_cpu else GPU_FRACTION)
+        of_gpu = GPU_FRACTION if config.gpu_memory_utilization is None else 1.0  # which leaves the rest out already
+        fraction = config.kv_cache_fraction or (CPU_FRACTION if on_cpu else of_gpu)
         return budget.num_blocks(block_bytes, wanted, fraction)
     num_blocks = -(-kv_cache_tokens // block_size)
     if num_blocks < runner.facts.num_sequences:

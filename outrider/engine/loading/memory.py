@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
+from outrider.engine.loading.model_files import first_line
+from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.wire import places
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.settings.config import GPU_FRACTION
 
 log = get_logger(__name__)
 
@@ -70,8 +73,8 @@ class Budget:
             raise ConfigError(
                 f"no memory for a KV cache: a block takes {block_bytes} bytes, and of {self.free_bytes} free ones "
                 f"{max(room, 0)} are for the cache (kv_cache_fraction {fraction:g}, and about "
-                f"{self.activations_bytes + self.graphs_bytes} bytes for a step); free some, lower "
-                "max_prefill_tokens or set kv_cache_tokens"
+                f"{self.activations_bytes + self.graphs_bytes} bytes for a step); free some, lower max_slots or "
+                "max_prefill_tokens, or set kv_cache_tokens; where others share the GPU, raise gpu_memory_utilization"
             )
         return min(num_wanted, room // block_bytes)
 
@@ -99,10 +102,10 @@ def _stored_bytes(tensor: Tensor) -> int:
     return sum(_stored_bytes(getattr(tensor, name)) for name in flatten()[0])
 
 
-def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int, logits_rows: int) -> int:
-    """Return about what a forward holds at once, in bytes: its widest layer's tensors, and float32 logits twice.
+def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int) -> int:
+    """Return about what a forward holds at once, in bytes: its widest layer's tensors.
 
-    config: the text model's. step_tokens: fed by the fullest step. logits_rows: positions whose logits it wants.
+    config: the text model's. step_tokens: fed by the fullest step.
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
@@ -113,7 +116,21 @@ def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int,
     per_token = 3 * hidden + max(
         3 * widest, 4 * heads * head_dim
     )  # residual, norm, input; gate, up, product or q k v o
-    return step_tokens * per_token * itemsize + 2 * logits_rows * config.vocab_size * 4
+    return step_tokens * per_token * itemsize
+
+
+def logits_bytes(num_logits: int) -> int:
+    """Return the bytes of a step's logits where the host decides: in float32, and as the model gives them."""
+    return 2 * num_logits * 4
+
+
+def decision_bytes(num_logits: int) -> int:
+    """Return the bytes that `decide_on_device` holds at once for a step's logits, them included.
+
+    Rejection with penalties holds the most, 9.1 arrays of float32, where one of float64 counts twice. The coupled rule
+    holds three, and makes its noise for MAX_NUMBERS at a time, in twelve arrays of 8 bytes.
+    """
+    return max(10 * 4 * num_logits, 3 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS))
 
 
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
@@ -162,6 +179,38 @@ def free_memory_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free, allowed = _available_bytes(), _allowed_bytes()
     return free if allowed is None else min(free, allowed)
+
+
+def shared_memory_bytes(device: torch.device, utilization: float, weights_bytes: int) -> int:
+    """Return the free bytes of a GPU within this process's share of it.
+
+    utilization: the share of the GPU's whole memory. Raises ConfigError where weights of that size leave nothing.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(utilization * total)
+    taken = max(weights_bytes, torch.cuda.memory_reserved(device))
+    if taken >= allowed:
+        raise ConfigError(
+            f"gpu_memory_utilization is {utilization:g}, {readable_bytes(allowed)} of the {readable_bytes(total)} of "
+            f"{device}, and the loaded model takes {readable_bytes(taken)}: raise it and lower that of the others "
+            "there, or use another device, a smaller model or one that is quantised",
+            param="gpu_memory_utilization",
+        )
+    return min(int(free * GPU_FRACTION), allowed - taken)  # of what is free, where somebody else takes more
+
+
+@contextlib.contextmanager
+def fits(model: str, device: torch.device) -> Iterator[None]:
+    """Load the model. Raises ConfigError, which says what to set, in place of torch's OutOfMemoryError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{device} has too little memory for {model}: {first_line(error)}; use another device, a smaller model or "
+            "one that is quantised, or end what else runs there; where another worker does, lower its "
+            "gpu_memory_utilization or kv_cache_tokens",
+            param="device",
+        ) from error
 
 
 def _allowed_bytes() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.cuda.graphed_path import graphed_path
@@ -139,6 +140,8 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
     runner.tree_refusal = None  # or it would not be tried
     try:
         error = largest_tree_error(runner, truth)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as reason:  # whatever a class does with positions or a mask that it does not know
         return f"does not run with them: {type(reason).__name__}: {first_line(reason)}"
     if not error <= TOLERANCE[runner.facts.dtype]:  # NaN fails
@@ -155,6 +158,8 @@ def features_refusal(runner: ModelRunner, truth: UncachedModel) -> str | None:
     runner.features_refusal = None  # or it would not be tried
     try:
         error = largest_feature_error(runner, truth)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as reason:  # whatever a class does that keeps its layers in its own way
         return f"cannot be tapped: {type(reason).__name__}: {first_line(reason)}"
     if not error <= TOLERANCE[runner.facts.dtype]:  # NaN fails
@@ -172,6 +177,8 @@ def check_cache(runner: ModelRunner, truth: Remembered) -> float:
     """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
     try:
         error = largest_error(runner, truth)
+    except torch.OutOfMemoryError:  # the model runs: there is too little memory
+        raise
     except Exception as reason:  # whatever a class does with a cache it does not know
         raise PathUnavailable(f"does not run on this cache: {type(reason).__name__}: {first_line(reason)}") from reason
     tolerance = TOLERANCE[runner.facts.dtype]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +20,8 @@ BLOCK_SIZE = 256
 """Tokens a block. Flash attention 2, which torch carries, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
 """Columns of a head."""
+MIN_TORCH = "2.13"
+"""First version whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
 
 
 class VarlenAttention:
@@ -66,6 +69,13 @@ def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
         return window - 1, 0
     # A row's only query sees every key anyway, and without a bound the kernel packs the query heads of a KV head.
     return (-1, -1) if plan.max_q == 1 else (-1, 0)
+
+
+def torch_refusal(version: str) -> str | None:
+    """Return why that version of torch cannot run VarlenAttention, or None."""
+    if Version(version).release >= Version(MIN_TORCH).release:
+        return None
+    return f"torch {version} takes no num_splits with pages, which {MIN_TORCH} and later do"
 
 
 def why_not(model: PreTrainedModel) -> str | None:

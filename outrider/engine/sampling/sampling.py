@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.engine.sampling.penalties import LogitRow
 from outrider.engine.sampling.row_law import COLDEST, RowLaw
 from outrider.wire.params import SamplingParams
@@ -122,8 +123,13 @@ def _keep_top_k(scaled: Tensor, processed: Tensor, params: list[SamplingParams])
 def _keep_top_p(scaled: Tensor, params: list[SamplingParams]) -> None:
     """Cut in place. A token stays while the mass of the more likely ones is below top_p."""
     chosen = [r for r, p in enumerate(params) if p.top_p < 1.0 and not p.greedy]
-    if not chosen:
-        return
+    step = max(1, MAX_NUMBERS // max(scaled.shape[1], 1 << _HALF))  # rows at once: each takes a dozen arrays
+    for start in range(0, len(chosen), step):
+        _cut_top_p(scaled, params, chosen[start : start + step])
+
+
+def _cut_top_p(scaled: Tensor, params: list[SamplingParams], chosen: list[int]) -> None:
+    """Cut the chosen rows in place."""
     index = to_device(np.array(chosen), scaled.device)
     x = scaled[index]  # [r, V]
     top_p = _column([params[r].top_p for r in chosen], x, torch.float64)  # [r, 1]

@@ -10,8 +10,9 @@ Plain values in, typed decisions out; `StepScheduler` applies them for both work
    beside steps of others, and also while others are between two steps: those would find the forward under way. Now and
    then it is nothing, to see what the others' steps cost. When many short ones wait beside few that run, all of one
    caller, it is whole for them: all run sooner, and in fuller batches, if those few pause.
-3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, besides one for
-   each slot that is running; while one waits for that, none that comes after it begins.
+3. A slot that holds nothing begins only when the free blocks cover all it needs for its next step, and leave one for
+   each slot whose last block is nearly full, this one among them; while one waits for that, none that comes after it
+   begins.
 4. Memory that runs out is taken from the youngest slot, which begins anew from its committed tokens when its turn
    comes. Nobody takes from an older slot, unless that has been dormant: so the oldest that wants something gets it.
 
@@ -113,6 +114,8 @@ def _mean(before: float | None, new: float, weight: float = _WEIGHT) -> float:
     return new if before is None else before + weight * (min(new, _OUTLIER * before) - before)
 
 
+GROWTH_TOKENS = 16
+"""Tokens by which each slot that runs can grow when another begins: a block of the paths on a CPU."""
 WAITING_SERVED_RATIO = 0.3
 """Share of short prompts that wait over slots that run from which on these pause for them. Doubling it makes prompts
 wait for twice as many others. Name and idea are those of text-generation-inference."""
@@ -330,7 +333,7 @@ class _Plan:
                 self.decisions.append(Wait(demand.key, Why.MEMORY if no_memory else Why.BUDGET))
                 continue
             self.decisions.append(Admit(demand.key))
-            spare -= missing + 1
+            spare -= missing + self._reserve(demand)
             num_fed += self._feed(demand, index, budget) if demand.num_to_feed else self._run_admitted(demand)
 
     def _pause_for(self, most: int) -> int:
@@ -371,14 +374,17 @@ class _Plan:
         return demand.num_after
 
     def _num_spare(self) -> int:
-        """Return the free blocks that nobody who holds memory counts on: one each, and what half-fed prompts still
-        need.
+        """Return the free blocks that nobody who holds memory counts on: to grow, and what half-fed prompts still need.
 
         Dormant slots count on nothing: what they hold is taken when it is needed.
         """
         holding = [d for d in self._demands if d.num_blocks and d.want is not Want.DORMANT]
         half_fed = sum(self._missing(demand, demand.num_after) for demand in holding if demand.num_to_feed)
-        return self._num_free - len(holding) - half_fed
+        return self._num_free - sum(self._reserve(demand) for demand in holding) - half_fed
+
+    def _reserve(self, demand: SlotDemand) -> int:
+        """Return the blocks that the slot needs to grow after its next step: none while its last one has the tokens."""
+        return int(-demand.num_after % self._block_size < GROWTH_TOKENS)
 
     def _missing(self, demand: SlotDemand, num_tokens: int) -> int:
         """Return the blocks to be had before the slot's cache can hold num_tokens."""

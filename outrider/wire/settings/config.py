@@ -28,6 +28,8 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 MIB = 1 << 20
+GPU_FRACTION = 0.9
+"""Share of a GPU's memory that workers take: the rest is for CUDA's contexts and what torch takes beside tensors."""
 MAX_CORES = 4096
 _CLOSE = 0.75
 """difflib's ratio from which one name may be meant by another."""
@@ -138,7 +140,11 @@ class WorkerConfig(_ProcessConfig):
     contexts, of which a CPU counts 4096 tokens each. On a CPU memory is taken as it is used."""
     kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the memory that is free once the weights are loaded which the KV cache may take; absent = 0.1 on a CPU,
-    0.9 on a GPU, with captured graphs."""
+    0.9 on a GPU, with captured graphs; with gpu_memory_utilization 1."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a GPU's whole memory that this worker may take, weights and steps included, unless kv_cache_tokens says
+    the cache; absent = by what is free, or, where `outrider up`, the launcher or the chart places several workers on
+    one GPU, this worker's share of 0.9."""
     prefix_caching: bool = True
     """Keep the KV of prompts and answers that have ended, so that a later prompt that begins alike is not fed again."""
     context_limit: Positive | None = None

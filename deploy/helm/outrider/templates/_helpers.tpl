@@ -45,7 +45,7 @@ app.kubernetes.io/part-of: outrider
 
 {{/* The values of a part as JSON: those of every pod, and what the part has over them, (list ROOT OVER...). */}}
 {{- define "outrider.part" -}}
-{{- $part := pick (first .).Values "image" "imagePullSecrets" "podAnnotations" "podLabels" "podSecurityContext" "securityContext" "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "extraEnv" "volumes" "volumeMounts" "gpuResource" "cache" | deepCopy }}
+{{- $part := pick (first .).Values "image" "imagePullSecrets" "podAnnotations" "podLabels" "podSecurityContext" "securityContext" "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "extraEnv" "volumes" "volumeMounts" "gpuResource" "workersPerGpu" "cache" | deepCopy }}
 {{- range rest . }}
 {{- $part = mergeOverwrite $part (deepCopy (. | default dict)) }}
 {{- end }}
@@ -126,6 +126,11 @@ securityContext:
 {{- $requests := deepCopy $limits }}
 {{- if not .part.cache.existingClaim }}{{ $_ := set $requests "ephemeral-storage" .part.cache.size }}{{ end }}
 {{- mergeOverwrite (dict "requests" $requests "limits" $limits) (.part.resources | default dict) | toYaml }}
+{{- end }}
+
+{{/* gpu_memory_utilization of a worker: one GPU's 0.9 in equal parts, to 3 places; empty where it has its own. */}}
+{{- define "outrider.gpuMemory" -}}
+{{- if and .gpus (gt (int .workersPerGpu) 1) }}{{ divf (floor (divf 900 .workersPerGpu)) 1000 }}{{ end }}
 {{- end }}
 
 {{/* Whole cores of a quantity of CPU: 500m and 0.5 are 1. */}}
@@ -306,6 +311,9 @@ readinessProbe:
 {{- if and .gpus (ne (int .gpus) $ranks) }}
 {{- fail (printf "pool %s has gpus %v, and a worker of it takes %d, one for each rank of tensor_parallel; say the same in both" .name .gpus $ranks) }}
 {{- end }}
+{{- if and .gpus (gt $ranks 1) (gt (int (.workersPerGpu | default $.Values.workersPerGpu)) 1) }}
+{{- fail (printf "pool %s has workersPerGpu and tensor_parallel %d: a rank takes a GPU of its own; say workersPerGpu 1 for it" .name $ranks) }}
+{{- end }}
 {{- if lt (int (.maxReplicas | default .replicas)) (int .replicas) }}
 {{- fail (printf "pool %s has replicas %v, and maxReplicas %v" .name .replicas .maxReplicas) }}
 {{- end }}
@@ -379,6 +387,7 @@ alone what is a tenth too much. */}}
 {{- $of_role := dict }}
 {{- range $pools }}
 {{- $pool := dict }}
+{{- with include "outrider.gpuMemory" (include "outrider.part" (list $ .) | fromJson) }}{{ $_ := set $pool "gpu_memory_utilization" (float64 .) }}{{ end }}
 {{- range $key, $value := .settings }}{{ $_ := set $pool $key $value }}{{ end }}
 {{- $port := ternary 7200 7100 (eq $role "target") }}
 {{- range $key, $value := dict "count" .replicas "labels" (dict "outrider/pool" .name) "num_cpus" (include "outrider.cores" .cpu | float64) "port" $port "metrics_port" (add $port 2000) }}
