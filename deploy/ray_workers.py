@@ -39,13 +39,14 @@ class Ranks:
     def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
         """Reserve the ranks' places.
 
-        placement: of each rank. cpu_cores: to share out, as in the settings. parent: a folder that goes with Ray's session; None = the system's own for such.
+        placement: of each rank. cpu_cores: to share out, as in the settings. parent: a folder that goes with Ray's
+        session; None = the system's folder for temporary files.
         """
         self._placement = placement
         num_ranks = placement.num_ranks
         self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
         self._followers: list[Any] = []
-        # Of a length that does not depend on the worker's name: the path of a socket has 107 bytes.
+        # Its length does not depend on the worker's name, for a socket's path may have 107 bytes.
         folder = f"outrider-ranks-{secrets.token_hex(4)}"
         if parent is None:
             parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
