@@ -12,15 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.env_example import env_example
 from deploy.launcher import read_config
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import tell_end
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.config import meant
+from outrider.wire.settings.config import OTHER_VARIABLES, meant
 from outrider.wire.settings.system import gateway_config
 
-_OF_THE_IMAGE = frozenset({"OUTRIDER_CACHE_DIR", "OUTRIDER_NODE_FOLDER"})
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
 """By what the user writes: where the container has that folder."""
@@ -46,10 +44,9 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 def _check_names(variables: Mapping[str, str]) -> None:
     """Those of a part's prefix are checked with its settings."""
-    known = set(re.findall(r"^#([A-Z_]+)=", env_example(), re.MULTILINE)) | _OF_THE_IMAGE
     for name in variables:
-        if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in known:
-            raise ConfigError(f"{name} is no setting; {meant(name, known)}")
+        if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in OTHER_VARIABLES:
+            raise ConfigError(f"{name} is no setting; {meant(name, OTHER_VARIABLES)}")
 
 
 def _check_folder(name: str, path: str, folder: Path) -> None:

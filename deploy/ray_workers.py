@@ -36,19 +36,19 @@ STOP_GRACE_S = 2.0
 class Ranks:
     """Holds the ranks of one split target. `start_followers` and `stop` are called once each."""
 
-    def __init__(self, name: str, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
+    def __init__(self, placement: Placement, cpu_cores: str | None, parent: str | None) -> None:
         """Reserve the ranks' places.
 
-        name: the worker's, unique on the cluster. placement: of each rank. cpu_cores: to share out, as in the settings.
-        parent: a folder that goes with Ray's session; None = the system's own for such.
+        placement: of each rank. cpu_cores: to share out, as in the settings. parent: a folder that goes with Ray's
+        session; None = the system's folder for temporary files.
         """
         self._placement = placement
         num_ranks = placement.num_ranks
         self._cores = split_evenly(parse_cores(cpu_cores), num_ranks) if cpu_cores else [None] * num_ranks
         self._followers: list[Any] = []
-        folder = f"outrider-ranks-{name.replace('/', '-')}"
-        if parent is None:  # every account may write there, and must not make it before us
-            folder += f"-{secrets.token_hex(4)}"
+        # Its length does not depend on the worker's name, for a socket's path may have 107 bytes.
+        folder = f"outrider-ranks-{secrets.token_hex(4)}"
+        if parent is None:
             parent = str(parent_for_sockets(f"/{folder}/{SOCKET}"))
         self.folder = str(Path(parent) / folder)
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus}
@@ -203,7 +203,7 @@ class RayWorkers:
         ranks = None
         options = self._options(member, placement)
         if placement.num_ranks > 1:
-            ranks = Ranks(f"{self._run}-{member}", placement, pool.worker.cpu_cores, self._folder)
+            ranks = Ranks(placement, pool.worker.cpu_cores, self._folder)
             ranks.start_followers(options)
             spec.settings.update(cpu_cores=ranks.cores_of(0))
             spec = replace(spec, ranks_folder=ranks.folder)

@@ -244,8 +244,11 @@ class HttpServer(uvicorn.Server):
         """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # uvicorn makes the default headers from these once a second
-        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        headers = [*self.server_state.default_headers, close]
+        self.server_state.default_headers = headers
         for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol) and connection.cycle is not None:
+                connection.cycle.default_headers = headers  # older uvicorn leaves it out here
             connection.shutdown()
 
     @contextlib.contextmanager

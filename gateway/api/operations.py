@@ -93,6 +93,6 @@ class Operations:
 
     async def readyz(self, request: Request) -> Response:
         """Say whether a request would be served now, and which workers are not used."""
-        reason, refusals = self.generator.ready(), self.generator.refusals()
-        said = {"ready": reason is None, "reason": reason, "refused": list(refusals)}
+        reason = self.generator.ready()
+        said = {"ready": reason is None, "reason": reason, "refused": list(self.generator.refusals())}
         return JsonResponse(said, 200 if reason is None else 503)

@@ -77,8 +77,8 @@ def do_work(module: Any, frame: bytes, cpu_s: float) -> dict[str, Any]:
 def main(module_name: str, cpu_s: float, memory_bytes: int) -> None:
     requests, replies = os.fdopen(0, "rb"), os.fdopen(1, "wb")
     sys.stdout = sys.stderr  # nothing that a library prints passes for a reply
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; the pool ends us
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; the pool ends us
     os.nice(NICENESS)
     module = importlib.import_module(module_name)
     module.prepare()

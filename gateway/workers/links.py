@@ -311,7 +311,8 @@ class WorkerLink:
         later, whatever it says that it is.
         """
         while True:
-            began_s, is_away = time.monotonic(), False
+            began_s = time.monotonic()
+            is_away = False
             try:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:

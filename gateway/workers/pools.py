@@ -156,8 +156,8 @@ class Pools:
             await self._wait_change(left_s if left_s > 0 else None)
 
     async def wait_drafts(self) -> None:
-        """Wait until every draft is connected or refused, and has said which targets it fits, for at most
-        DRAFTS_WAIT_S. Requests are served meanwhile.
+        """Wait until every draft is connected or refused, and its pairing checks are done, for at most DRAFTS_WAIT_S.
+        Requests are served meanwhile.
         """
         give_up_s = time.monotonic() + DRAFTS_WAIT_S
         while True:
@@ -201,7 +201,7 @@ class Pools:
                 return f"draft at {member.spec.address}"
         for draft, target in self._neighbours():
             if draft.lacks_pairing(target):
-                return f"word of the draft at {draft.spec.address} whether it fits the target at {target.spec.address}"
+                return f"pairing check of the draft at {draft.spec.address} with the target at {target.spec.address}"
         return None
 
     def refusals(self) -> list[str]:

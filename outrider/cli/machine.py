@@ -192,7 +192,8 @@ def shared_memory(folder: Path) -> Finding:
 
 def temporary_files() -> Finding:
     """Whether Ray's sockets fit into the folder for temporary files, or into another."""
-    check, wanted = "temporary files", tempfile.gettempdir()
+    check = "temporary files"
+    wanted = tempfile.gettempdir()
     try:
         parent = parent_for_sockets(RAY_SOCKET)
     except ConfigError as error:

@@ -189,7 +189,8 @@ def read_model(model: str, task: Task) -> Model:
         decoder_start_ids=start,
         translates=not start,
     )
-    itemsize, network = _itemsize(config, task), check_weights(model, config)
+    itemsize = _itemsize(config, task)
+    network = check_weights(model, config)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
     if folder is not None and method_of(config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -47,9 +47,9 @@ class LogWriter:
         return self._num_refused + self._num_failed
 
     def put(self, text: str, *, is_last_word: bool = False) -> None:
-        """Write the text, which ends with a newline, soon or never. Return at once, on any thread.
+        """Queue a line, with its newline, and return at once, on any thread. Drop it where the queue is full.
 
-        is_last_word: whether it is queued however many wait, as why a process ends is.
+        is_last_word: queue it in any case, such as the line that says why the process ends.
         """
         with self._lock:
             if is_last_word or self._lines.qsize() < MAX_WAITING_LINES:
@@ -58,7 +58,7 @@ class LogWriter:
                 self._num_refused += 1
 
     def flush(self) -> None:
-        """Wait until what was put is written, at most FLUSH_S, and once only where nobody reads it."""
+        """Wait until the queue is written, for at most FLUSH_S. Return at once where that was too short before."""
         if self._is_given_up:
             return
         written = threading.Event()

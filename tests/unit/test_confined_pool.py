@@ -88,6 +88,9 @@ async def test_what_a_process_keeps_does_not_count_against_the_next() -> None:
 async def test_a_process_that_is_killed_while_it_is_idle_costs_nobody_an_answer() -> None:
     async with pool_of() as pool:
         pid = await pool.run(b"", {"kind": "pid"})
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # sent to all processes of a service
+            os.kill(pid, number)
+        assert await pool.run(b"", {"kind": "pid"}) == pid
         os.kill(pid, signal.SIGKILL)
         assert await pool.run(b"", {"kind": "pid"}) != pid  # before the event loop knows
         deadline_s = time.monotonic() + 20

@@ -95,8 +95,8 @@ def _end_with(host: Host, ended: threading.Event, on_abandoned: Callable[[], Non
 
 
 def main(argv: list[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; they are rank 0's to handle
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # terminals and `systemctl kill` send them to all; rank 0 handles them
     configure_logging("info", f"target rank {argv[1]}")
     try:
         folder = Path(argv[0])

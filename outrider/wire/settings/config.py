@@ -38,22 +38,17 @@ _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP
 OTHER_VARIABLES = frozenset(
     f"OUTRIDER_{name}"
     for name in (
+        # of the SDK, the engine and the launcher
         *("API_KEY", "CACHE_DIR", "LAUNCHER_TLS_DIR"),
-        *(
-            "BIND",
-            "HTTP_PORT",
-            "GRPC_PORT",
-            "METRICS_BIND",
-            "METRICS_PORT",
-            "CLUSTER_FILE",
-            "CLUSTER_INTERNAL",
-            "SECRETS_DIR",
-            "STOP_GRACE",
-        ),  # compose
-        *("CPUS_DRAFT", "CPUS_TARGET", "CPUS_GATEWAY", "CPUS_HEAD", "GPU_DRAFT", "GPU_TARGET"),
-        *("MEMORY_DRAFT", "MEMORY_TARGET", "MEMORY_GATEWAY", "MEMORY_HEAD", "IMAGE_GATEWAY", "IMAGE_WORKER"),
+        # of compose
+        *("BIND", "HTTP_PORT", "GRPC_PORT", "METRICS_BIND", "METRICS_PORT", "CLUSTER_FILE", "CLUSTER_INTERNAL"),
+        *("SECRETS_DIR", "STOP_GRACE", "IMAGE_GATEWAY", "IMAGE_WORKER", "GPU_DRAFT", "GPU_TARGET"),
+        *("CPUS_DRAFT", "CPUS_TARGET", "CPUS_GATEWAY", "CPUS_HEAD"),
+        *("MEMORY_DRAFT", "MEMORY_TARGET", "MEMORY_GATEWAY", "MEMORY_HEAD"),
+        # of the workers' image
         *("HEAD", "NODE_CPUS", "NODE_FOLDER", "NODE_LABELS", "OBJECT_STORE_BYTES", "START_TIMEOUT_S"),
-        *("REAL_MODEL",),  # tests
+        # of the tests
+        *("REAL_MODEL",),
     )
 )
 """Variables that are no part's settings."""
