@@ -110,7 +110,9 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str], 
         project.compose("stop", service, timeout_s=STOP_GRACE_S + 60)
         stopped_at[service] = time.time()
         codes = project.exit_codes()
-        report.check(f"compose stop {service} under streams: exit code 0", codes == {service: 0}, str(codes))
+        report.check(
+            f"compose stop {service} under streams: exit code 0", codes == {"check": 0, service: 0}, str(codes)
+        )
         project.compose("start", service)
 
     def struck(name: str, fault: Callable[[], None]) -> Outcome:

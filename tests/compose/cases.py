@@ -113,6 +113,8 @@ class Cases:
         self._change("an edited file of pools, restart launcher", {"launcher", "target's worker"}, texts, edit)
         settings = self._project.folder / ".env"
         settings.write_text(settings.read_text().replace("OUTRIDER_CLUSTER_FILE=./pools.yaml\n", ""))
+        # What a case finds running is what .env says: an `up` that is refused has stopped what differs from it.
+        self._up("the demo pair's pools again", "docker compose up -d --wait")
 
     def slips(self) -> None:
         """What is wrong in .env ends the command; a look beforehand says so, too."""

@@ -126,7 +126,7 @@ class Project:
         return {service: output([*look, container]).strip() for service, container in self.container_ids().items()}
 
     def exit_codes(self) -> dict[str, int]:
-        """By service, of those that have ended."""
+        """Return the exit code of each service that has ended; `check` always has."""
         lines = self.compose("ps", "-a", "--format", "json", "--status", "exited").splitlines()
         return {one["Service"]: one["ExitCode"] for one in map(json.loads, lines)}
 
