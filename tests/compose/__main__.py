@@ -11,6 +11,7 @@ output says so.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -153,6 +154,8 @@ def test(project: Project, report: Report, commands: Commands, load: Load, parts
         done.returncode == 0 and all_healthy(project),
         f"{time.monotonic() - begun:.0f} s; {project.states()}",
     )
+    errors = re.findall(r"^ \S+ Error .*$", done.stdout, re.MULTILINE)
+    report.check("docker compose up prints no error", not errors, "; ".join(errors[:2]))
     made = Cases(project, report, commands, load)
     made.images(images_before)
     completion(report)
