@@ -2,7 +2,8 @@
 
 On SIGTERM its workers drain, then it ends.
 
-A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence.
+A raylet that is asked to end tells the head, so that its workers are placed elsewhere without waiting for silence. A
+gcs_server has nobody to tell, and Ray 2.60's waits for ever for a dashboard to take its events: it is killed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from deploy.node_drain import FOLDER, drain_workers
 from outrider.wire.processes import StopFlag
 
+_END = {"raylet": signal.SIGTERM, "gcs_server": signal.SIGKILL}
+"""The signal that ends a program of Ray's."""
 _LOOK_S = 0.05
 """Seconds between two looks whether workers have drained or a second signal came."""
 
@@ -31,18 +34,18 @@ def pid_of(program: str) -> int:
     raise LookupError(f"no {program} runs here; start one with `ray start`")
 
 
-def stay(pid: int, folder: Path) -> int:
-    """Wait until the raylet `pid` has ended. Return the exit code: 0 after a signal.
+def stay(pid: int, program: str, folder: Path) -> int:
+    """Wait until process `pid` of a program of Ray's has ended. Return the exit code: 0 after a signal.
 
     A second signal does not wait for the workers that listen in `folder`.
     """
-    raylet = os.pidfd_open(pid)
+    process = os.pidfd_open(pid)
     stop = StopFlag()
     stop.install()
     ended, drained = threading.Event(), threading.Event()
 
-    def await_raylet() -> None:
-        select.select([raylet], [], [])
+    def await_end() -> None:
+        select.select([process], [], [])
         ended.set()
         stop.notify()
 
@@ -50,20 +53,20 @@ def stay(pid: int, folder: Path) -> int:
         drain_workers(folder)
         drained.set()
 
-    threading.Thread(target=await_raylet, daemon=True).start()
+    threading.Thread(target=await_end, daemon=True).start()
     while not ended.is_set() and not stop.wait():
         pass
     if not stop.is_set():
-        sys.stderr.write("node: the raylet ended by itself\n")
+        sys.stderr.write(f"node: Ray's {program} ended by itself\n")
         return 1
     threading.Thread(target=drain, daemon=True).start()
     while not (drained.is_set() or stop.hurry or ended.is_set()):
         time.sleep(_LOOK_S)
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(raylet, signal.SIGTERM)
+        signal.pidfd_send_signal(process, _END[program])
     ended.wait()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(stay(pid_of(sys.argv[1]), Path(os.environ[FOLDER])))
+    sys.exit(stay(pid_of(sys.argv[1]), sys.argv[1], Path(os.environ[FOLDER])))

@@ -11,6 +11,7 @@ output says so.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -110,7 +111,9 @@ def faults(project: Project, report: Report, load: Load, texts: dict[int, str], 
         project.compose("stop", service, timeout_s=STOP_GRACE_S + 60)
         stopped_at[service] = time.time()
         codes = project.exit_codes()
-        report.check(f"compose stop {service} under streams: exit code 0", codes == {service: 0}, str(codes))
+        report.check(
+            f"compose stop {service} under streams: exit code 0", codes == {"check": 0, service: 0}, str(codes)
+        )
         project.compose("start", service)
 
     def struck(name: str, fault: Callable[[], None]) -> Outcome:
@@ -151,6 +154,8 @@ def test(project: Project, report: Report, commands: Commands, load: Load, parts
         done.returncode == 0 and all_healthy(project),
         f"{time.monotonic() - begun:.0f} s; {project.states()}",
     )
+    errors = re.findall(r"^ \S+ Error .*$", done.stdout, re.MULTILINE)
+    report.check("docker compose up prints no error", not errors, "; ".join(errors[:2]))
     made = Cases(project, report, commands, load)
     made.images(images_before)
     completion(report)

@@ -59,6 +59,13 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 60) -> tuple[int, st
     return int(status or 0), text
 
 
+def post_many(url: str, body: dict[str, Any], num_requests: int) -> list[int]:
+    """Return the HTTP status of each of so many requests, one after the other, up to the first that nobody answers."""
+    command = ["curl", "-s", "-m", "20", "--fail-early", "-o", "/dev/null", "-w", "%{http_code}\n"]
+    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return [int(line) for line in run([*on_ports(), *command, f"{url}?[1-{num_requests}]"], 600).stdout.split()]
+
+
 def has_image(name: str) -> bool:
     """Here already, or fetched now."""
     if run(["docker", "image", "inspect", name]).returncode == 0:
@@ -126,7 +133,7 @@ class Project:
         return {service: output([*look, container]).strip() for service, container in self.container_ids().items()}
 
     def exit_codes(self) -> dict[str, int]:
-        """By service, of those that have ended."""
+        """Return the exit code of each service that has ended; `check` always has."""
         lines = self.compose("ps", "-a", "--format", "json", "--status", "exited").splitlines()
         return {one["Service"]: one["ExitCode"] for one in map(json.loads, lines)}
 

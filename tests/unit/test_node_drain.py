@@ -25,7 +25,7 @@ STAY = """
 import sys
 from pathlib import Path
 from deploy.docker.stay import stay
-sys.exit(stay({pid}, Path({at!r})))
+sys.exit(stay({pid}, {program!r}, Path({at!r})))
 """
 RAYLET = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -59,9 +59,9 @@ def raylet() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def staying(raylet: subprocess.Popen[bytes], folder: Path) -> subprocess.Popen[bytes]:
-    """As it runs in a node's container, with a raylet that is played; it waits for signals already."""
-    process = subprocess.Popen([sys.executable, "-c", STAY.format(pid=raylet.pid, at=str(folder))])
+def staying(ray: subprocess.Popen[bytes], folder: Path, program: str = "raylet") -> subprocess.Popen[bytes]:
+    """Run it as in a node's container, with a program of Ray's that is played; it waits for signals already."""
+    process = subprocess.Popen([sys.executable, "-c", STAY.format(pid=ray.pid, program=program, at=str(folder))])
     caught = 1 << (signal.SIGTERM - 1)
     give_up = time.monotonic() + 20
     while not int(_status(process.pid)["SigCgt"], 16) & caught:
@@ -86,6 +86,15 @@ def test_a_node_that_is_told_to_end_waits_for_its_worker(raylet: subprocess.Pope
     worker.free.set()
     assert raylet.wait(10) == -signal.SIGTERM
     assert process.wait(10) == 0
+
+
+def test_a_head_that_is_told_to_end_does_not_wait_for_a_gcs_server_that_hangs(folder: Path) -> None:
+    hangs = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hangs]) as gcs_server:
+        process = staying(gcs_server, folder, "gcs_server")
+        process.terminate()
+        assert gcs_server.wait(10) == -signal.SIGKILL
+        assert process.wait(10) == 0
 
 
 def test_who_is_gone_or_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
