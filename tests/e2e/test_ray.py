@@ -300,9 +300,9 @@ def test_a_cluster_that_is_not_there_is_an_error_at_once(address: str) -> None:
 
 
 def test_a_model_that_is_not_there_is_an_error_with_a_reason(processes: Tree) -> None:
-    with launched(settings(draft={"model": "/nowhere/draft"})) as command:
+    with launched(settings(target={"model": "/nowhere/target"})) as command:
         assert command.wait() == 1
-    assert command.err == ["launcher: draft: model is '/nowhere/draft', and there is no such folder"]
+    assert command.err == ["launcher: target: model is '/nowhere/target', and there is no such folder"]
 
 
 @pytest.mark.slow
