@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.launcher import read_config
+from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import tell_end
 from outrider.wire.processes import StopFlag
@@ -33,7 +33,7 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     for name, inside in _FOLDERS.items():
         if variables.get(name):
             _check_folder(name, variables[name], Path(variables[inside]))
-    config = read_config(argv, StopFlag())
+    config = read_config(read_arguments(argv), StopFlag())
     served = variables.get(_FOLDERS["MODEL"]) if variables.get("MODEL") else None
     if served and served not in [pool.worker.model for pool in config.targets]:
         raise ConfigError(

@@ -22,7 +22,7 @@ from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.settings.pools import MAX_COUNT, Pool, Role
-from outrider.wire.settings.system import ScalingConfig
+from outrider.wire.settings.system import START_TIMEOUT_S, ScalingConfig
 
 log = get_logger(__name__)
 
@@ -69,10 +69,13 @@ class Fleet:
         report: Callable[[str, str, str], None],
         room: Callable[[Pool], str | None] = lambda pool: None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        needs_drafts: bool = False,
     ) -> None:
         """Own the workers of `pools`.
 
         report(part, state, detail): shows users what happens. room(pool): returns why another worker cannot be placed.
+        needs_drafts: a draft that cannot start fails the start, as a target does.
         """
         self._pools = {pool.name: pool for pool in pools}
         self._workers = workers
@@ -90,6 +93,7 @@ class Fleet:
         self._counted_at_s = 0.0
         self._published = registry_pb2.Membership(epoch=secrets.randbits(64) | 1)
         self._has_started = False
+        self._needs_drafts = needs_drafts
         self._began_s = clock()
         self._is_published = False
 
@@ -107,7 +111,7 @@ class Fleet:
         self._reconcile()
 
     def is_ready(self) -> bool:
-        """Return whether at some tick every worker that was wanted could be used."""
+        """Return whether the start is over: at some tick no pool's workers had to be waited for any longer."""
         return self._has_started
 
     def is_settled(self) -> bool:
@@ -130,9 +134,7 @@ class Fleet:
             self._follow(member, now_s)
         self._end_stopped(now_s)
         if not self._has_started:
-            self._has_started = all(
-                len(self._census(pool).serving) >= self._sizes.wanted[pool.name] for pool in self._all_pools()
-            )
+            self._has_started = all(self._is_done_starting(pool, now_s) for pool in self._all_pools())
         for name in self._sizes.set_by_hand():
             self._not_before_s.pop(name, None)
         if self._has_started:
@@ -209,8 +211,8 @@ class Fleet:
         if isinstance(answer, Started):
             member.started, member.epoch, member.is_watched = answer, answer.epoch, True
             self._eyes.watch(member.name, member.pool.role, answer.address)
-        elif isinstance(answer, Refused) and (member.has_served or member.was_there):
-            self._not_started_again(member, answer.message, now_s)
+        elif isinstance(answer, Refused) and self._is_kept(member):
+            self._try_later(member, answer.message, now_s)
         elif isinstance(answer, Refused):
             self._not_started(member, ConfigError(f"{member.pool.setting}: {answer.message}"), now_s)
         elif isinstance(answer, Lost) and answer.is_final:
@@ -220,7 +222,9 @@ class Fleet:
             member.ask_at_s = now_s + PERIOD_S
 
     def _count_ends(self, now_s: float) -> None:
-        """Of processes that load for the first time. Raises Unavailable for one that ends again and again."""
+        """Count the ends of processes that load for the first time. Raises Unavailable for a worker that is needed and
+        whose process ends again and again.
+        """
         if self._has_started or now_s - self._counted_at_s < PERIOD_S:
             return
         self._counted_at_s = now_s
@@ -228,29 +232,54 @@ class Fleet:
             if member.was_there or not self._is_first(member):
                 continue
             num_ends = member.worker.num_restarts()
-            if num_ends >= _MOST_ENDS:
-                raise Unavailable(
-                    f"the process of {member.name} ended {num_ends} times while it started; "
-                    "its last lines are in the log. Does its model fit into the memory of its machine?"
-                )
+            if num_ends < _MOST_ENDS:
+                continue
+            why = (
+                f"the process of {member.name} ended {num_ends} times while it started; "
+                "its last lines are in the log. Does its model fit into the memory of its machine?"
+            )
+            if self._is_needed(member.pool):
+                raise Unavailable(why)
+            if not member.why:  # Ray goes on to start it
+                log.error("%s does not start: %s", member.name, why)
+                member.why = why
+
+    def _is_needed(self, pool: Pool) -> bool:
+        """Return whether the system does not start without the workers of `pool`."""
+        return pool.role == "target" or self._needs_drafts
+
+    def _is_done_starting(self, pool: Pool, now_s: float) -> bool:
+        """Return whether `pool` is not waited for: its workers serve, or they are drafts that cannot start."""
+        num_serving = len(self._census(pool).serving)
+        num_wanted = self._sizes.wanted[pool.name]
+        if num_serving >= num_wanted or self._is_needed(pool):
+            return num_serving >= num_wanted
+        num_failed = sum(bool(member.why) for member in self._of(pool))
+        is_late = now_s - self._began_s >= START_TIMEOUT_S
+        return num_serving + num_failed >= num_wanted or pool.name in self._not_before_s or is_late
+
+    def _is_kept(self, member: PoolMember) -> bool:
+        """Return whether a life that does not start is followed by another, for as long as it takes."""
+        return member.has_served or member.was_there or not self._is_needed(member.pool)
 
     def _is_first(self, member: PoolMember) -> bool:
         """Whether its failure is that of the system's start."""
         return not (self._has_started or self._is_ending or member.has_served)
 
     def _not_started(self, member: PoolMember, error: OutriderError, now_s: float) -> None:
-        """At first the system does not start; later the pool tries another, after a pause."""
-        if self._is_first(member):
+        """At first the system does not start if it needs the worker; later the pool tries another, after a pause."""
+        if self._is_first(member) and self._is_needed(member.pool):
             raise error
         log.warning("%s is given up: %s", member.name, error.message)
         if not member.has_served:
             self._not_before_s[member.pool.name] = now_s + HUNG_AFTER_S
         self._begin_end(member)
 
-    def _not_started_again(self, member: PoolMember, why: str, now_s: float) -> None:
-        """Of a worker that has served: what it lacks now may come back. Each reason is logged once."""
+    def _try_later(self, member: PoolMember, why: str, now_s: float) -> None:
+        """Try a worker again after a pause: what it lacks now may come back. Each reason is logged once."""
         if why != member.why:
-            log.error("%s does not start again: %s", member.name, why)
+            again = " again" if member.has_served or member.was_there else ""
+            log.error("%s does not start%s: %s", member.name, again, why)
         member.note_refused(why, now_s)
 
     def _see(self, seen: Seen) -> None:
@@ -371,7 +400,7 @@ class Fleet:
         try:
             self._members[name] = PoolMember(name, pool, self._workers.create(pool, name))
         except Unavailable as error:
-            if not self._has_started:
+            if not self._has_started and self._is_needed(pool):
                 raise
             log.warning("%s; tried again in %g s", error.message, HUNG_AFTER_S)
             self._not_before_s[pool.name] = self._clock() + HUNG_AFTER_S

@@ -16,7 +16,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +41,8 @@ from outrider.wire.transport.tls import CertificateFolder
 
 log = get_logger(__name__)
 
+_DRAFT_NODES_S = 30.0
+"""Seconds that machines for drafts are waited for before the targets start without them."""
 _POLL_S = 0.1
 """Seconds between two looks at workers that start or end, of which only Ray knows."""
 _HERE = "127.0.0.1:0"
@@ -51,8 +54,11 @@ _TLS_DIR = "OUTRIDER_LAUNCHER_TLS_DIR"
 class Launcher:
     """Runs one system's workers. `run` blocks until the flag is set."""
 
-    def __init__(self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO) -> None:
+    def __init__(
+        self, config: SystemConfig, ray_config: RayConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool
+    ) -> None:
         self._config = config
+        self._needs_drafts = needs_drafts
         self._ray_config = ray_config
         self._stop_flag = stop
         self._events = events
@@ -79,7 +85,8 @@ class Launcher:
 
     def _check_models(self) -> None:
         """Look for the models of workers that will be on this machine, before Ray is started for them."""
-        for pool in self._config.pools:
+        needed = self._config.pools if self._needs_drafts else self._config.targets
+        for pool in needed:
             try:
                 local_folder(pool.worker.model)
             except ConfigError as error:
@@ -94,7 +101,7 @@ class Launcher:
         eyes = Sightings(self._registry.loop, self._certificates, self._stop_flag.notify)
         workers = RayWorkers(
             self._run,
-            placements,
+            lambda pool: self._placement_of(pool, placements, cluster),
             lasting=self._ray_config.name is not None,
             local=cluster.is_ours,
             folder=cluster.folder,
@@ -105,7 +112,8 @@ class Launcher:
             workers,
             eyes,
             self.progress,
-            lambda pool: self._why_no_room(pool, placements[pool.name], cluster),
+            lambda pool: self._why_no_room(pool, placements, cluster),
+            needs_drafts=self._needs_drafts,
         )
         try:
             self._start(fleet, cluster, address)
@@ -120,36 +128,47 @@ class Launcher:
         self._end(fleet)
 
     def _place(self, cluster: Cluster) -> dict[str, Placement]:
-        """Wait for machines of a cluster that others make: they may be about to join."""
-        give_up = time.monotonic() + (0.0 if cluster.is_ours else system.NODE_TIMEOUT_S)
+        """Wait for machines of a cluster that others make: they may be about to join. Those of drafts that are not
+        needed have less time; they are placed by `_placement_of` when they are there.
+        """
+        began_s = time.monotonic()
+        limit_s = 0.0 if cluster.is_ours else system.NODE_TIMEOUT_S
         shown = ""
         while True:
             self._stop_flag.check()
+            waited_s = time.monotonic() - began_s
+            is_without_drafts = not (self._needs_drafts or cluster.is_ours) and waited_s >= _DRAFT_NODES_S
             try:
-                return self._placements(cluster)
+                return self._placements(self._config.targets if is_without_drafts else self._config.pools, cluster)
             except ConfigError as error:
-                if time.monotonic() >= give_up:
+                if waited_s >= limit_s:
                     raise
                 if error.message != shown:
                     shown = error.message
                     self.progress("ray", "waiting", shown)
             self._stop_flag.wait(PERIOD_S)
 
-    def _placements(self, cluster: Cluster) -> dict[str, Placement]:
+    def _placements(self, pools: Sequence[Pool], cluster: Cluster) -> dict[str, Placement]:
         nodes = cluster.nodes()
-        placements = place(self._config, nodes, cluster.local_cores())
-        wanted = {pool.setting: (placements[pool.name], pool.count) for pool in self._config.pools}
+        placements = place(replace(self._config, pools=tuple(pools)), nodes, cluster.local_cores())
+        wanted = {pool.setting: (placements[pool.name], pool.count) for pool in pools}
         check_fits(wanted, nodes, "has")
         if self._ray_config.name is None:  # what runs already may be what takes the room
             check_fits(wanted, cluster.free(), "has free")
         return placements
 
-    def _why_no_room(self, pool: Pool, placement: Placement, cluster: Cluster) -> str | None:
+    def _placement_of(self, pool: Pool, placements: dict[str, Placement], cluster: Cluster) -> Placement:
+        """Return the placement of a pool. Raises ConfigError for drafts whose machines are not there yet."""
+        if pool.name not in placements:
+            placements.update(self._placements([pool], cluster))
+        return placements[pool.name]
+
+    def _why_no_room(self, pool: Pool, placements: Mapping[str, Placement], cluster: Cluster) -> str | None:
         """On a machine of our own; elsewhere one may be about to join, and the worker waits for it."""
         if not cluster.is_ours:
             return None
         try:
-            check_fits({pool.setting: (placement, 1)}, cluster.free(), "has free")
+            check_fits({pool.setting: (placements[pool.name], 1)}, cluster.free(), "has free")
         except ConfigError as error:
             return error.message
         return None
@@ -157,12 +176,13 @@ class Launcher:
     def _start(self, fleet: Fleet, cluster: Cluster, address: str) -> None:
         fleet.start()
         give_up = time.monotonic() + system.START_TIMEOUT_S
+        self._tick(fleet)
         while not fleet.is_ready():
             self._stop_flag.check()
             if time.monotonic() > give_up:
                 raise Unavailable(self._late(fleet, cluster))
-            self._tick(fleet)
             self._stop_flag.wait(_POLL_S)
+            self._tick(fleet)
         self._announce(fleet, cluster, address)
 
     def _tick(self, fleet: Fleet) -> None:
@@ -218,12 +238,17 @@ class Launcher:
         self._events.flush()
 
 
-def read_config(argv: Sequence[str], stop: StopFlag) -> SystemConfig:
-    """Read the command line's file, or a line of stdin. Raises ConfigError."""
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; one that is wrong ends the process, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m deploy.launcher", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; - reads one line of JSON from stdin")
     parser.add_argument("--registry", help=f"host:port that gateways join at; {_ALONE} unless the file says another")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--needs-drafts", action="store_true", help="end when a draft cannot start, as for a target")
+    return parser.parse_args(argv)
+
+
+def read_config(arguments: argparse.Namespace, stop: StopFlag) -> SystemConfig:
+    """Read the command line's file, or a line of stdin. Raises ConfigError."""
     if arguments.config != "-":
         values = read_yaml(Path(arguments.config))
         serve_metrics(values)
@@ -257,8 +282,8 @@ def _claim_stdout() -> TextIO:
     return events
 
 
-def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
-    """Run a system until `stop` is set. Raises OutriderError when the workers cannot start."""
+def run(config: SystemConfig, stop: StopFlag, events: TextIO, *, needs_drafts: bool) -> None:
+    """Run a system until `stop` is set. Raises OutriderError when workers that it needs cannot start."""
     if config.ray is None:
         raise ConfigError("ray is off in the settings; start the workers as plain processes instead")
     configure_logging("info", "launcher", config.gateway.get("log_format", "text"))
@@ -269,7 +294,7 @@ def run(config: SystemConfig, stop: StopFlag, events: TextIO) -> None:
             config.ray.name,
             pool.setting,
         )
-    Launcher(config, config.ray, stop, events).run()
+    Launcher(config, config.ray, stop, events, needs_drafts=needs_drafts).run()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -279,7 +304,8 @@ def main(argv: Sequence[str]) -> int:
     stop = StopFlag()
     stop.install()
     try:
-        run(read_config(argv, stop), stop, events)
+        arguments = read_arguments(argv)
+        run(read_config(arguments, stop), stop, events, needs_drafts=arguments.needs_drafts)
     except StopRequested:
         return 0
     except OutriderError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,16 @@ class RayWorkers:
     """Makes the actors of one system."""
 
     def __init__(
-        self, run: str, placements: Mapping[str, Placement], *, lasting: bool, local: bool, folder: str | None
+        self, run: str, placement_of: Callable[[Pool], Placement], *, lasting: bool, local: bool, folder: str | None
     ) -> None:
-        """Make actors of the system that is named `run` on the cluster. placements: by pool.
+        """Make actors of the system that is named `run` on the cluster.
 
-        lasting: they outlive this process, for the next launcher of that name. local: all is on this machine, and
-        listens on 127.0.0.1. folder: of Ray's session, when it is ours.
+        placement_of: returns where a pool's workers go, or raises ConfigError. lasting: they outlive this process, for
+        the next launcher of that name. local: all is on this machine, and listens on 127.0.0.1. folder: of Ray's
+        session, when it is ours.
         """
         self._run = run
-        self._placements = placements
+        self._placement_of = placement_of
         self._lasting = lasting
         self._local = local
         self._folder = folder
@@ -198,7 +199,7 @@ class RayWorkers:
             raise Unavailable(f"Ray cannot start {member}: {error}") from error
 
     def _create(self, pool: Pool, member: str) -> RayWorker:
-        placement = self._placements[pool.name]
+        placement = self._placement_of(pool)
         spec = self._spec(pool, member)
         ranks = None
         options = self._options(member, placement)
@@ -258,7 +259,7 @@ class RayWorkers:
         }
 
     def _spec(self, pool: Pool, member: str) -> ActorSpec:
-        placement = self._placements[pool.name]
+        placement = self._placement_of(pool)
         settings = pool.worker.model_dump(exclude_unset=True)
         settings["device"] = placement.device
         if placement.gpu_memory_utilization is not None:

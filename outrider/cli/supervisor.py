@@ -171,6 +171,7 @@ class Supervisor:
         self._gateway_module = gateway_module
         self._config = config
         self._reporter: Reporter | None = None
+        self._needs_drafts = True
         self._stop_flag = stop
         self._on_log = on_log
         self._children: dict[str, Child] = {}
@@ -193,9 +194,10 @@ class Supervisor:
     def start(self, reporter: Reporter, *, needs_drafts: bool = True) -> Endpoints:
         """Start all parts; return once a request would be served. Raises OutriderError, or StopRequested.
 
-        needs_drafts: a draft that is not used fails the start, with the gateway's reason: somebody named this pair.
+        needs_drafts: a draft that cannot start or is not used fails the start, with the reason: somebody named it.
         """
         self._reporter = reporter
+        self._needs_drafts = needs_drafts
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
         for index in range(self._config.gateways):
@@ -306,7 +308,10 @@ class Supervisor:
         self._keep(_LAUNCHER, lambda: self._spawn_launcher(replace(self._config, ray=there)))
 
     def _spawn_launcher(self, config: SystemConfig) -> Child:
-        return self._spawn(_LAUNCHER, ["-m", "deploy.launcher", "--config", "-"], stdin=config.to_json() + "\n")
+        args = ["-m", "deploy.launcher", "--config", "-"]
+        if self._needs_drafts:
+            args.append("--needs-drafts")
+        return self._spawn(_LAUNCHER, args, stdin=config.to_json() + "\n")
 
     def _keep(self, name: str, start: Callable[[], object]) -> None:
         """Start the part again from now on when it ends."""
@@ -325,11 +330,20 @@ class Supervisor:
             self._progress(name, "loading", f"{pool.works_with} {_on_cores(cores)}".rstrip())
             self._spawn(name, ["-m", f"{pool.role}_service", *flags(worker)])
         for name, pool in pools.items():
+            if name in self._children:  # a draft may have ended meanwhile
+                self._await_worker(name, pool)
+
+    def _await_worker(self, name: str, pool: Pool) -> None:
+        try:
             ready = self._await_ready(self._children[name], START_TIMEOUT_S)
-            self._workers.append(
-                StartedWorker(name, pool.role, ready["address"], ready["metrics_address"], ready["memory"])
-            )
-            self._progress(name, "ready", ready["address"])
+        except PartFailed:
+            if name in self._children:
+                raise
+            return  # a draft that is not needed, of which `_check_running` has warned
+        self._workers.append(
+            StartedWorker(name, pool.role, ready["address"], ready["metrics_address"], ready["memory"])
+        )
+        self._progress(name, "ready", ready["address"])
 
     def _where(self) -> dict[str, str | None]:
         """Return the gateway's settings of where the workers are: without a registry, those that run."""
@@ -396,6 +410,8 @@ class Supervisor:
             self._stop_flag.check()
             if child.events.empty():
                 self._check_running()
+                if child.name not in self._children:
+                    raise _ended(child)
                 self._stop_flag.wait(LOOK_S)
                 continue
             event = child.events.get()
@@ -438,9 +454,13 @@ class Supervisor:
             self._on_log(name, f" WARNING {text}")
 
     def _check_running(self) -> None:
-        for child in self._children.values():
-            if child.has_ended() and child.events.empty():
+        """Raise PartFailed for a part that has ended; go on without a draft that is not needed."""
+        for name, child in list(self._children.items()):
+            if not child.has_ended() or not child.events.empty():
+                continue
+            if self._needs_drafts or self._roles.get(name) != "draft":
                 raise _ended(child)
+            self._go_on_without(name, child)
 
 
 def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:

@@ -123,7 +123,7 @@ def up(
         stop.install()
         with Supervisor(settings, stop, log_to(console, verbose)) as system:
             with StartProgress(console) as progress:
-                endpoints = system.start(progress, needs_drafts=config is None)
+                endpoints = system.start(progress, needs_drafts=draft is not None)
             _show_ready(console, endpoints, settings)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")

@@ -216,11 +216,12 @@ async def test_a_worker_that_hangs_is_replaced_and_no_request_is_lost(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> None:
-    """Targets by the queue that gateways report, drafts by how busy they are."""
+    """Targets by the queue that gateways report, drafts by how often they are late."""
     pools = json.loads(json.dumps(POOLS))
     for kind, name in (("targets", "chat"), ("drafts", "small")):
         pools[kind][name].update(count=1, min=1, max=2)
     pools["scaling"] = {"up_after_s": 1, "down_after_s": 4, "busy_high": 0.3, "busy_low": 0.1}
+    pools["scaling"]["late_high"] = 0.01  # on idle cores few are late
     with launched(json.dumps(pools) + "\n") as command:
         registry = (await asyncio.to_thread(command.ready))["registry"]
         patient = ("--max-running", "2", "--max-queue-wait-s", "600")
@@ -233,7 +234,7 @@ async def test_pools_grow_under_load_and_shrink_without_it(processes: Tree) -> N
     sized = [json.loads(line) for line in command.out if '"scaling"' in line]
     grown = {event["part"]: event["detail"] for event in sized if event["detail"].startswith("to 2: ")}
     assert "answers wait for 1 targets" in grown["chat"]
-    assert "to 2: busy for " in grown["small"]
+    assert "of the steps get their drafts too late" in grown["small"]
 
 
 @pytest.mark.usefixtures("reaching_ours")
@@ -300,9 +301,9 @@ def test_a_cluster_that_is_not_there_is_an_error_at_once(address: str) -> None:
 
 
 def test_a_model_that_is_not_there_is_an_error_with_a_reason(processes: Tree) -> None:
-    with launched(settings(draft={"model": "/nowhere/draft"})) as command:
+    with launched(settings(target={"model": "/nowhere/target"})) as command:
         assert command.wait() == 1
-    assert command.err == ["launcher: draft: model is '/nowhere/draft', and there is no such folder"]
+    assert command.err == ["launcher: target: model is '/nowhere/target', and there is no such folder"]
 
 
 @pytest.mark.slow

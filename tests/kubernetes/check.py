@@ -17,7 +17,7 @@ from unittest.mock import patch
 import jsonschema
 import kubernetes_validate
 
-from deploy.launcher import read_config
+from deploy.launcher import read_arguments, read_config
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, load, part_of
@@ -93,7 +93,7 @@ def launcher_settings(config_map: Manifest) -> SystemConfig:
     """Read the launcher's file as the launcher does. Raises ConfigError."""
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder) / "cluster.yaml").write_text(config_map["data"]["cluster.yaml"])
-        return read_config(["--config", str(path)], StopFlag())
+        return read_config(read_arguments(["--config", str(path)]), StopFlag())
 
 
 def _named_twice(pod: dict[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.settings.pools import Pool
-from outrider.wire.settings.system import ScalingConfig
+from outrider.wire.settings.system import START_TIMEOUT_S, ScalingConfig
 
 DRAIN_LIMIT_S = 20.0
 
@@ -72,6 +72,7 @@ class Stage:
         room: str | None = None,
         is_refusing: bool = False,
         starts: bool = True,
+        needs_drafts: bool = False,
     ) -> None:
         self.is_refusing = is_refusing
         self.now_s = 1000.0
@@ -90,6 +91,7 @@ class Stage:
             lambda part, state, detail: self.told.append((part, state)),
             lambda pool: self.room,
             lambda: self.now_s,
+            needs_drafts=needs_drafts,
         )
         self.membership = registry_pb2.Membership()
         if starts:
@@ -449,6 +451,75 @@ def test_one_that_does_not_start_again_says_why_and_is_tried_after_growing_pause
     stage.serve("target-chat-0", "draft-small-0")
     assert {member.why for member in stage.membership.members} == {""}
     assert tries(8) == [1, 4], "it has served since"
+
+
+def draft_refuses(stage: Stage) -> None:
+    stage.workers["draft-small-0"].next = Refused("model.safetensors ends early")
+
+
+def draft_ends(stage: Stage) -> None:
+    stage.workers["draft-small-0"].num_ends = 3
+
+
+def draft_is_ended_for_good(stage: Stage) -> None:
+    stage.workers["draft-small-0"].next = Lost("killed by ray kill", is_final=True)
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        (draft_refuses, "model.safetensors ends early"),
+        (draft_ends, "the process of draft-small-0 ended 3 times while it started"),
+        (draft_is_ended_for_good, "the process of draft-small-0 ended for good: killed by ray kill"),
+    ],
+)
+def test_a_start_needs_no_draft_unless_it_was_named_by_hand(
+    fails: Callable[[Stage], None], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(chat(1), small(), needs_drafts=True)
+    fails(stage)
+    with pytest.raises(OutriderError, match=why):
+        stage.tick()
+    caplog.clear()
+    stage = Stage(chat(1), small())
+    fails(stage)
+    stage.tick()
+    assert not stage.fleet.is_ready()
+    stage.serve("target-chat-0")
+    assert stage.fleet.is_ready()
+    assert stage.states()["target-chat-0"] == SERVING
+    assert [why in record.getMessage() for record in caplog.records] == [True]
+    stage.tick(30.0)
+    stage.serve("draft-small-0")
+    assert set(stage.states().values()) == {SERVING}
+
+
+def test_a_draft_that_cannot_start_at_first_says_why_and_is_tried_after_growing_pauses() -> None:
+    stage = Stage(chat(1), small())
+    stage.serve("target-chat-0")
+    draft = stage.workers["draft-small-0"]
+    draft_refuses(stage)
+    stage.tick(0.0)
+    found: list[int] = []
+    for second in range(20):
+        stage.tick(1.0)
+        if draft.num_ended_by_us > len(found):
+            found.append(second)
+            draft_refuses(stage)
+    assert found == [0, 3, 8, 17]
+    assert {member.name: member.why for member in stage.membership.members} == {
+        "target-chat-0": "",
+        "draft-small-0": "model.safetensors ends early",
+    }
+
+
+def test_a_draft_that_loads_is_waited_for_but_not_for_ever() -> None:
+    stage = Stage(chat(1), small())
+    stage.serve("target-chat-0")
+    stage.tick(START_TIMEOUT_S - 10.0)
+    assert not stage.fleet.is_ready()
+    stage.tick(10.0)
+    assert stage.fleet.is_ready()
 
 
 def test_a_process_that_ends_again_and_again_at_first_is_the_end() -> None:
