@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from outrider.engine.native.build import BuildError, find_compiler
 from outrider.wire.places import cache_folder
-from tests.engine import cuda_tape
+from tests.engine import cuda_tape, cuda_varlen
 from tests.engine.cuda_waits import name_of, waits
 
 GUARD = Path(__file__).with_name("fake_guard.cpp")
@@ -50,7 +49,7 @@ _VIEWS = frozenset(
 _INDEXED = frozenset(
     ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
 )
-"""Operations whose indices may lie on the host, from where they are copied."""
+"""Operations whose indices, and a value without dimensions, may lie on the host, from where they are copied."""
 _SCALAR_TAKERS = frozenset(
     f"aten::{name}"
     for name in ("masked_fill", "masked_fill_", "fill", "fill_", "index_fill", "index_fill_", "full_like", "where")
@@ -65,16 +64,14 @@ class FakeCudaTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, real: Tensor) -> FakeCudaTensor:
-        made: FakeCudaTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            real.shape,
-            strides=real.stride(),
-            storage_offset=real.storage_offset(),
-            dtype=real.dtype,
-            device=DEVICE,
-        )
-        made.host = real
+    def __new__(cls, host: Tensor) -> FakeCudaTensor:
+        if torch.is_inference_mode_enabled() and not host.is_inference():  # a view of what was made outside
+            with torch.inference_mode(False):
+                return cls(host)
+        strides, offset = host.stride(), host.storage_offset()
+        options: dict[str, Any] = {"dtype": host.dtype, "device": DEVICE}
+        made = torch.Tensor._make_wrapper_subclass(cls, host.shape, strides, offset, **options)
+        made.host = host
         return made
 
     @classmethod
@@ -158,16 +155,18 @@ class FakeCuda(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name = name_of(func)
+        name, is_composite = _facts_of(func)
         special = _SPECIAL.get(name)
         if special is not None:
             return special(self, func, args, kwargs)
-        if _is_composite(func):
+        if is_composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        inputs = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
+        inputs = _tensors_in((*args, *kwargs.values()))
         on_device = any(isinstance(each, FakeCudaTensor) for each in inputs)
         if on_device:
+            if _fills_by_mask(name, args):
+                return self.compute(func, args, kwargs)
             self._check(func, name, args, inputs)
             if waits(func, args):
                 self.wait(name)
@@ -185,33 +184,40 @@ class FakeCuda(TorchDispatchMode):
             return result
         if name not in _VIEWS:
             self.launch()
-        return self._compute(func, args, kwargs, inputs)
+        return self.compute(func, args, kwargs)
 
     def launch(self) -> None:
         self.traffic.num_launches += 1
         self._num_unfinished += 1
 
-    def _compute(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor]) -> Any:
-        known = {id(each.host): each for each in inputs if isinstance(each, FakeCudaTensor)}
-        args, kwargs = tree_map_only(FakeCudaTensor, lambda each: each.host, (args, kwargs))
-        result = func(*args, **kwargs)
-        for real, fake in ((each.host, each) for each in known.values()):
-            assert real.shape == fake.shape, f"{name_of(func)} changes a shape in place"
+    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call with the tensors of the host in place of the device's, and return results of the device."""
+        known: dict[int, FakeCudaTensor] = {}
 
-        def on_device(real: Tensor) -> Tensor:
-            return known[id(real)] if id(real) in known else FakeCudaTensor(real)
+        def on_host(value: Any) -> Any:
+            if isinstance(value, FakeCudaTensor):
+                known[id(value.host)] = value
+                return value.host
+            return type(value)(map(on_host, value)) if isinstance(value, list | tuple) else value
 
-        return tree_map_only(Tensor, on_device, result)
+        def on_device(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return known[id(value)] if id(value) in known else FakeCudaTensor(value)
+            return type(value)(map(on_device, value)) if isinstance(value, list | tuple) else value
+
+        result = func(*map(on_host, args), **{name: on_host(value) for name, value in kwargs.items()})
+        assert all(fake.host.shape == fake.shape for fake in known.values()), f"{func} changes a shape in place"
+        return on_device(result)
 
     def _check(self, func: Any, name: str, args: Any, inputs: list[Tensor]) -> None:
         """Refuse what a GPU refuses; copy the indices that it would copy."""
         strangers = [each for each in inputs if not isinstance(each, FakeCudaTensor)]
         if name in _INDEXED:
-            indices = [each for each in args[1] if isinstance(each, Tensor) and not isinstance(each, FakeCudaTensor)]
             assert isinstance(args[0], FakeCudaTensor), "cannot index a host tensor with one of the device"
-            for index in indices:
-                self._up(index, index, non_blocking=False)
-            strangers = [each for each in strangers if not any(each is index for index in indices)]
+            carried = [each for each in strangers if not each.dim() or any(each is index for index in args[1])]
+            for each in carried:
+                self._up(each, each, non_blocking=False)
+            strangers = [each for each in strangers if not any(each is other for other in carried)]
         if not strangers:
             return
         takes_scalars = name in _SCALAR_TAKERS or torch.Tag.pointwise in func.tags
@@ -254,6 +260,12 @@ class FakeCuda(TorchDispatchMode):
             to.host.copy_(source)
             self._up(source, source, non_blocking=non_blocking)
         return to
+
+    def varlen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """torch's flash attention, in plain maths; (output, log-sum-exp, state of the dropout)."""
+        self.launch()
+        output = self.compute(_varlen, args, kwargs)
+        return output, output.new_empty(0), output.new_empty(0)
 
     def to_copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """_to_copy(source, dtype, device, non_blocking, ...)."""
@@ -305,18 +317,51 @@ _SPECIAL: dict[str, Any] = {
     "aten::pin_memory": FakeCuda.pin,
     "aten::_pin_memory": FakeCuda.pin,
     "aten::is_pinned": FakeCuda.is_pinned,
+    "torch_attn::_varlen_attn": FakeCuda.varlen,
 }
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
 """Compositions that ask for a kernel of the device and are computed as one."""
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
-    """Return whether an operation is made of others, of which each is seen by itself."""
+def _facts_of(func: Any) -> tuple[str, bool]:
+    """Return an operation's name, and whether it is made of others, of which each is seen by itself."""
     name = name_of(func)
-    if name in _WHOLE:
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return name, is_composite and name not in _WHOLE
+
+
+def _fills_by_mask(name: str, args: Any) -> bool:
+    """Return whether this is `x[mask] = number`, which torch computes as masked_fill_, without a wait."""
+    if name not in _INDEXED or len(args) < 3:
         return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    (mask, *more), value = args[1], args[2]
+    return not more and mask is not None and mask.dtype == torch.bool and not value.dim() and not value.is_cuda
+
+
+def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(_tensors_in(value))
+    return found
+
+
+def _varlen(*args: Any) -> Tensor:
+    """As torch's private operation, whose arguments it is passed in order."""
+    query, keys, values, cu_seq_q, cu_seq_k, max_q, max_k, _, scale, window, *rest = args
+    enable_gqa, seqused_k, block_table, num_splits = rest
+    return cuda_varlen.varlen_attn(
+        *(query, keys, values, cu_seq_q, cu_seq_k, max_q, max_k),
+        scale=scale,
+        window_size=tuple(window),
+        enable_gqa=enable_gqa,
+        seqused_k=seqused_k,
+        block_table=block_table,
+        num_splits=num_splits,
+    )
 
 
 def _place() -> tuple[str, int]:

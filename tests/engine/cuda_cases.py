@@ -1,0 +1,110 @@
+"""What takes rounds on the fake CUDA device: kinds of drafts, and shapes and rules of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs
+from outrider.wire.params import BeamParams, SamplingParams
+from outrider.wire.speculation import Speculation
+from outrider.wire.tree_shape import TreeShape
+from tests import random_heads
+from tests.engine.cuda_pair import Pair, Worker
+from tests.engine.fake_cuda import FakeCuda, Traffic
+
+PROMPTS = [[12, 7, 99, 4, 31], [5, 6, 7], [200, 3, 9, 9, 21, 44]]
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+DRAWN: dict[str, Any] = {"temperature": 1.0}
+COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
+SENT: dict[str, Any] = {"draft_logprobs": DraftLogprobs.TOPK, "draft_topk": 8}
+CHAIN = Speculation(3, 3, **SENT)
+FULL = Speculation(3, 3, draft_logprobs=DraftLogprobs.FULL)
+TREE = Speculation(0, 8, tree=TreeShape(widths=(2, 2)), **SENT)
+GROWING = Speculation(0, 8, **SENT)
+NONE = Speculation()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape and a rule: what slots are opened with."""
+
+    name: str
+    params: dict[str, Any]
+    speculation: Speculation = CHAIN
+    of_target: dict[str, Any] = field(default_factory=dict)
+    is_drafted: bool = True
+
+
+MODEL_CASES = (
+    Case("chain, greedy", GREEDY),
+    Case("chain, T = 1", DRAWN),
+    Case("chain, T = 1, whole distributions", DRAWN, FULL),
+    Case("chain, coupled", COUPLED),
+    Case("chain, lenient", {**DRAWN, "lenience": 0.8}),
+    Case("chain, greedy, lenient", {**GREEDY, "lenience": 0.8}),
+    Case("chain, cuts", {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}),
+    Case("chain, penalties", {**GREEDY, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 2.0}}),
+    Case("chain, bans", {**DRAWN, "bad_words": ((7, 8), (9,)), "min_tokens": 4, "ignore_eos": False}),
+    Case("chain, grammar", {**GREEDY, "grammar": LLMatcher.grammar_from_regex("[a-z]{20,60}"), "ignore_eos": False}),
+    Case("chain, log-probs", {**GREEDY, "num_logprobs": 3}),
+    Case("chain, T = 1, log-probs", {**DRAWN, "num_logprobs": 3}),
+    Case("chain, explained", GREEDY, Speculation(3, 3, explain=True, **SENT)),
+    Case("prompt's log-probs", GREEDY, of_target={"num_prompt_logprobs": 2}),
+    Case("tree, greedy", GREEDY, TREE),
+    Case("tree, T = 1", DRAWN, TREE),
+    Case("tree, coupled", COUPLED, TREE),
+    Case("tree, cuts", {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}, TREE),
+    Case("tree, log-probs", {**GREEDY, "num_logprobs": 3}, TREE),
+    Case("growing, greedy", GREEDY, GROWING),
+    Case("growing, T = 1", DRAWN, GROWING),
+    Case("growing, coupled", COUPLED, GROWING),
+    Case("beams", {**GREEDY, "beams": BeamParams(2)}, Speculation(2, 8, **SENT)),
+    Case("plain, greedy", GREEDY, NONE, is_drafted=False),
+    Case("plain, T = 1", DRAWN, NONE, is_drafted=False),
+    Case("own n-grams", GREEDY, GROWING, of_target={"drafter": Drafter.NGRAM}, is_drafted=False),
+    Case("own lookahead", GREEDY, GROWING, of_target={"drafter": Drafter.LOOKAHEAD}, is_drafted=False),
+    Case("own prediction", GREEDY, GROWING, of_target={"prediction_ids": (9, 21, 44)}, is_drafted=False),
+    Case("n-grams & model", GREEDY, TREE, of_target={"drafter": Drafter.NGRAM_AND_MODEL}),
+)
+HEAD_CASES = (Case("growing, greedy", GREEDY, GROWING), Case("growing, T = 1", DRAWN, GROWING))
+
+
+def open_slots(pair: Pair, case: Case) -> None:
+    params = SamplingParams(**{"max_tokens": 32, "seed": 3, "ignore_eos": True, **case.params})
+    for number, prompt in enumerate(PROMPTS, start=1):
+        more = {"of_target": case.of_target, "is_drafted": case.is_drafted}
+        pair.open(number, prompt, params, case.speculation, **more)
+
+
+@dataclass
+class Counted:
+    """What each step of both workers did with the device."""
+
+    draft: list[Traffic] = field(default_factory=list)
+    target: list[Traffic] = field(default_factory=list)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, device: FakeCuda, pair: Pair) -> Iterator[Counted]:
+    found = Counted()
+    with monkeypatch.context() as patch:
+        for worker, steps in ((pair.draft, found.draft), (pair.target, found.target)):
+            patch.setattr(worker, "step", partial(_counted_step, device, worker.step, steps))
+        yield found
+
+
+def _counted_step(device: FakeCuda, step: Callable[[], bool], steps: list[Traffic]) -> bool:
+    device.take()
+    worked = step()
+    traffic = device.take()
+    if worked:
+        steps.append(traffic)
+    return worked
