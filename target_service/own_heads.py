@@ -58,7 +58,7 @@ class OwnHeads:
         """Return what each head says behind the last committed token, where the row before it is here."""
         row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
         assert row is not None, "there is no row"
-        return HostLogits(self.heads(row.to(next(self.heads.parameters()).device)))  # [heads, V]
+        return HostLogits(self.heads(row))  # [heads, V]
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
