@@ -39,6 +39,8 @@ from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 OWNER = 1
+NUM_PROBED = 12
+"""Tokens of the text by which a head's wiring is tested; the product takes 128."""
 
 
 def tiny_pair(folder: Path) -> tuple[str, str]:
@@ -161,7 +163,7 @@ class Pair:
     def test_wiring(self) -> Outcome:
         """Return what the draft finds when it is paired with the target."""
         state, answers = self.draft.base.loaded, list[Any]()
-        ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)
+        ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
         taps = taps_to_probe(state.opening.spec.taps, state.num_layers)
         self.target.handle(ProbeJob(ids, taps, answers.append))
         (probed,) = answers
@@ -181,15 +183,16 @@ class Pair:
         *,
         of_target: dict[str, Any] | None = None,
         vocabulary: SlotVocabulary | None = None,
+        source_ids: tuple[int, ...] = (),
         is_drafted: bool = True,
     ) -> None:
         """of_target: fields of its OpenJob alone. vocabulary: of the target, where the draft has another."""
         answers: list[Any] = []
         opened = self.slots[slot] = Slot(list(prompt), is_drafted=is_drafted)
         if is_drafted:
-            more = {"speculation": speculation, "vocabulary": vocabulary}
+            more = {"speculation": speculation, "vocabulary": vocabulary, "source_ids": source_ids}
             self.draft.handle(self.draft.job(slot, prompt, params, answers, **more))
-        more = {"speculation": speculation, **(of_target or {})}
+        more = {"speculation": speculation, "source_ids": source_ids, **(of_target or {})}
         self.target.handle(self.target.job(slot, prompt, params, answers, **more))
         assert all(getattr(answer, "committed_len", None) == len(prompt) for answer in answers), answers
         num = len(opened.prompt)

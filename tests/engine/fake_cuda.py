@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,21 +155,20 @@ class FakeCuda(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name, is_composite = _facts_of(func)
-        special = _SPECIAL.get(name)
-        if special is not None:
-            return special(self, func, args, kwargs)
-        if is_composite:
+        operation = _operation(func)
+        if operation.special is not None:
+            return operation.special(self, func, args, kwargs)
+        if operation.is_composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        inputs = _tensors_in((*args, *kwargs.values()))
-        on_device = any(isinstance(each, FakeCudaTensor) for each in inputs)
+        on_device, strangers = _sorted_out(args, kwargs)
         if on_device:
-            if _fills_by_mask(name, args):
+            if operation.is_indexing and _fills_by_mask(args):
                 return self.compute(func, args, kwargs)
-            self._check(func, name, args, inputs)
-            if waits(func, args):
-                self.wait(name)
+            if strangers:
+                self._check(operation, args, strangers)
+            if operation.may_wait and waits(func, args):
+                self.wait(operation.name)
         device = kwargs.get("device")
         if device is not None:
             on_device = torch.device(device).type == "cuda"
@@ -182,7 +181,7 @@ class FakeCuda(TorchDispatchMode):
             if is_pinned:
                 result.is_fake_pinned = True
             return result
-        if name not in _VIEWS:
+        if not operation.is_view:
             self.launch()
         return self.compute(func, args, kwargs)
 
@@ -206,26 +205,19 @@ class FakeCuda(TorchDispatchMode):
             return type(value)(map(on_device, value)) if isinstance(value, list | tuple) else value
 
         result = func(*map(on_host, args), **{name: on_host(value) for name, value in kwargs.items()})
-        assert all(fake.host.shape == fake.shape for fake in known.values()), f"{func} changes a shape in place"
+        if isinstance(result, Tensor) and id(result) in known:
+            assert result.shape == known[id(result)].shape, f"{func} changes a shape in place"
         return on_device(result)
 
-    def _check(self, func: Any, name: str, args: Any, inputs: list[Tensor]) -> None:
-        """Refuse what a GPU refuses; copy the indices that it would copy."""
-        strangers = [each for each in inputs if not isinstance(each, FakeCudaTensor)]
-        if name in _INDEXED:
-            assert isinstance(args[0], FakeCudaTensor), "cannot index a host tensor with one of the device"
-            carried = [each for each in strangers if not each.dim() or any(each is index for index in args[1])]
-            for each in carried:
-                self._up(each, each, non_blocking=False)
-            strangers = [each for each in strangers if not any(each is other for other in carried)]
-        if not strangers:
-            return
-        takes_scalars = name in _SCALAR_TAKERS or torch.Tag.pointwise in func.tags
+    def _check(self, operation: _Operation, args: Any, strangers: list[Tensor]) -> None:
+        """Refuse host tensors where a GPU refuses them; copy those that it would copy."""
         for each in strangers:
-            if each.dim() or not takes_scalars:
+            if operation.is_indexing and (not each.dim() or any(each is index for index in args[1])):
+                self._up(each, each, non_blocking=False)
+            elif each.dim() or not operation.takes_scalars:
                 raise RuntimeError(
-                    f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-                    f"{each.device}! ({name}, a tensor {list(each.shape)})"
+                    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+                    f"{each.device}! ({operation.name}, a tensor {list(each.shape)})"
                 )
 
     def _up(self, source: Tensor, copy: Tensor, *, non_blocking: bool) -> None:
@@ -266,6 +258,14 @@ class FakeCuda(TorchDispatchMode):
         self.launch()
         output = self.compute(_varlen, args, kwargs)
         return output, output.new_empty(0), output.new_empty(0)
+
+    def histogram(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """histc(source, bins, min, max), of whole numbers, too, which a CPU does not take."""
+        source = args[0]
+        if not isinstance(source, FakeCudaTensor):
+            return func(*args, **kwargs)
+        self.launch()
+        return FakeCudaTensor(func(source.host.double(), *args[1:], **kwargs).to(source.dtype))
 
     def to_copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """_to_copy(source, dtype, device, non_blocking, ...)."""
@@ -317,36 +317,62 @@ _SPECIAL: dict[str, Any] = {
     "aten::pin_memory": FakeCuda.pin,
     "aten::_pin_memory": FakeCuda.pin,
     "aten::is_pinned": FakeCuda.is_pinned,
+    "aten::histc": FakeCuda.histogram,
     "torch_attn::_varlen_attn": FakeCuda.varlen,
 }
-_WHOLE = frozenset({"aten::scaled_dot_product_attention"})
-"""Compositions that ask for a kernel of the device and are computed as one."""
+_WHOLE = frozenset(f"aten::{name}" for name in ("scaled_dot_product_attention", "matmul", "linear"))
+"""Compositions that are seen as one operation: the first asks for a kernel of the device, the others are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What an operation is, whatever it is called with."""
+
+    name: str
+    special: Any
+    is_composite: bool
+    """It is made of others, of which each is seen by itself."""
+    is_view: bool
+    """It launches nothing."""
+    is_indexing: bool
+    takes_scalars: bool
+    """Host tensors without dimensions may be among its arguments."""
+    may_wait: bool
 
 
 @functools.cache
-def _facts_of(func: Any) -> tuple[str, bool]:
-    """Return an operation's name, and whether it is made of others, of which each is seen by itself."""
+def _operation(func: Any) -> _Operation:
     name = name_of(func)
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    return name, is_composite and name not in _WHOLE
+    return _Operation(
+        name,
+        _SPECIAL.get(name),
+        is_composite and name not in _WHOLE,
+        name in _VIEWS,
+        name in _INDEXED,
+        name in _SCALAR_TAKERS or torch.Tag.pointwise in func.tags,
+        name in _INDEXED or waits(func, ((), ())),
+    )
 
 
-def _fills_by_mask(name: str, args: Any) -> bool:
+def _fills_by_mask(args: Any) -> bool:
     """Return whether this is `x[mask] = number`, which torch computes as masked_fill_, without a wait."""
-    if name not in _INDEXED or len(args) < 3:
+    if len(args) < 3:
         return False
     (mask, *more), value = args[1], args[2]
     return not more and mask is not None and mask.dtype == torch.bool and not value.dim() and not value.is_cuda
 
 
-def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    found = list[Tensor]()
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(_tensors_in(value))
-    return found
+def _sorted_out(args: Any, kwargs: dict[str, Any]) -> tuple[bool, list[Tensor]]:
+    """Return whether there are tensors of the device, and those of the host."""
+    on_device, strangers = False, list[Tensor]()
+    for value in (*args, *kwargs.values()):
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, FakeCudaTensor):
+                on_device = True
+            elif isinstance(each, Tensor):
+                strangers.append(each)
+    return on_device, strangers
 
 
 def _varlen(*args: Any) -> Tensor:
