@@ -6,7 +6,7 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,20 @@ def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int,
         3 * widest, 4 * heads * head_dim
     )  # residual, norm, input; gate, up, product or q k v o
     return step_tokens * per_token * itemsize + 2 * logits_rows * config.vocab_size * 4
+
+
+def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int, num_tokens: int, context: int) -> int:
+    """Return the bytes of the masks of a step's pieces of prompts, where attention takes them, and of the truth values
+    that one is made from.
+
+    limits: (window, chunk) of the layers, each once: those of the same limits share a mask. itemsize: bytes of one of
+    its numbers, for all query heads that have a copy. num_tokens: of all pieces. context: most keys that one sees.
+    """
+    total = num_tokens * context
+    for window, chunk in limits:
+        reach = window or chunk or context
+        total += num_tokens * min(context, num_tokens + reach) * itemsize
+    return total
 
 
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
