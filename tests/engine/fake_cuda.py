@@ -35,6 +35,8 @@ GUARD = Path(__file__).with_name("fake_guard.cpp")
 DEVICE = torch.device("cuda", 0)
 PRODUCT = ("outrider", "draft_service", "target_service")
 """Packages whose frames name the place of a wait."""
+COPIERS = ("host_copy", "host_sampling")
+"""Modules that copy for their callers, which are named."""
 MEMORY_BYTES = 80 << 30
 """Of the device, as an H100 has; all of it is free."""
 _VIEWS = frozenset(
@@ -395,7 +397,7 @@ def _place() -> tuple[str, int]:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] in PRODUCT and not name.endswith("host_copy"):
+        if name.partition(".")[0] in PRODUCT and name.rpartition(".")[2] not in COPIERS:
             return f"{name.rpartition('.')[2]}:{frame.f_code.co_name}", frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return "no product's", 0

@@ -116,7 +116,7 @@ def test_a_draft_of_another_tokenizer_drafts(device: FakeCuda, tmp_path: Path, m
     take_rounds(
         device,
         pair,
-        Case("greedy", GREEDY, vocabulary=vocabulary),
+        Case("growing, greedy", GREEDY, GROWING, vocabulary=vocabulary),
         Case("growing, coupled", COUPLED, GROWING, vocabulary=vocabulary),
     )
 
