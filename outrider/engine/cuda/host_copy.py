@@ -23,10 +23,14 @@ def to_host(*tensors: Tensor) -> list[Tensor]:
     return copies
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return the array on the device. The host goes on at once; later work on the current stream sees the values."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
+    """Return an array, or a tensor of the host or of the device, on the device. The host goes on at once; later work on
+    the current stream sees the values.
+    """
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Moment:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.reduced_vocab import spread
 
 
@@ -73,7 +74,7 @@ class MedusaHeads(nn.Module):
         """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt], which
         may be on another device and of another dtype.
         """
-        hidden = hidden.to(self.device, self.dtype)
+        hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
             logits = self.lm_heads[0](inner)  # [..., num_heads, Vd]

@@ -254,7 +254,8 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
         _penalise(processed, edits)
     if bans:
         cells = to_device(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
-        processed[cells[0], cells[1]] = -torch.inf
+        lowest = processed.new_full((), -torch.inf)  # a number of the host would go up by a copy that waits
+        processed.index_put_((cells[0], cells[1]), lowest)
     if masks:
         masked = to_device(np.array([r for r, _ in masks]), processed.device)
         bits = to_device(np.stack([bits for _, bits in masks]), processed.device)  # [M, ceil(V / 32) * 4] uint8
