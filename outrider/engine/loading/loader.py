@@ -170,6 +170,14 @@ def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
         log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
 
 
+def keep_soft_caps(config: PreTrainedConfig) -> None:
+    """Have transformers compute attention with the soft caps that a model was trained with: where the choice is its
+    own, some classes take an attention that leaves them out (all of Gemma 2's before 5.21).
+    """
+    if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"
+
+
 def resolve_device(device: str) -> torch.device:
     """Return the device of the setting. Raises ConfigError when there is no such device here."""
     if device == "auto":
@@ -198,6 +206,7 @@ def read_config(model: str) -> PreTrainedConfig:
         if getattr(config, "transformers_weights", None) is not None:
             raise ValueError("transformers_weights names other weights than model.safetensors; leave it out")
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
+        keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +20,8 @@ BLOCK_SIZE = 256
 """Tokens a block. Flash attention 2, which torch carries, takes pages of a multiple of this."""
 MAX_HEAD_DIM = 256
 """Columns of a head."""
+MIN_TORCH = "2.13"
+"""First version whose flash attention takes pages and num_splits without FA3 (pytorch pull request 179760)."""
 
 
 class VarlenAttention:
@@ -68,6 +71,13 @@ def _window(plan: PagedPlan, window: int | None) -> tuple[int, int]:
     return (-1, -1) if plan.max_q == 1 else (-1, 0)
 
 
+def torch_refusal(version: str) -> str | None:
+    """Return why that version of torch cannot run VarlenAttention, or None."""
+    if Version(version).release >= Version(MIN_TORCH).release:
+        return None
+    return f"torch {version} takes no num_splits with pages, which {MIN_TORCH} and later do"
+
+
 def why_not(model: PreTrainedModel) -> str | None:
     """Return what keeps this model, on its device, from VarlenAttention, or None.
 
@@ -77,6 +87,9 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"flash attention needs a GPU, the model is on {model.device.type}"
     if torch.version.hip is not None:
         return "not tried on ROCm"
+    refusal = torch_refusal(torch.__version__)
+    if refusal is not None:
+        return refusal
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return f"{torch.cuda.get_device_name(model.device)} is older than compute capability 8.0"
     return why_not_shape(model)

@@ -30,8 +30,8 @@ from outrider.engine.sampling.noise import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS, W
 from outrider.engine.sampling.row_law import Array, Ids, NothingToDraw, RowLaw, Weights
 from outrider.wire.params import SamplingParams
 
-_MAX_AT_ONCE = 1 << 23
-"""Numbers that are made at once: a dozen arrays of 8 bytes each live at a time. Doubling it doubles those bytes."""
+MAX_NUMBERS = 1 << 23
+"""Numbers that are computed at once on a device: a dozen arrays of 8 bytes each live at a time, 0.8 GB."""
 _ROUNDING = 1.0 + 1e-9
 """More than what is rounded here. In noise.h, too."""
 LN2 = math.log(2.0)
@@ -173,7 +173,7 @@ def device_keys(params: Sequence[SamplingParams], positions: Sequence[int], devi
 
 def picked(log_weights: Tensor, keys: Tensor) -> Tensor:
     """Return the id that the numbers of each row pick, the lowest among equals. [R, V], keys [R, 4] -> [R] int64."""
-    step = max(1, _MAX_AT_ONCE // log_weights.shape[1])
+    step = max(1, MAX_NUMBERS // log_weights.shape[1])
     parts = [
         (log_weights[i : i + step].double() + gumbels(keys[i : i + step], log_weights.shape[1])).argmax(dim=1)
         for i in range(0, len(log_weights), step)
