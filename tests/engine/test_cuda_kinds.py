@@ -15,7 +15,7 @@ from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.wire.kinds import Drafter
 from tests import random_heads
-from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
+from tests.engine.cuda_cases import COUPLED, DRAWN, FEATURES, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 from tests.other_tokenizers import byte_level, digits_apart
@@ -81,7 +81,7 @@ def test_heads_draft(device: FakeCuda, target: str, tmp_path: Path, monkeypatch:
     take_rounds(
         device,
         pair,
-        Case("growing, greedy", GREEDY, GROWING, later=later, brings_logits=True),
+        Case("growing, greedy", GREEDY, GROWING, later=later),
         Case("T = 1", DRAWN, later=later),
     )
 
@@ -111,8 +111,8 @@ def test_a_draft_of_another_tokenizer_drafts(device: FakeCuda, tmp_path: Path, m
     take_rounds(
         device,
         pair,
-        Case("growing, greedy", GREEDY, GROWING, vocabulary=vocabulary, brings_logits=True),
-        Case("growing, coupled", COUPLED, GROWING, vocabulary=vocabulary, brings_logits=True),
+        Case("growing, greedy", GREEDY, GROWING, vocabulary=vocabulary),
+        Case("growing, coupled", COUPLED, GROWING, vocabulary=vocabulary),
     )
 
 
@@ -153,9 +153,7 @@ def test_rounds_on_the_dense_path(
 ) -> None:
     draft = perturbed_copy(target, tmp_path / "draft", 0.2)
     pair = Pair(monkeypatch, draft, target, device="cuda", attention_path="dense", **SIZES)
-    take_rounds(
-        device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE, brings_logits=True), Case("T = 1", DRAWN)
-    )
+    take_rounds(device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE), Case("T = 1", DRAWN))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "bloom"])
@@ -165,7 +163,7 @@ def test_models_of_other_kinds_take_rounds(
     """Windows and soft caps, latent attention and experts, sinks, chunks, ALiBi."""
     folder = save(random_model(zoo()[name], seed=3), tmp_path)
     pair = Pair(monkeypatch, folder, folder, device="cuda", **{**SIZES, "context_limit": 128})
-    take_rounds(device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE, brings_logits=True))
+    take_rounds(device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE))
 
 
 def test_models_with_an_encoder_take_rounds(device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
