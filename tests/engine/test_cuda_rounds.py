@@ -57,4 +57,4 @@ def test_a_piece_of_a_prompt_sends_up_no_mask(device: FakeCuda, pair: Pair) -> N
         device.take()
         pair.round()
         traffic = device.take()
-    assert len(traffic.waits) == 1 and traffic.num_bytes_up < num_tokens**2
+    assert traffic.num_bytes_up < num_tokens**2
