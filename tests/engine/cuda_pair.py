@@ -81,6 +81,7 @@ class Worker:
 @dataclass
 class Slot:
     prompt: list[int]
+    params: SamplingParams
     output: list[int] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     """Of a beam search, in place of an output."""
@@ -188,7 +189,7 @@ class Pair:
     ) -> None:
         """of_target: fields of its OpenJob alone. vocabulary: of the target, where the draft has another."""
         answers: list[Any] = []
-        opened = self.slots[slot] = Slot(list(prompt), is_drafted=is_drafted)
+        opened = self.slots[slot] = Slot(list(prompt), params, is_drafted=is_drafted)
         if is_drafted:
             more = {"speculation": speculation, "vocabulary": vocabulary, "source_ids": source_ids}
             self.draft.handle(self.draft.job(slot, prompt, params, answers, **more))

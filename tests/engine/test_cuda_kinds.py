@@ -15,15 +15,14 @@ from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.wire.kinds import Drafter
 from tests import random_heads
-from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
+from tests.engine.cuda_cases import COUPLED, DRAWN, FEATURES, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 from tests.other_tokenizers import byte_level, digits_apart
 from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5, zoo
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
-FEATURES_WAIT = frozenset({"features:_as_bytes", "features:_send_staying"})
-"""Finding 17: rows of features come down by a wait of their own, a head."""
+BLOCKS = "block_drafter:give_blocks"
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +60,6 @@ HEADS: dict[str, tuple[Callable[[str, Path], str], str]] = {
     "DSpark, gated": (dspark("gated"), "DSparkDrafter"),
     "DSpark, rnn": (dspark("rnn"), "DSparkDrafter"),
 }
-HEADS_WAIT = {
-    "EAGLE-1": {"head_path:<listcomp>"},
-    "EAGLE-3": {"head_path:<listcomp>"},
-    "MTP": {"head_path:<listcomp>"},
-    "P-EAGLE": {"block_drafter:_row", "give_blocks"},
-    "Medusa": {"medusa:forward"},
-    "blockwise": {"medusa:forward"},
-    "DFlash": {"block_path:<genexpr>"},
-    "DSpark": {"block_path:<genexpr>", "dflash_drafter:_step"},
-}
 
 
 def take_rounds(device: FakeCuda, pair: Pair, *cases: Case) -> None:
@@ -87,8 +76,14 @@ def test_heads_draft(device: FakeCuda, target: str, tmp_path: Path, monkeypatch:
     pair = Pair(monkeypatch, folder, of_target, device="cuda", of_draft={"target_model": of_target}, **SIZES)
     assert type(pair.draft.worker._drafter).__name__ == drafter
     assert isinstance(pair.test_wiring(), Outcome)
-    later = FEATURES_WAIT
-    take_rounds(device, pair, Case("growing, greedy", GREEDY, GROWING, later=later), Case("T = 1", DRAWN, later=later))
+    makes_blocks = drafter in ("PEagleDrafter", "MedusaDrafter", "DFlashDrafter")
+    later = (*FEATURES, BLOCKS) if makes_blocks else FEATURES
+    take_rounds(
+        device,
+        pair,
+        Case("growing, greedy", GREEDY, GROWING, later=later),
+        Case("T = 1", DRAWN, later=later),
+    )
 
 
 def test_a_model_that_fills_masks_drafts(
@@ -97,7 +92,7 @@ def test_a_model_that_fills_masks_drafts(
     draft = random_heads.random_pard(tmp_path / "draft", 320)
     pair = Pair(monkeypatch, draft, target, device="cuda", **{**SIZES, "context_limit": 64})
     assert type(pair.draft.worker._drafter).__name__ == "PardDrafter"
-    take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN))
+    take_rounds(device, pair, Case("greedy", GREEDY, later=(BLOCKS,)), Case("T = 1", DRAWN, later=(BLOCKS,)))
 
 
 def test_a_draft_of_another_tokenizer_drafts(device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +125,9 @@ def test_a_target_drafts_by_itself(
     else:
         own = {"lookahead_embeddings": random_heads.random_lookahead(target, tmp_path / "own")}
     pair = Pair(monkeypatch, target, target, device="cuda", of_target=own, **SIZES)
-    of_target = {"drafter": drafter}
-    case = Case("own", GREEDY, GROWING, of_target, is_drafted=False, later=FEATURES_WAIT)
-    with opened(pair, case):
-        steps = rounds(device, pair)
-        assert sum(verdict.num_drafted for verdict in steps.verdicts)
-        check(case, steps)
+    later = (*FEATURES, "own_heads:_logits") if drafter is Drafter.HEADS else ("own_pass:learn",)
+    case = Case("own", GREEDY, GROWING, {"drafter": drafter}, is_drafted=False, later=later, brings_logits=True)
+    take_rounds(device, pair, case)
 
 
 def test_steps_on_the_flash_path_are_captured(
