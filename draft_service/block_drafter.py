@@ -81,8 +81,8 @@ def has_block(growing: Growing) -> bool:
 
 
 def give_blocks(asked: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
-    """Give slots their blocks, of logits [sum(counts), V]."""
-    for growing, own in zip(asked, parts_of(logits, counts), strict=True):
+    """Give slots their blocks, of logits [sum(counts), V], which are waited for once."""
+    for growing, own in zip(asked, parts_of(logits.cpu(), counts), strict=True):
         growing.block = Block(len(growing.slot.committed) - 1, HostLogits(own))
 
 

@@ -118,20 +118,11 @@ def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed:
     assert tree.path == tuple(range(tree.num_accepted))
 
 
-def on_device(*slots: Slot, counts_waits: bool = False) -> list[Any]:
-    """What a device decides. counts_waits: and that the host waits for it once."""
-    logits = torch.cat([slot.logits for slot in slots])
+def on_device(*slots: Slot) -> list[Any]:
+    """What a device decides; the host waits for that once."""
     ready, states = [slot.ready for slot in slots], [slot.state for slot in slots]
-    reads = HostLogits.reads
-    HostLogits.reads = staticmethod(lambda logits: False)  # type: ignore[method-assign]
-
-    def compute() -> list[Any]:
-        return decide(ready, states, logits, by_block=False)
-
-    try:
-        return waiting_once(logits, compute) if counts_waits else compute()  # type: ignore[no-any-return]
-    finally:
-        HostLogits.reads = reads  # type: ignore[method-assign]
+    logits = torch.cat([slot.logits for slot in slots])
+    return waiting_once(logits, lambda there: decide(ready, states, there, by_block=False))  # type: ignore[no-any-return]
 
 
 @given(st.lists(st.tuples(st.integers(0, len(KINDS) - 1), parents_of(), st.booleans()), min_size=2, max_size=5))
@@ -188,7 +179,7 @@ def merged(seed: int) -> Slot:
 def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [merged(seed) for seed in range(60)]
     expected = decided(*slots)
-    assert on_device(*slots, counts_waits=True) == expected
+    assert on_device(*slots) == expected
     num_accepted = [found.num_accepted for found in expected]
     assert 0 in num_accepted and max(num_accepted) > 1
     monkeypatch.setattr(trees_on_device, "MAX_NUMBERS", 7 * VOCAB)  # in parts of a few rows
