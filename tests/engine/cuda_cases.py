@@ -20,7 +20,7 @@ from target_service.jobs import Verdict
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, Traffic, Wait
 
-PROMPTS = [[12, 7, 90, 4, 31], [5, 6, 7], [60, 3, 9, 9, 21, 44]]
+PROMPTS = ((12, 7, 90, 4, 31), (5, 6, 7), (60, 3, 9, 9, 21, 44))
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.0}
 COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUPLED}
@@ -110,7 +110,7 @@ MODEL_CASES = (
     Case("beams", {**GREEDY, "beams": BeamParams(2)}, Speculation(2, 8, **SENT), later=("beams:decide",)),
     Case("plain, greedy", GREEDY, NONE, is_drafted=False),
     Case("plain, T = 1", DRAWN, NONE, is_drafted=False),
-    Case("own n-grams", SEVENS, GROWING, NGRAMS, is_drafted=False, prompts=([5, *[7] * 8],)),
+    Case("own n-grams", SEVENS, GROWING, NGRAMS, is_drafted=False, prompts=((5, *[7] * 8),)),
     Case("own prediction", SEVENS, GROWING, {"prediction_ids": (7,) * 8}, is_drafted=False),
     Case("own lookahead", SEVENS, GROWING, LOOKAHEAD, is_drafted=False, later=("own_lookahead:learn",)),
     Case("n-grams & model", GREEDY, TREE, {"drafter": Drafter.NGRAM_AND_MODEL}),

@@ -132,7 +132,8 @@ class FakeCuda(TorchDispatchMode):
         return cls._current
 
     def take(self) -> Traffic:
-        """Return what was counted, and count from 0."""
+        """Return what was counted, and count from 0. Nothing may be on its way to the host then."""
+        assert not self._pending, "a copy to the host was not waited for"
         taken, self.traffic = self.traffic, Traffic()
         return taken
 
@@ -282,7 +283,7 @@ class FakeCuda(TorchDispatchMode):
                 self.launch()
                 return FakeCudaTensor(made)
             if device.type == "cpu":
-                made.is_fake_pinned = is_pinned
+                made.is_fake_pinned = is_pinned or non_blocking  # torch takes pinned memory by itself
                 self._down(made.clone(), made, non_blocking=non_blocking)
             return made
         if source.device.type == "meta" or device.type != "cuda":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.cuda_cases import MODEL_CASES, Case, check, opened, rounds
+from tests.engine.cuda_cases import GREEDY, MODEL_CASES, NONE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 
@@ -49,3 +49,12 @@ def test_a_step_waits_once_and_says_what_the_cpu_says(device: FakeCuda, pair: Pa
         for slot, other in zip(pair.slots.values(), on_cpu.slots.values(), strict=True):
             num = min(len(slot.decided), len(other.decided))
             assert num >= 3 and slot.decided[:num] == other.decided[:num]
+
+
+def test_a_piece_of_a_prompt_sends_up_no_mask(device: FakeCuda, pair: Pair) -> None:
+    num_tokens = 200
+    with opened(pair, Case("long", GREEDY, NONE, is_drafted=False, prompts=(tuple(range(2, 2 + num_tokens)),))):
+        device.take()
+        pair.round()
+        traffic = device.take()
+    assert traffic.num_bytes_up < num_tokens**2
