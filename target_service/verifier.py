@@ -222,8 +222,8 @@ class Verifier:
             num_committed += self._decide(going, own, started)
         if searching:
             num_committed += self._search(searching, logits[len(logits) - num_searched :], started)
-        if not len(logits):
-            self._runner.forward_s()  # nothing else waits for pieces of prompts, or of beams
+        if not len(logits) and not searching:
+            self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
             self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
@@ -359,6 +359,7 @@ class Verifier:
         self._leases.take_delivered(in_step=True)
         beams = [lease.beams for lease, _ in searching if lease.beams is not None]
         read = best_reader(logits, max(each.search.num_candidates for each in beams))
+        forwarded = started + self._runner.forward_s()
         starts = accumulate((fed.row.num_logits for _, fed in searching), initial=0)
         for (lease, fed), start in zip(searching, starts, strict=False):
             assert lease.beams is not None, "it searches no beams"
@@ -371,8 +372,7 @@ class Verifier:
                 lease.slot.distrust()
                 self._leases.end(lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
                 continue
-            forwarded, ended = started + self._runner.forward_s(), time.monotonic()
-            timings = self._timings(lease, started, forwarded, ended)
+            timings = self._timings(lease, started, forwarded, time.monotonic())
             self._commit_levels(lease, lease.beams, fed, levels, timings)
             num_committed += len(levels)
         return num_committed
