@@ -32,9 +32,9 @@ def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Ten
     the current stream sees the values.
     """
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-    if device.type != "cuda" or tensor.device.type != "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class DeferredCopies(Generic[Key]):
