@@ -35,20 +35,16 @@ ROW_BYTES = 320 * 4
 """Of a row of logits."""
 
 LATER = {
-    "features:_send_staying": "finding 17: places of rows of features go up by copies that wait, one more a head",
-    "features:_as_bytes": "finding 17: rows of features come down by a wait of their own, one a head",
-    "own_heads:_logits": "finding 17: what the target's own heads say comes down by a wait of its own, one a slot",
-    "own_pass:learn": "finding 17: places go up and logits come down by waits of their own, each one a slot",
-    "own_lookahead:learn": "finding 17: guesses come down by a wait of their own, one a slot",
-    "block_drafter:give_blocks": "finding 17: logits of blocks come down by a wait of their own, one a slot",
-    "beams:decide": "finding 17: a search of beams waits several times a level",
+    "features:_send_staying": "rows of features are made of what was accepted, and come down once more for all heads",
+    "own_heads:_say": "the target's own heads read these rows: their logits come down once more, all slots' together",
+    "own_pass:candidates": "logits behind look-ahead embeddings come down once more, all slots' together",
+    "own_lookahead:_window": "guesses of windows come down once more, all slots' together",
     "explaining:explain": "what explains a step is read from rows of logits once the step is decided",
     "dense:_forward_one": "transformers asks a mask of padded columns for its values",
 }
 """Places that make the host wait more than a step needs, and why they still do. What is mended leaves this list."""
 SOMETIMES = {"dense:_forward_one"}
 """Those that wait where rows happen to be padded."""
-FEATURES = ("features:_send_staying", "features:_as_bytes")
 
 
 @dataclass(frozen=True)
@@ -107,12 +103,12 @@ MODEL_CASES = (
     Case("growing, greedy", GREEDY, GROWING),
     Case("growing, T = 1", DRAWN, GROWING),
     Case("growing, coupled", COUPLED, GROWING),
-    Case("beams", {**GREEDY, "beams": BeamParams(2)}, Speculation(2, 8, **SENT), later=("beams:decide",)),
+    Case("beams", {**GREEDY, "beams": BeamParams(2)}, Speculation(2, 8, **SENT)),
     Case("plain, greedy", GREEDY, NONE, is_drafted=False),
     Case("plain, T = 1", DRAWN, NONE, is_drafted=False),
     Case("own n-grams", SEVENS, GROWING, NGRAMS, is_drafted=False, prompts=((5, *[7] * 8),)),
     Case("own prediction", SEVENS, GROWING, {"prediction_ids": (7,) * 8}, is_drafted=False),
-    Case("own lookahead", SEVENS, GROWING, LOOKAHEAD, is_drafted=False, later=("own_lookahead:learn",)),
+    Case("own lookahead", SEVENS, GROWING, LOOKAHEAD, is_drafted=False, later=("own_lookahead:_window",)),
     Case("n-grams & model", GREEDY, TREE, {"drafter": Drafter.NGRAM_AND_MODEL}),
 )
 

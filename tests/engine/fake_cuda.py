@@ -121,8 +121,8 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self.traffic = Traffic()
         self.is_capturing = False
-        self._num_unfinished = 0
-        """Launches since the host last waited."""
+        self.num_launched = self._num_finished = 0
+        """Operations in the device's life, and those of them that the host has waited for."""
         self._pending: list[tuple[Tensor, Tensor]] = []
         """Copies to the host that are on their way: (to, from)."""
 
@@ -144,12 +144,13 @@ class FakeCuda(TorchDispatchMode):
         self.traffic.waits.append(Wait(what, *_place()))
         self._finish()
 
-    def wait_if_unfinished(self, what: str) -> None:
-        if self._num_unfinished:
+    def wait_until(self, num_launched: int, what: str) -> None:
+        """The host waits for so many operations of the device's life, unless it did."""
+        if num_launched > self._num_finished:
             self.wait(what)
 
     def _finish(self) -> None:
-        self._num_unfinished = 0
+        self._num_finished = self.num_launched
         pending, self._pending = self._pending, []
         for to, source in pending:
             to.copy_(source)
@@ -190,7 +191,7 @@ class FakeCuda(TorchDispatchMode):
 
     def launch(self) -> None:
         self.traffic.num_launches += 1
-        self._num_unfinished += 1
+        self.num_launched += 1
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call with the tensors of the host in place of the device's, and return results of the device."""
@@ -406,13 +407,13 @@ def _place() -> tuple[str, int]:
 
 class _Event:
     def __init__(self, **options: Any) -> None:
-        pass
+        self._num_launched = 0
 
     def record(self, stream: Any = None) -> None:
-        pass
+        self._num_launched = FakeCuda.current().num_launched
 
     def synchronize(self) -> None:
-        FakeCuda.current().wait_if_unfinished("an event")
+        FakeCuda.current().wait_until(self._num_launched, "an event")
 
     def elapsed_time(self, other: _Event) -> float:
         return 1.0

@@ -7,22 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.drafting.translation import between
 from outrider.engine.heads.wiring import Outcome
+from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.wire.kinds import Drafter
 from tests import random_heads
-from tests.engine.cuda_cases import COUPLED, DRAWN, FEATURES, GREEDY, GROWING, TREE, Case, check, opened, rounds
+from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 from tests.other_tokenizers import byte_level, digits_apart
 from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5, zoo
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
-BLOCKS = "block_drafter:give_blocks"
+FEATURES = ("features:_send_staying",)
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +78,11 @@ def test_heads_draft(device: FakeCuda, target: str, tmp_path: Path, monkeypatch:
     pair = Pair(monkeypatch, folder, of_target, device="cuda", of_draft={"target_model": of_target}, **SIZES)
     assert type(pair.draft.worker._drafter).__name__ == drafter
     assert isinstance(pair.test_wiring(), Outcome)
-    makes_blocks = drafter in ("PEagleDrafter", "MedusaDrafter", "DFlashDrafter")
-    later = (*FEATURES, BLOCKS) if makes_blocks else FEATURES
     take_rounds(
         device,
         pair,
-        Case("growing, greedy", GREEDY, GROWING, later=later),
-        Case("T = 1", DRAWN, later=later),
+        Case("growing, greedy", GREEDY, GROWING, later=FEATURES),
+        Case("T = 1", DRAWN, later=FEATURES),
     )
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_fills_masks_drafts(
     draft = random_heads.random_pard(tmp_path / "draft", 320)
     pair = Pair(monkeypatch, draft, target, device="cuda", **{**SIZES, "context_limit": 64})
     assert type(pair.draft.worker._drafter).__name__ == "PardDrafter"
-    take_rounds(device, pair, Case("greedy", GREEDY, later=(BLOCKS,)), Case("T = 1", DRAWN, later=(BLOCKS,)))
+    take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN))
 
 
 def test_a_draft_of_another_tokenizer_drafts(device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_target_drafts_by_itself(
     else:
         own = {"lookahead_embeddings": random_heads.random_lookahead(target, tmp_path / "own")}
     pair = Pair(monkeypatch, target, target, device="cuda", of_target=own, **SIZES)
-    later = (*FEATURES, "own_heads:_logits") if drafter is Drafter.HEADS else ("own_pass:learn",)
+    later = (*FEATURES, "own_heads:_say") if drafter is Drafter.HEADS else ("own_pass:candidates",)
     case = Case("own", GREEDY, GROWING, {"drafter": drafter}, is_drafted=False, later=later, brings_logits=True)
     take_rounds(device, pair, case)
 
@@ -133,6 +133,9 @@ def test_a_target_drafts_by_itself(
 def test_steps_on_the_flash_path_are_captured(
     device: FakeCuda, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refusal = torch_refusal(torch.__version__)
+    if refusal is not None:
+        pytest.skip(refusal)
     draft = perturbed_copy(target, tmp_path / "draft", 0.2)
     pair = Pair(
         monkeypatch,

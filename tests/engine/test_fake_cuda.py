@@ -119,6 +119,7 @@ def test_an_event_is_waited_for_once(device: FakeCuda, tensor: Tensor) -> None:
     (tensor + 1).sum()
     event.record(torch.cuda.current_stream())
     event.synchronize()
+    (tensor + 1).sum()  # after the event
     event.synchronize()
     assert len(device.take().waits) == 1
 
