@@ -141,13 +141,13 @@ def pair(device: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.why)
 def test_a_planted_fault_is_caught(device: FakeCuda, pair: Pair, fault: Fault) -> None:
     with opened(pair, fault.case):
-        check(fault.case, rounds(device, pair, 1))  # what comes is the fault's doing
+        check(fault.case, rounds(device, pair, fault.case, 1))  # what comes is the fault's doing
     with (
         planted(Mutant(fault.file, fault.old, fault.new, fault.why, ())),
         pytest.raises((RuntimeError, TypeError, AssertionError), match=fault.says),
         opened(pair, fault.case),
     ):
-        check(fault.case, rounds(device, pair, 1))
+        check(fault.case, rounds(device, pair, fault.case, 1))
 
 
 def test_rows_that_a_head_leaves_on_the_host_are_caught(

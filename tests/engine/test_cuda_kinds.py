@@ -67,7 +67,7 @@ HEADS: dict[str, tuple[Callable[[str, Path], str], str]] = {
 def take_rounds(device: FakeCuda, pair: Pair, *cases: Case) -> None:
     for case in cases:
         with opened(pair, case):
-            check(case, rounds(device, pair))
+            check(case, rounds(device, pair, case))
 
 
 @pytest.mark.parametrize("name", HEADS)
