@@ -59,9 +59,13 @@ def decide_on_device(
     nodes = node_rows([(r, tree) for r, tree, _ in trees], [start for *_, start in trees])
     following = next_ids(nodes, processed, rows)
     asked = _asked_log_probs(ready, starts, decided, following.ids, logits)  # [N, 1 + 2 n] float64
-    parts = (~sound_rows(logits), decided.view(-1), following.ids, following.sound, asked.view(-1))
+    parts = [~sound_rows(logits), decided.view(-1), asked.view(-1)]
+    if nodes:
+        parts += [following.ids, following.sound]
     values = torch.cat([part.double() for part in parts]).cpu().numpy()  # ids fit a double: the one wait of a step
-    bad, outcomes, next_of, has_next, asked_values = np.split(values, np.cumsum([part.numel() for part in parts[:-1]]))
+    found = np.split(values, np.cumsum([part.numel() for part in parts[:-1]]))
+    bad, outcomes, asked_values = found[:3]
+    next_of, has_next = found[3:] or (np.empty(0), np.empty(0))
     walks = _walks([tree for _, tree, _ in trees], next_of.astype(int).tolist())
     _check_rows(ready, starts, walks, bad.astype(bool), outcomes.reshape(-1, 3), has_next.astype(bool))
     return _unpacked(ready, outcomes.reshape(-1, 3), walks, asked_values.reshape(asked.shape))
