@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "rows are picked by a mask, so that their number must be known",
         DECIDE,
-        "parts = (~sound_rows(logits),",
-        "parts = (~sound_rows(logits)[sound_rows(logits)],",
+        "parts = [~sound_rows(logits),",
+        "parts = [~sound_rows(logits)[sound_rows(logits)],",
         WAITS,
     ),
     Fault(
