@@ -107,8 +107,11 @@ def _asked_log_probs(
     nums_best = [r.slot.params.num_logprobs for r in ready if r.slot.params.num_logprobs is not None]
     if not nums_best:
         return logits.new_empty((0, 1), dtype=torch.float64)
-    chain_places, tree_places = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    num_asked = num_chains = num_tree_rows = 0
+    chain_places = list[tuple[int, ...]]()
+    tree_places = list[tuple[int, ...]]()
+    num_asked = 0
+    num_chains = 0
+    num_tree_rows = 0
     for r, start in zip(ready, starts, strict=False):
         num_rows = len(r.draft_ids) + 1
         if r.slot.params.num_logprobs is not None:
@@ -123,7 +126,8 @@ def _asked_log_probs(
             num_chains += 1
         else:
             num_tree_rows += num_rows
-    order, chosen = list[Tensor](), list[Tensor]()
+    order = list[Tensor]()
+    chosen = list[Tensor]()
     if chain_places:
         at, rows, slots, js, draft_ids = to_device(np.array(chain_places).T.copy(), logits.device)  # [Nc] int64 each
         order.append(torch.stack((at, rows)))
@@ -139,7 +143,8 @@ def _asked_log_probs(
 
 def _walks(trees: Sequence[DraftTree], next_of: Sequence[int]) -> list[TreeWalk]:
     """Walk each tree by what comes after its root and after each of its nodes. next_of: of all, in order."""
-    found, start = list[TreeWalk](), 0
+    found = list[TreeWalk]()
+    start = 0
     for tree in trees:
         num_rows = len(tree.ids) + 1
         found.append(_walk(tree, next_of[start : start + num_rows]))
@@ -162,7 +167,10 @@ def _check_rows(
     """Raise NonFiniteLogits, or NothingToDraw, for the rows that something is decided by: those of a chain, and of a
     tree those on its path. bad [R]; outcomes [B, 3] of the chains; has_next: of the rows of trees.
     """
-    bad_rows, walk_of, num_tree_rows, can_draw = list[int](), iter(walks), 0, bool(outcomes[:, 2].all())
+    bad_rows = list[int]()
+    walk_of = iter(walks)
+    num_tree_rows = 0
+    can_draw = bool(outcomes[:, 2].all())
     for r, start in zip(ready, starts, strict=False):
         num_rows = len(r.draft_ids) + 1
         used = list(range(num_rows))
@@ -183,8 +191,10 @@ def _unpacked(
     """Read the decisions on the host. outcomes [B, 3]: of the chains; walks: of the trees; asked: `packed` rows of the
     slots that ask.
     """
-    chain_outcomes, walk_of = iter(outcomes[:, :2].astype(int).tolist()), iter(walks)
-    decided, start = list[Decided](), 0
+    chain_outcomes = iter(outcomes[:, :2].astype(int).tolist())
+    walk_of = iter(walks)
+    decided = list[Decided]()
+    start = 0
     for r in ready:
         path: tuple[int, ...] = ()
         if r.tree is None:
@@ -192,7 +202,9 @@ def _unpacked(
             used = range(num_accepted + 1)
         else:
             walk = next(walk_of)
-            path, num_accepted, next_id = walk.path, len(walk.path), walk.next_id
+            path = walk.path
+            num_accepted = len(path)
+            next_id = walk.next_id
             used = [0, *(1 + node for node in path)]
         num_logprobs, reported = r.slot.params.num_logprobs, list[Reported]()
         if num_logprobs is not None:

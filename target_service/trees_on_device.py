@@ -102,7 +102,8 @@ def node_rows(trees: Sequence[tuple[Ready, DraftTree]], starts: Sequence[int]) -
 
 
 def _tests(ready: Ready, tree: DraftTree, node: int, numbers: dict[tuple[int, int], float]) -> list[DrawTest]:
-    found, depth = list[DrawTest](), tree.depth(node)
+    found = list[DrawTest]()
+    depth = tree.depth(node)
     for source in ready.drawn.get(node, ()):
         for place, child in enumerate(source.nodes):
             law = source.law if place == 0 else None
@@ -155,15 +156,21 @@ def _tested(nodes: Sequence[NodeRow], left: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns what the target has left of them when no draw is kept [N, V], and the draw that is, -1 for none [N] int64.
     """
-    device, vocab_size = left.device, left.shape[1]
+    device = left.device
+    vocab_size = left.shape[1]
     num_tests = max(len(node.tests) for node in nodes)
     shape = (len(nodes), num_tests)
-    token_ids, numbers = np.zeros(shape, dtype=np.int64), np.ones(shape)
+    token_ids = np.zeros(shape, dtype=np.int64)
+    numbers = np.ones(shape)
     is_due = np.zeros(shape, dtype=np.bool_)
     for row, node in enumerate(nodes):
         for place, test in enumerate(node.tests):
-            token_ids[row, place], numbers[row, place], is_due[row, place] = test.token_id, test.u, True
-    ids, u, due = to_device(token_ids, device), to_device(numbers, device), to_device(is_due, device)
+            token_ids[row, place] = test.token_id
+            numbers[row, place] = test.u
+            is_due[row, place] = True
+    ids = to_device(token_ids, device)
+    u = to_device(numbers, device)
+    due = to_device(is_due, device)
     kept_ids = torch.full((len(nodes),), -1, dtype=torch.int64, device=device)
     weights = torch.zeros_like(left)  # of the draft's laws, not normalised
     for place in range(num_tests):
