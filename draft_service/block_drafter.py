@@ -15,6 +15,7 @@ from draft_service.block import Block, parts_of
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.head_network import MaskEntry
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -80,8 +81,8 @@ def has_block(growing: Growing) -> bool:
 
 
 def give_blocks(asked: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
-    """Give slots their blocks, of logits [sum(counts), V]."""
-    for growing, own in zip(asked, parts_of(logits, counts), strict=True):
+    """Give slots their blocks, of logits [sum(counts), V], which are waited for once."""
+    for growing, own in zip(asked, parts_of(logits.cpu(), counts), strict=True):
         growing.block = Block(len(growing.slot.committed) - 1, HostLogits(own))
 
 
@@ -183,7 +184,7 @@ class PEagleDrafter(MaskedDrafter):
 
     def _row(self, slot: Slot) -> Row:
         ids, num_masks = slot.uncached(), self._num_masks(slot)
-        rows = slot.features_of(len(ids)).to(self._mask.feature)
+        rows = to_device(slot.features_of(len(ids)), self._mask.feature.device).to(self._mask.feature.dtype)
         features = torch.cat([rows, self._mask.feature.expand(num_masks, -1)])
         new_ids = [*ids, *[self._mask.token_id] * num_masks]
         return Row(slot.table, new_ids, len(slot.cached), num_masks + 1, slot.cached, features=features)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from draft_service.block_drafter import BlockDrafter, give_blocks, has_block
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import ContextSlot
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.markov import MarkovHead
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -106,7 +108,7 @@ class DSparkDrafter(DFlashDrafter):
 
     def _step(self, places: Sequence[tuple[SequentialBlock, Node]], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return latents and states [N, r] after nodes, of the states [N, r] before them."""
-        token_ids = torch.tensor([node.token_id for _, node in places], device=states.device)
+        token_ids = to_device(np.array([node.token_id for _, node in places]), states.device)
         hidden = torch.stack([block.hidden[node.position - block.position] for block, node in places])  # [N, d]
         return self._markov.step(token_ids, hidden, states)
 

@@ -45,7 +45,7 @@ class ModelDrafter:
             assert tree is not None and host is not None, "no tree grows here"
             state = self._keeper.sampling_state(slot)
             if isinstance(slot, TranslatedSlot) and slot.writes:
-                slot.note_written(row.new_ids, int(fed.logits[index].argmax()))
+                slot.note_written(row.new_ids, host.raw_best_id(index))
                 said += _read(slot, tree, nodes, state)
             else:
                 self._note_fed(slot, tree, nodes, row, index)

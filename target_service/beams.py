@@ -8,13 +8,17 @@ prompt is, and nothing is decided before the last of them. Runs on the engine th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import BeamSearch, Level, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
@@ -188,9 +192,9 @@ class Beams:
             tree.forget_cache()
             slot.truncate(len(slot.committed))
 
-    def decide(self, fed: Fed, logits: Tensor) -> list[Level]:
-        """Return the levels that a step decides. logits: [live beams + drafts, V] float32, those after the live beams
-        first. Raises NonFiniteLogits, deciding nothing, where the first of them are.
+    def decide(self, fed: Fed, read: ReadBest) -> list[Level]:
+        """Return the levels that a step decides. read: of the rows after the live beams, and then after the drafts.
+        Raises NonFiniteLogits, deciding nothing, where the first of them are.
         """
         num_live = len(self.tree.live)
         drafts = fed.nodes[len(fed.nodes) - fed.num_drafts :]
@@ -198,13 +202,13 @@ class Beams:
         rows, live = list(range(num_live)), self.tree.live
         levels = list[Level]()
         while True:
-            log_probs = torch.log_softmax(logits[rows], dim=-1)  # [live beams, V] float32
-            if not bool(log_probs.isfinite().all()):
+            best = read(rows)
+            if not best.are_finite.all():
                 if not levels:
                     raise NonFiniteLogits(rows)
                 return levels  # what is decided is sound
-            best = log_probs.topk(min(self.search.num_candidates, log_probs.shape[1]), dim=-1)
-            level = self.search.choose(best.indices.cpu().numpy(), best.values.cpu().numpy())
+            num = self.search.num_candidates
+            level = self.search.choose(best.ids[:, :num], best.log_probs[:, :num])
             self.search.apply(level)
             levels.append(level)
             following = [row_of.get((id(live[parent]), token_id)) for parent, token_id, _ in level.live]
@@ -231,6 +235,47 @@ class Beams:
             slot.reconcile()
         before, self._num_drafts, self.ended = self._num_drafts, len(_below(tree.live)), False
         return before - self._num_drafts
+
+
+@dataclass(frozen=True, slots=True)
+class BestTokens:
+    """The likeliest tokens after some rows of a step, on the host."""
+
+    ids: NDArray[np.int64]
+    """[R, C], best first."""
+    log_probs: NDArray[np.float32]
+    """[R, C]."""
+    are_finite: NDArray[np.bool_]
+    """[R]: whether all log-probs of a row are."""
+
+
+ReadBest = Callable[[Sequence[int]], BestTokens]
+"""Returns the likeliest tokens after these rows."""
+
+
+def best_reader(logits: Tensor, num: int) -> ReadBest:
+    """Return what reads the `num` likeliest tokens, or all where there are fewer, after rows of logits [R, V] float32.
+
+    On a device those of all rows are found at once: which rows a level needs is known once the one before is decided,
+    and would be a wait for each. A host computes with those alone that are asked for.
+    """
+    if HostLogits.reads(logits) or not len(logits):
+        return lambda rows: _best_tokens(logits[list(rows)], num)
+    found = _best_tokens(logits, num)
+
+    def read(rows: Sequence[int]) -> BestTokens:
+        places = list(rows)
+        return BestTokens(found.ids[places], found.log_probs[places], found.are_finite[places])
+
+    return read
+
+
+def _best_tokens(logits: Tensor, num: int) -> BestTokens:
+    log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
+    best = log_probs.topk(min(num, log_probs.shape[1]), dim=-1)
+    parts = (best.indices, best.values, log_probs.isfinite().all(dim=-1))
+    ids, values, are_finite = parts if HostLogits.reads(logits) else to_host(*parts)
+    return BestTokens(ids.numpy(), values.numpy(), are_finite.numpy())
 
 
 def _num_tail(slot: Slot) -> int:

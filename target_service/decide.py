@@ -2,8 +2,7 @@
 
 On a device `decide_on_device` applies every rule once to all slots that use it. On a CPU a slot is decided at a time,
 position by position, so that nothing is computed past its first rejection; what that saves of a step is said in
-`host_sampling.py`. Trees are decided on the host, wherever their logits come from: those after the last committed token
-and then after each of the nodes.
+`host_sampling.py`. The logits of a tree are those after the last committed token and then after each of the nodes.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeNoise,
 from outrider.wire.params import SamplingParams
 from target_service.decide_on_device import Decided, decide_on_device
 from target_service.lease import Ready
+from target_service.trees_on_device import accept_numbers
 
 
 def decide_tree(
@@ -60,19 +60,8 @@ def tree_noise(ready: Ready, tree: DraftTree) -> TreeNoise:
     """Return a tree's numbers: a draw's is that of its position and its place among what was drawn there, as in a
     chain.
     """
-    params, committed_len = ready.slot.params, len(ready.slot.committed)
-    nums = {parent: sum(len(each.nodes) for each in drawn) for parent, drawn in ready.drawn.items()}
-    keys = sorted({(tree.depth(parent), place) for parent, num in nums.items() for place in range(num)})
-    numbers: list[float] = []
-    if keys:
-        numbers = host_slot_uniforms(
-            [params] * len(keys),
-            [committed_len] * len(keys),
-            [committed_len + depth for depth, _ in keys],
-            [Purpose.ACCEPT],
-            [place for _, place in keys],
-        )[0].tolist()
-    return TreeNoise(dict(zip(keys, numbers, strict=True)), own_draw(params, committed_len))
+    (numbers,) = accept_numbers([(ready, tree)])
+    return TreeNoise(numbers, own_draw(ready.slot.params, len(ready.slot.committed)))
 
 
 def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
@@ -112,9 +101,7 @@ def decide(
     may hold anything on the host.
     """
     if not HostLogits.reads(logits):
-        if all(r.tree is None for r in ready):
-            return decide_on_device(ready, states, logits, by_block=by_block)
-        logits = logits.cpu()  # where it goes on in a tree is seen row by row
+        return decide_on_device(ready, states, logits, by_block=by_block)
     host, noise = HostLogits(logits), slots_noise(ready)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
 

@@ -1,4 +1,4 @@
-"""`decide` in torch, for chains on any device: every rule once over all slots that use it, and one copy to the host.
+"""`decide` in torch, on any device: every rule once over all slots that use it, and one copy to the host.
 
 Until that copy the host only queues work: nothing asks a tensor for its values, and what goes up leaves from pinned
 memory.
@@ -23,9 +23,11 @@ from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, Sampli
 from outrider.engine.sampling.reported import Reported, packed, unpacked
 from outrider.engine.sampling.row_law import NothingToDraw
 from outrider.engine.sampling.sampling import argmax, distributions
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, TreeWalk, walk_matching
 from outrider.engine.sampling.wire_tensors import scattered
 from outrider.wire.params import SamplingParams
 from target_service.lease import Ready
+from target_service.trees_on_device import next_ids, node_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,39 @@ def decide_on_device(
     ready: Sequence[Ready], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
 ) -> list[Decided]:
     """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
-    rows = [
-        LogitRow(state, tuple(r.draft_ids[:j]))
-        for r, state in zip(ready, states, strict=True)
-        for j in range(len(r.draft_ids) + 1)
-    ]
+    rows = [row for r, state in zip(ready, states, strict=True) for row in _rows_of(r, state)]
     processed = process_unchecked(logits, rows)
     starts = list(accumulate((len(r.draft_ids) + 1 for r in ready), initial=0))
+    chains = [b for b, r in enumerate(ready) if r.tree is None]
+    trees = [(r, r.tree, start) for r, start in zip(ready, starts, strict=False) if r.tree is not None]
+    decided = _decided_chains([ready[b] for b in chains], [starts[b] for b in chains], processed, rows, by_block)
+    nodes = node_rows([(r, tree) for r, tree, _ in trees], [start for *_, start in trees])
+    following = next_ids(nodes, processed, rows)
+    asked = _asked_log_probs(ready, starts, decided, following.ids, logits)  # [N, 1 + 2 n] float64
+    parts = [~sound_rows(logits), decided.view(-1), asked.view(-1)]
+    if nodes:
+        parts += [following.ids, following.sound]
+    values = torch.cat([part.double() for part in parts]).cpu().numpy()  # ids fit a double: the one wait of a step
+    found = np.split(values, np.cumsum([part.numel() for part in parts[:-1]]))
+    bad, outcomes, asked_values = found[:3]
+    next_of, has_next = found[3:] or (np.empty(0), np.empty(0))
+    walks = _walks([tree for _, tree, _ in trees], next_of.astype(int).tolist())
+    _check_rows(ready, starts, walks, bad.astype(bool), outcomes.reshape(-1, 3), has_next.astype(bool))
+    return _unpacked(ready, outcomes.reshape(-1, 3), walks, asked_values.reshape(asked.shape))
+
+
+def _rows_of(ready: Ready, state: SamplingState) -> list[LogitRow]:
+    if ready.tree is not None:
+        return [LogitRow(state, ready.tree.prefix(node)) for node in range(ROOT, len(ready.tree.ids))]
+    return [LogitRow(state, tuple(ready.draft_ids[:j])) for j in range(len(ready.draft_ids) + 1)]
+
+
+def _decided_chains(
+    ready: Sequence[Ready], starts: Sequence[int], processed: Tensor, rows: list[LogitRow], by_block: bool
+) -> Tensor:
+    """Return what is decided of slots whose proposals are chains, [B, 3] int64: how many drafts are accepted, what
+    comes next and whether it could be drawn.
+    """
     outcomes: list[Tensor] = []
     order: list[int] = []
     rules = [_rule_of(r, by_block) for r in ready]
@@ -65,38 +93,124 @@ def decide_on_device(
             outcome = rule(batch, processed, rows)
             outcomes.append(torch.stack((outcome.num_accepted, outcome.next_ids, outcome.sound.long()), dim=1))
             order.extend(group)
-    decided = torch.cat(outcomes)[to_device(np.argsort(order), logits.device)]  # [B, 3] int64, in the order of slots
-    asked = _asked_log_probs(ready, starts, decided, logits)  # [N, 1 + 2 n] float64
-    parts = ((~sound_rows(logits)).double(), decided.view(-1).double(), asked.view(-1))  # ids fit a double
-    values = torch.cat(parts).cpu().numpy()  # [R + 3 B + N (1 + 2 n)] float64: the one wait of a step
-    bad, outcome_values, asked_values = np.split(values, np.cumsum([len(rows), 3 * len(ready)]))
-    if bad.any():
-        raise NonFiniteLogits(np.flatnonzero(bad).tolist())
-    return _unpacked(ready, outcome_values.reshape(-1, 3), asked_values.reshape(asked.shape))
+    if not outcomes:
+        return torch.empty((0, 3), dtype=torch.int64, device=processed.device)
+    return torch.cat(outcomes)[to_device(np.argsort(order), processed.device)]
 
 
-def _asked_log_probs(ready: Sequence[Ready], starts: Sequence[int], decided: Tensor, logits: Tensor) -> Tensor:
-    """Return `reported.packed` of all rows of the slots that ask; rows past a slot's next token mean nothing."""
-    asking = [b for b, r in enumerate(ready) if r.slot.params.num_logprobs is not None]
-    if not asking:
+def _asked_log_probs(
+    ready: Sequence[Ready], starts: Sequence[int], decided: Tensor, following: Tensor, logits: Tensor
+) -> Tensor:
+    """Return `reported.packed` of all rows of the slots that ask, in order; rows past a slot's next token, or off its
+    path, mean nothing. decided, following: of the chains and of the rows of trees.
+    """
+    nums_best = [r.slot.params.num_logprobs for r in ready if r.slot.params.num_logprobs is not None]
+    if not nums_best:
         return logits.new_empty((0, 1), dtype=torch.float64)
-    places = [(starts[b] + j, b, j, token_id) for b in asking for j, token_id in enumerate([*ready[b].draft_ids, 0])]
-    rows, slots, at, draft_ids = to_device(np.array(places).T.copy(), logits.device)  # [N] int64 each
-    chosen = torch.where(at == decided[slots, 0], decided[slots, 1], draft_ids)
-    return packed(logits[rows], chosen, max(ready[b].slot.params.num_logprobs or 0 for b in asking))
+    chain_places = list[tuple[int, ...]]()
+    tree_places = list[tuple[int, ...]]()
+    num_asked = 0
+    num_chains = 0
+    num_tree_rows = 0
+    for r, start in zip(ready, starts, strict=False):
+        num_rows = len(r.draft_ids) + 1
+        if r.slot.params.num_logprobs is not None:
+            drafts = [*r.draft_ids, 0]
+            for j in range(num_rows):
+                if r.tree is None:
+                    chain_places.append((num_asked + j, start + j, num_chains, j, drafts[j]))
+                else:
+                    tree_places.append((num_asked + j, start + j, num_tree_rows + j))
+            num_asked += num_rows
+        if r.tree is None:
+            num_chains += 1
+        else:
+            num_tree_rows += num_rows
+    order = list[Tensor]()
+    chosen = list[Tensor]()
+    if chain_places:
+        at, rows, slots, js, draft_ids = to_device(np.array(chain_places).T.copy(), logits.device)  # [Nc] int64 each
+        order.append(torch.stack((at, rows)))
+        chosen.append(torch.where(js == decided[slots, 0], decided[slots, 1], draft_ids))
+    if tree_places:
+        at, rows, places = to_device(np.array(tree_places).T.copy(), logits.device)  # [Nt] int64 each
+        order.append(torch.stack((at, rows)))
+        chosen.append(following[places])
+    at, rows = torch.cat(order, dim=1)
+    found = packed(logits[rows], torch.cat(chosen), max(nums_best))
+    return torch.empty_like(found).index_copy_(0, at, found)
 
 
-def _unpacked(ready: Sequence[Ready], outcomes: NDArray[np.float64], asked: NDArray[np.float64]) -> list[Decided]:
-    """Read the decisions on the host. outcomes [B, 3]; asked: `packed` rows of the slots that ask."""
-    if not outcomes[:, 2].all():
+def _walks(trees: Sequence[DraftTree], next_of: Sequence[int]) -> list[TreeWalk]:
+    """Walk each tree by what comes after its root and after each of its nodes. next_of: of all, in order."""
+    found = list[TreeWalk]()
+    start = 0
+    for tree in trees:
+        num_rows = len(tree.ids) + 1
+        found.append(_walk(tree, next_of[start : start + num_rows]))
+        start += num_rows
+    return found
+
+
+def _walk(tree: DraftTree, next_of: Sequence[int]) -> TreeWalk:
+    return walk_matching(tree, lambda node: next_of[1 + node])
+
+
+def _check_rows(
+    ready: Sequence[Ready],
+    starts: Sequence[int],
+    walks: Sequence[TreeWalk],
+    bad: NDArray[np.bool_],
+    outcomes: NDArray[np.float64],
+    has_next: NDArray[np.bool_],
+) -> None:
+    """Raise NonFiniteLogits, or NothingToDraw, for the rows that something is decided by: those of a chain, and of a
+    tree those on its path. bad [R]; outcomes [B, 3] of the chains; has_next: of the rows of trees.
+    """
+    bad_rows = list[int]()
+    walk_of = iter(walks)
+    num_tree_rows = 0
+    can_draw = bool(outcomes[:, 2].all())
+    for r, start in zip(ready, starts, strict=False):
+        num_rows = len(r.draft_ids) + 1
+        used = list(range(num_rows))
+        if r.tree is not None:
+            used = [0, *(1 + node for node in next(walk_of).path)]
+            can_draw = can_draw and all(has_next[num_tree_rows + row] for row in used)
+            num_tree_rows += num_rows
+        bad_rows += [start + row for row in used if bad[start + row]]
+    if bad_rows:
+        raise NonFiniteLogits(bad_rows)
+    if not can_draw:
         raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
-    decided, start = [], 0
-    for r, (num_accepted, next_id) in zip(ready, outcomes[:, :2].astype(int).tolist(), strict=True):
+
+
+def _unpacked(
+    ready: Sequence[Ready], outcomes: NDArray[np.float64], walks: Sequence[TreeWalk], asked: NDArray[np.float64]
+) -> list[Decided]:
+    """Read the decisions on the host. outcomes [B, 3]: of the chains; walks: of the trees; asked: `packed` rows of the
+    slots that ask.
+    """
+    chain_outcomes = iter(outcomes[:, :2].astype(int).tolist())
+    walk_of = iter(walks)
+    decided = list[Decided]()
+    start = 0
+    for r in ready:
+        path: tuple[int, ...] = ()
+        if r.tree is None:
+            num_accepted, next_id = next(chain_outcomes)
+            used = range(num_accepted + 1)
+        else:
+            walk = next(walk_of)
+            path = walk.path
+            num_accepted = len(path)
+            next_id = walk.next_id
+            used = [0, *(1 + node for node in path)]
         num_logprobs, reported = r.slot.params.num_logprobs, list[Reported]()
         if num_logprobs is not None:
-            reported = unpacked(asked[start : start + num_accepted + 1], num_logprobs)
+            reported = unpacked(asked[[start + row for row in used]], num_logprobs)
             start += len(r.draft_ids) + 1
-        decided.append(Decided(num_accepted, next_id, tuple(reported)))
+        decided.append(Decided(num_accepted, next_id, tuple(reported), path))
     return decided
 
 

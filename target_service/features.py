@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device, to_host
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -44,11 +46,11 @@ MAX_EARLY = 1024
 many."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Head:
     opening: OpeningMap
-    places: list[int]
-    """Of its taps among those of the runner."""
+    places: Tensor
+    """Of its taps among those of the runner, int64, on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Features:
     def _add(self, job: AddHead) -> None:
         error = None
         try:
-            self._heads[job.digest] = _Head(job.opening.to(self._runner.device), [])
+            self._heads[job.digest] = _Head(job.opening.to(self._runner.device), torch.empty(0, dtype=torch.int64))
             self._set_taps()
         except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
             self._drop(job.digest)
@@ -117,7 +119,8 @@ class Features:
         taps = sorted({tap for head in self._heads.values() for tap in head.opening.spec.taps})
         self._runner.set_taps(taps)
         for head in self._heads.values():
-            head.places[:] = [taps.index(tap) for tap in head.opening.spec.taps]
+            places = [taps.index(tap) for tap in head.opening.spec.taps]
+            head.places = to_device(np.array(places, dtype=np.int64), self._runner.device)
 
     def _want(self, job: WantRows) -> None:
         lease = self._leases.of_ticket(job.ticket)
@@ -229,11 +232,12 @@ class Features:
     def _send_staying(self) -> None:
         if not self._staying:
             return
-        places = torch.tensor([place for each in self._staying for place in each.places])
+        places = np.array([place for each in self._staying for place in each.places])
         seen = self._runner.features
-        seen = seen[places.to(seen.device)]  # [N, taps, hidden]
-        for digest, head in self._heads.items():
-            data = _as_bytes(head.opening(seen[:, head.places]))  # of [N, d]
+        seen = seen[to_device(places, seen.device)]  # [N, taps, hidden]
+        made = [head.opening(seen.index_select(1, head.places)) for head in self._heads.values()]  # [N, d] each
+        for digest, rows in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
+            data = _as_bytes(rows)
             row_bytes, at = len(data) // len(places), 0
             for each in self._staying:
                 end = at + row_bytes * len(each.places)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_host
 from outrider.engine.heads.loader import LoadedMedusa, load_medusa
 from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
@@ -31,13 +32,21 @@ class OwnHeads:
         """Have the target make rows for them from now on."""
         self.heads = loaded.heads
         self._features = features
+        self._slots: dict[SlotKey, Slot] = {}
+        self._said: dict[SlotKey, tuple[int, HostLogits]] = {}
+        """At how many committed tokens, and what each head says behind them."""
         self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
-    def open(self, slot: Slot) -> None: ...
+    def open(self, slot: Slot) -> None:
+        self._slots[slot.key] = slot
 
     def has_next(self, slot: Slot) -> bool:
-        return self._features.row(self._digest, slot.key, len(slot.committed) - 2) is not None
+        return self._row(slot) is not None
+
+    def _row(self, slot: Slot) -> Tensor | None:
+        """Return the row [width] of the token before the last committed one, where it is here."""
+        return self._features.row(self._digest, slot.key, len(slot.committed) - 2)
 
     def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
         return chain_of_logits(slot, state, shares, most, self._logits(slot), self.heads.facts.num_heads)
@@ -52,13 +61,27 @@ class OwnHeads:
 
     def forget(self, key: SlotKey) -> None:
         """The rows are dropped with the slot's features."""
+        self._slots.pop(key, None)
+        self._said.pop(key, None)
 
-    @torch.inference_mode()
     def _logits(self, slot: Slot) -> HostLogits:
         """Return what each head says behind the last committed token, where the row before it is here."""
-        row = self._features.row(self._digest, slot.key, len(slot.committed) - 2)
-        assert row is not None, "there is no row"
-        return HostLogits(self.heads(row.to(next(self.heads.parameters()).device)))  # [heads, V]
+        if self._is_pending(slot):
+            self._say()
+        return self._said[slot.key][1]
+
+    def _is_pending(self, slot: Slot) -> bool:
+        known = self._said.get(slot.key)
+        return known is None or known[0] != len(slot.committed)
+
+    @torch.inference_mode()
+    def _say(self) -> None:
+        """Run the heads for all slots whose last row they have not read: the host waits for all at once."""
+        pending = [slot for slot in self._slots.values() if self._is_pending(slot)]
+        rows = [(slot, row) for slot in pending if (row := self._row(slot)) is not None]
+        logits = self.heads(torch.stack([row for _, row in rows]))  # [S, heads, V]
+        for (slot, _), own in zip(rows, to_host(*logits.unbind()), strict=True):
+            self._said[slot.key] = (len(slot.committed), HostLogits(own))
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider.drafting.lookahead import Lookahead
+from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import SlotKey
@@ -29,18 +30,23 @@ class OwnLookahead:
         self._shape = shape
         self._most_committed = context_limit - (shape.window - 1) - (shape.ngram - 2)
         self._slots: dict[SlotKey, Lookahead] = {}
+        self._last_ids: dict[SlotKey, int] = {}
+        """Of slots whose windows have not learnt yet what the last step said: the token that it was said behind."""
+        self._best = DeferredCopies[SlotKey]()
+        """What it said."""
 
     def open(self, slot: Slot) -> None:
+        self._last_ids.pop(slot.key, None)
         source_ids = () if slot.source is None else slot.source.ids
         self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])
 
     def has_next(self, slot: Slot) -> bool:
-        return bool(self._slots[slot.key].guesses(slot.committed[-1]))
+        return bool(self._window(slot.key).guesses(slot.committed[-1]))
 
     def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
         """Return n-grams that begin alike as branches of one tree; for lenience, which is of chains, the latest."""
         known = Parked()
-        for ngram in self._slots[slot.key].guesses(slot.committed[-1]):
+        for ngram in self._window(slot.key).guesses(slot.committed[-1]):
             node = known.root
             for token_id in ngram:
                 node = node.children.setdefault(token_id, ParkedNode(token_id, len(node.children)))
@@ -51,18 +57,29 @@ class OwnLookahead:
         )
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        shape, window = self._shape, self._slots[slot.key]
+        shape, window = self._shape, self._window(slot.key)
         if len(slot.committed) > self._most_committed:
             return None
         placed = [parent if parent < 0 else len(parents) + parent for parent in window.parents]
         return Scaffold(Drafter.LOOKAHEAD, window.ids, placed, len(parents), width=shape.guesses, depth=shape.ngram - 1)
 
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:
-        best = logits[-self._shape.window :].argmax(dim=-1)  # behind the last level
-        self._slots[slot.key].learn(slot.committed[-1], best.tolist())
+        self._last_ids[slot.key] = slot.committed[-1]
+        self._best.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # behind the last level
 
     def cut(self, key: SlotKey, end: int) -> None:
         """Windows and pools know no positions."""
 
     def forget(self, key: SlotKey) -> None:
         del self._slots[key]
+        self._last_ids.pop(key, None)
+        self._best.drop(key)
+
+    def _window(self, key: SlotKey) -> Lookahead:
+        """Return a slot's window, which has learnt what the last step said."""
+        last_id = self._last_ids.pop(key, None)
+        if last_id is not None:
+            best = self._best.get(key)
+            assert best is not None, "a step has said nothing"
+            self._slots[key].learn(last_id, best.tolist())
+        return self._slots[key]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import DeferredCopies, to_device
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
@@ -31,19 +33,23 @@ class OwnPass:
     def __init__(self, first_id: int, num_ids: int) -> None:
         """first_id: of the look-ahead ids, which follow each other."""
         self._ids = range(first_id, first_id + num_ids)
-        self._said: dict[SlotKey, tuple[int, int, HostLogits]] = {}
-        """At how many committed tokens, of how many tokens after them, and what."""
+        self._said: dict[SlotKey, tuple[int, int]] = {}
+        """At how many committed tokens, and of how many tokens after them."""
+        self._logits = DeferredCopies[SlotKey]()
+        """Of these tokens, [num_tokens, V] float32."""
 
     def open(self, slot: Slot) -> None:
-        self._said.pop(slot.key, None)
+        self.forget(slot.key)
 
     def has_next(self, slot: Slot) -> bool:
         known = self._said.get(slot.key)
         return known is not None and known[0] == len(slot.committed) and known[1] > 0
 
     def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        _, num_positions, logits = self._said[slot.key]
-        return chain_of_logits(slot, state, shares, most, logits, num_positions)
+        _, num_positions = self._said[slot.key]
+        logits = self._logits.get(slot.key)
+        assert logits is not None, "nothing is known of the slot"
+        return chain_of_logits(slot, state, shares, most, HostLogits(logits), num_positions)
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         """Return the ids one behind the other, behind the last committed token and behind each draft, the first of them
@@ -66,15 +72,17 @@ class OwnPass:
             if parent == end:
                 rows.append(index)
                 end = scaffold.num_drafts + index
-        self._said[slot.key] = (len(slot.committed) + len(path) + 1, len(rows), HostLogits(logits[rows]))
+        self._said[slot.key] = (len(slot.committed) + len(path) + 1, len(rows))
+        self._logits.add(slot.key, logits[to_device(np.array(rows, dtype=np.int64), logits.device)])
 
     def cut(self, key: SlotKey, end: int) -> None:
         known = self._said.get(key)
         if known is not None and known[0] > end:
-            del self._said[key]
+            self.forget(key)
 
     def forget(self, key: SlotKey) -> None:
         self._said.pop(key, None)
+        self._logits.drop(key)
 
 
 def make_own_pass(config: TargetConfig, runner: ModelRunner) -> OwnPass:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.engine.sampling.reported import ranked
+from outrider.engine.cuda.host_copy import to_host
+from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob
 from outrider.engine.worker.scheduler import Piece
 from outrider.engine.worker.slots import Scoring, Slot
@@ -39,7 +40,8 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
     """Note what a forward says of prompts. Return the slots whose logits are not finite. logits: [P, V] float32, of
     the pieces, in order.
     """
-    failed: list[Slot] = []
+    scored = list[tuple[Slot, Scoring]]()
+    rankings = list[Tensor]()
     for piece, own in zip(pieces, logits.split([piece.row.num_logits for piece in pieces]), strict=True):
         slot, scoring = piece.slot, piece.slot.scoring
         if not len(own) or scoring is None:
@@ -47,11 +49,17 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         first = piece.row.num_tokens - piece.row.num_logits + 1
         assert first == 1 + len(scoring.found), f"{len(scoring.found)} are scored, the next is {first}"
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
-        own = own[: len(ids)]
-        if not own.isfinite().all():
+        scored.append((slot, scoring))
+        rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
+    if not scored:
+        return []
+    failed = list[Slot]()
+    for (slot, scoring), ranking in zip(scored, to_host(*rankings), strict=True):  # one wait for all pieces
+        ranks = unpacked_ranks(ranking.numpy(), scoring.num_best)
+        if ranks is None:
             failed.append(slot)
-            continue
-        scoring.found += [Logprobs(*found, rank) for found, rank in ranked(own, ids, scoring.num_best)]
+        else:
+            scoring.found += [Logprobs(*found, rank) for found, rank in ranks]
     return failed
 
 

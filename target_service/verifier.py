@@ -26,7 +26,7 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.beams import Beams, Fed
+from target_service.beams import Beams, Fed, ReadBest, best_reader
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_kept, decide
 from target_service.decide_on_device import Decided
@@ -222,8 +222,8 @@ class Verifier:
             num_committed += self._decide(going, own, started)
         if searching:
             num_committed += self._search(searching, logits[len(logits) - num_searched :], started)
-        if not len(logits):
-            self._runner.forward_s()  # nothing else waits for pieces of prompts, or of beams
+        if not len(logits) and not searching:
+            self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
             self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
         self._features.send()
@@ -357,21 +357,22 @@ class Verifier:
         """
         num_committed = 0
         self._leases.take_delivered(in_step=True)
-        for (lease, fed), own in zip(
-            searching, logits.split([fed.row.num_logits for _, fed in searching]), strict=True
-        ):
+        beams = [lease.beams for lease, _ in searching if lease.beams is not None]
+        read = best_reader(logits, max(each.search.num_candidates for each in beams))
+        forwarded = started + self._runner.forward_s()
+        starts = accumulate((fed.row.num_logits for _, fed in searching), initial=0)
+        for (lease, fed), start in zip(searching, starts, strict=False):
             assert lease.beams is not None, "it searches no beams"
             if not fed.row.num_logits:
                 self._in_step.remove(lease)  # it has no verdict in this step
                 continue
             try:
-                levels = lease.beams.decide(fed, own)
+                levels = lease.beams.decide(fed, _read_from(read, start))
             except NonFiniteLogits as error:
                 lease.slot.distrust()
                 self._leases.end(lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
                 continue
-            forwarded, ended = started + self._runner.forward_s(), time.monotonic()
-            timings = self._timings(lease, started, forwarded, ended)
+            timings = self._timings(lease, started, forwarded, time.monotonic())
             self._commit_levels(lease, lease.beams, fed, levels, timings)
             num_committed += len(levels)
         return num_committed
@@ -543,6 +544,10 @@ def _apart(ready: Sequence[Ready], logits: Tensor) -> tuple[Tensor, dict[SlotKey
         return logits, {}
     parts = logits.split([num for r in ready for num in (len(r.draft_ids) + 1, len(r.scaffold_ids))])
     return torch.cat(parts[::2]), {r.slot.key: part for r, part in zip(ready, parts[1::2], strict=True)}
+
+
+def _read_from(read: ReadBest, start: int) -> ReadBest:
+    return lambda rows: read([start + row for row in rows])
 
 
 def _num_own(r: Ready, nodes: Sequence[int]) -> int:

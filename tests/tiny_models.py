@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from outrider.engine.loading.loader import keep_soft_caps
 from tests.zoo import zoo
 
 __all__ = [
@@ -137,6 +138,7 @@ def perturbed_copy(source: str, path: Path | str, noise: float, seed: int = 1) -
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Eval mode, float32. The global generator is left as it was."""
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    keep_soft_caps(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto.from_config(config, dtype=torch.float32)

@@ -163,7 +163,11 @@ def native() -> Find:
         if not path.exists():
             check_writable(path.parent)
     except BuildError as error:
-        return "warning", f"{error}", "without it Llama-like models on a CPU run in torch, more slowly"
+        return (
+            "warning",
+            f"{error}",
+            "without it Llama-like models on a CPU, and sampling on any device, run slowly",
+        )
     if path.exists():
         return "ok", f"compiled, {path}", ""
     return "ok", f"{compiler} compiles it at the first start, half a minute, into {path.parent}", ""

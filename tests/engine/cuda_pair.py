@@ -8,28 +8,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import draft_service.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
-from draft_service.jobs import AdvanceJob
+from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.pairing import _seen
+from draft_service.registration import HeadOffer
+from draft_service.target_link import Probed as ProbedRows
 from draft_service.worker import start_worker as start_draft
+from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.heads.wiring import Outcome, probe_ids, taps_to_probe
+from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import OpenJob
+from outrider.engine.worker.jobs import CloseJob, OpenJob, SlotVocabulary
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.jobs import ExtendJob, VerifyJob
+from target_service.feature_jobs import AddHead, Probed, ProbeJob, WantRows
+from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
 
 OWNER = 1
+HOLD_S = 20.0
+"""Seconds that a step may be held back, on a machine with much else to do."""
+NUM_PROBED = 12
+"""Tokens of the text by which a head's wiring is tested; the product takes 128."""
 
 
 def tiny_pair(folder: Path) -> tuple[str, str]:
@@ -48,7 +61,6 @@ class StoppedEngine(EngineThread):
 class Worker:
     def __init__(self, base: Any, parts: Any) -> None:
         self.base, self.worker = base, parts.worker
-        self.around_step: Callable[[], Any] | None = None
 
     def handle(self, job: Any) -> None:
         with torch.inference_mode():
@@ -57,25 +69,59 @@ class Worker:
 
     def step(self) -> bool:
         with torch.inference_mode():
-            if self.around_step is None:
-                worked = self.worker.step(time.monotonic())
-            else:
-                with self.around_step():
-                    worked = self.worker.step(time.monotonic())
+            worked = self.worker.step(time.monotonic())
         self.base.engine.flush()
         return bool(worked)
+
+    def job(self, slot: int, prompt: Sequence[int], params: SamplingParams, answers: list[Any], **more: Any) -> OpenJob:
+        grammar = self.base.service.own_vocabulary.grammars.compile(params.grammar) if params.grammar else None
+        ids = tuple(prompt)
+        more = {"deliver_to": "here", "grammar": grammar, **more}
+        return OpenJob(OWNER, slot, ids, len(ids), params, answers.append, **more)
+
+
+@dataclass
+class Slot:
+    prompt: list[int]
+    params: SamplingParams
+    output: list[int] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    """Of a beam search, in place of an output."""
+    is_drafted: bool = True
+    num_told: int = 0
+    """Tokens or levels that the draft knows."""
+    is_done: bool = False
+
+    @property
+    def decided(self) -> Sequence[Any]:
+        return self.levels or self.output
 
 
 class Pair:
     """Slots of the same number in both workers, which step as they are told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, draft: str, target: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        draft: str,
+        target: str,
+        *,
+        of_target: dict[str, Any] | None = None,
+        of_draft: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """of_target, of_draft: settings of one worker alone."""
         self.delivered: list[Nodes] = []
-        self._known: dict[int, int] = {}
-        self._verdicts: list[Any] = []
+        self.slots: dict[int, Slot] = {}
+        self._verdicts: dict[int, Any] = {}
+        self._rows: list[RowsJob] = []
+        self._offer: HeadOffer | None = None
+        self._digest = b""
         self._stand_in(monkeypatch)
-        self.draft: Worker = start_draft(DraftConfig(model=draft, **settings))
-        self.target: Worker = start_target(TargetConfig(model=target, **settings))
+        self.draft: Worker = start_draft(DraftConfig(model=draft, **settings, **(of_draft or {})))
+        self.target: Worker = start_target(TargetConfig(model=target, **settings, **(of_target or {})))
+        if self._offer is not None:
+            self._add_head(self._offer)
 
     def _stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = self
@@ -85,39 +131,120 @@ class Pair:
             return Worker(base, make(base))
 
         class Deliverer:
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                self.close = self.facts = None
+            def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
+                self.close = self.facts = self.probe = None
+                pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
                 pair.delivered.append(nodes)
 
+            def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
+                job = WantRows(pair, pair._digest, request.ticket, request.start, request.id)  # type: ignore[arg-type]
+                pair.target.handle(job)
+
         monkeypatch.setattr(worker_handle, "start", start)
         monkeypatch.setattr(draft_service.deliveries, "Deliverer", Deliverer)
 
-    def open(self, slot: int, prompt: Sequence[int], params: SamplingParams, speculation: Speculation) -> None:
-        for worker in (self.draft, self.target):
-            answers: list[Any] = []
-            rest: dict[str, Any] = {"deliver_to": "here", "speculation": speculation}
-            worker.handle(OpenJob(OWNER, slot, tuple(prompt), len(prompt), params, answers.append, **rest))
-            assert answers and getattr(answers[0], "committed_len", None) == len(prompt), answers
-        self._known[slot] = num = len(prompt)
-        respond = self._verdicts.append
-        self.target.handle(VerifyJob(OWNER, slot, num, (), slot, num + 1, True, time.monotonic(), respond))
+    # rows of features: the pair is the link (`RowsLink`)
 
-    def round(self, slots: dict[int, Sequence[int]]) -> list[Any]:
-        """Tell the draft what is committed, let it grow to its end, deliver, and take a step; the verdicts in order."""
+    has_room = True
+
+    def _add_head(self, offer: HeadOffer) -> None:
+        facts, answers = self.target.worker._runner.facts, list[Any]()
+        opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
+        self.target.handle(AddHead(offer.digest, opening, answers.append))
+        assert answers == [None], answers
+        self._digest = offer.digest
+
+    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
+        rows = np.frombuffer(data, dtype=np.uint16).reshape(num_rows, -1)
+        self._rows.append(RowsJob(job.ticket, 0, start, rows, lambda: None, job.request_id))
+
+    def note_dropped(self, num_rows: int, num_bytes: int) -> None:
+        raise AssertionError("rows were dropped")
+
+    def test_wiring(self) -> Outcome:
+        """Return what the draft finds when it is paired with the target."""
+        state, answers = self.draft.base.loaded, list[Any]()
+        ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
+        taps = taps_to_probe(state.opening.spec.taps, state.num_layers)
+        self.target.handle(ProbeJob(ids, taps, answers.append))
+        (probed,) = answers
+        assert isinstance(probed, Probed), probed
+        rows = np.frombuffer(probed.taps, dtype=np.uint16).reshape(len(ids), len(taps), -1)
+        outcome: Outcome = state.score(_seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))]))
+        return outcome
+
+    # slots
+
+    def open(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        speculation: Speculation,
+        *,
+        of_target: dict[str, Any] | None = None,
+        vocabulary: SlotVocabulary | None = None,
+        source_ids: tuple[int, ...] = (),
+        is_drafted: bool = True,
+    ) -> None:
+        """of_target: fields of its OpenJob alone. vocabulary: of the target, where the draft has another."""
+        answers: list[Any] = []
+        opened = self.slots[slot] = Slot(list(prompt), params, is_drafted=is_drafted)
+        if is_drafted:
+            more = {"speculation": speculation, "vocabulary": vocabulary, "source_ids": source_ids}
+            self.draft.handle(self.draft.job(slot, prompt, params, answers, **more))
+        more = {"speculation": speculation, "source_ids": source_ids, **(of_target or {})}
+        self.target.handle(self.target.job(slot, prompt, params, answers, **more))
+        assert all(getattr(answer, "committed_len", None) == len(prompt) for answer in answers), answers
+        num = len(opened.prompt)
+
+        def respond(verdict: Any) -> None:
+            self._verdicts[slot] = verdict
+
+        self.target.handle(VerifyJob(OWNER, slot, num, (), slot, num + 1, is_drafted, time.monotonic(), respond))
+
+    def close_all(self) -> None:
+        for slot in self.slots:
+            self.draft.handle(CloseJob(OWNER, slot))
+            self.target.handle(CloseJob(OWNER, slot))
+        self.slots.clear()
+
+    def round(self) -> dict[int, Verdict]:
+        """Tell the draft what is committed, let it grow to its end, deliver, and take steps; the verdict of each slot
+        that is not done.
+        """
         self._verdicts.clear()
-        for slot, ids in slots.items():
-            known = self._known[slot]
-            self.draft.handle(AdvanceJob(OWNER, slot, slot, known, tuple(ids[known:])))
-            self._known[slot] = len(ids)
-        while self.draft.step():
-            pass
-        for slot, ids in slots.items():
-            self.target.handle(ExtendJob(OWNER, slot, slot, len(ids) + 1))
+        running = {number: slot for number, slot in self.slots.items() if not slot.is_done}
+        self.grow(running)
+        for number, slot in running.items():
+            length = len(slot.prompt) + len(slot.decided)
+            self.target.handle(ExtendJob(OWNER, number, number, length + 1))
         for nodes in self.delivered:
             self.target.worker._leases.hand_in(nodes)
         self.delivered.clear()
-        while len(self._verdicts) < len(slots):
-            assert self.target.step()
-        return list(self._verdicts)
+        deadline_s = time.monotonic() + HOLD_S
+        while len(self._verdicts) < len(running):
+            if not self.target.step():  # a step may be held back for drafts
+                assert time.monotonic() < deadline_s, "the target has nothing to do"
+                time.sleep(0.001)
+        for number, verdict in self._verdicts.items():
+            assert isinstance(verdict, Verdict), verdict
+            slot = self.slots[number]
+            slot.output += verdict.token_ids
+            slot.levels += verdict.levels
+            slot.is_done = verdict.finish is not None
+        return dict(self._verdicts)
+
+    def grow(self, slots: dict[int, Slot]) -> None:
+        for job in self._rows:
+            self.draft.handle(job)
+        self._rows.clear()
+        for number, slot in slots.items():
+            if slot.is_drafted:
+                known, slot.num_told = slot.num_told, len(slot.decided)
+                base_len, ids, levels = len(slot.prompt) + known, tuple(slot.output[known:]), tuple(slot.levels[known:])
+                self.draft.handle(AdvanceJob(OWNER, number, number, base_len, ids, levels=levels))
+        while self.draft.step():
+            pass

@@ -56,12 +56,17 @@ def varlen_attn(*args: Any, scale: float, window_size: tuple[int, int], **option
 class Tape:
     """Implements `Graph`."""
 
-    def __init__(self, maker: TapeMaker) -> None:
+    def __init__(self, maker: TapeMaker | None = None) -> None:
         self._maker = maker
         self.operations: list[tuple[Any, Any, Any, list[Any]]] = []
 
+    def recording(self) -> TorchDispatchMode:
+        """Operations within are put on the tape."""
+        return _Recording(self)
+
     def replay(self) -> None:
-        self._maker.num_replays += 1
+        if self._maker is not None:
+            self._maker.num_replays += 1
         with torch.inference_mode():
             for func, args, kwargs, outputs in self.operations:
                 for old, new in zip(outputs, tree_leaves(func(*args, **kwargs)), strict=True):
@@ -79,7 +84,7 @@ class TapeMaker:
     def capture(self, compute: Callable[[], None]) -> Tape:
         self.num_captures += 1
         tape = Tape(self)
-        with _Recording(tape):
+        with tape.recording():
             compute()
         return tape
 

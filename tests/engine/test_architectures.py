@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -26,9 +28,11 @@ TOLERANCE = 1e-4
 """Largest logit difference, float32."""
 
 measured = cache(measure)
+IS_OLD = Version(transformers.__version__) < Version("5.21")
+"""Older ones have a fault in UMT5: where a sequence has no cache, a token sees no later part of the source."""
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - ({"umt5"} if IS_OLD else set())))
 def test_every_path_that_accepts_it_equals_a_forward_without_cache(name: str) -> None:
     result: Measured = measured(name)
     assert "dense" in result.errors and result.chosen == next(path for path in FACTORIES if path in result.errors)
@@ -36,6 +40,7 @@ def test_every_path_that_accepts_it_equals_a_forward_without_cache(name: str) ->
     assert not result.untapped
 
 
+@pytest.mark.skipif(IS_OLD, reason="the table is of the newest versions")
 def test_the_table_in_the_documentation_is_what_this_code_does() -> None:
     skip_without_library()  # the table is written where there is one
     text = DOCUMENT.read_text()

@@ -6,6 +6,7 @@ No GPU is needed: what is proven is that plans, block tables, layouts and window
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from outrider.engine.loading.self_test import NUM_BLOCKS, largest_error
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, why_not_shape
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal, why_not, why_not_shape
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_varlen import varlen_attn
 from tests.tiny_models import random_model, zoo
@@ -108,6 +109,19 @@ def test_models_that_it_cannot_run_are_told_from_it_by_name(name: str, dtype: to
     assert reason in str(why_not_shape(random_model(zoo()[name], seed=3).to(dtype)))
 
 
+@pytest.mark.parametrize(("version", "runs"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True)])
+def test_versions_that_cannot_run_it_are_told_from_it_by_name(
+    version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    model: Any = random_model(zoo()["llama"], seed=3).to(torch.bfloat16)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    refusal = f"torch {version} takes no num_splits with pages, which 2.13 and later do"
+    assert why_not(model) == (None if runs else refusal)
+
+
+@pytest.mark.skipif(torch_refusal(torch.__version__) is not None, reason="it is refused for this version")
 def test_torchs_own_function_takes_what_is_passed() -> None:
     """By torch's meta kernel, which checks names and makes the output's shape; on CPU nothing can be computed."""
     table = KVPool(2, BLOCK_SIZE).new_table()

@@ -89,6 +89,19 @@ def test_a_cache_never_takes_what_a_step_needs() -> None:
     assert budget.spare(800) == Spare(), "a set size may leave nothing"
 
 
+def test_the_masks_of_prompts_are_counted_with_a_step(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda _: 1 << 30)
+    config = load(original).path._model.config
+    num_shared = config.num_attention_heads // config.num_key_value_heads
+    num_bytes = memory.masks_bytes([(None, None)], 4 * num_shared, 100, 256)
+    assert num_bytes == 100 * 256 * (4 * num_shared + 1)
+    assert memory.masks_bytes([(None, None), (16, None)], 2, 100, 256) == 100 * 256 * 3 + 100 * 116 * 2
+    settings: dict[str, Any] = {"attention_path": "paged", "max_prefill_tokens": 100}
+    counted = load(original, **settings).spare.num_bytes
+    monkeypatch.setattr(memory, "masks_bytes", lambda *_: 0)
+    assert load(original, **settings).spare.num_bytes - counted == num_bytes
+
+
 @pytest.mark.parametrize("path", ["fused", "paged", "dense"])
 def test_a_cache_on_a_cpu_takes_memory_as_it_is_used(original: str, path: str) -> None:
     if path == "fused":

@@ -191,3 +191,12 @@ def test_loaded_heads_are_ready_to_run(target_folder: str, tmp_path: Path) -> No
     truth = straight(tensors, own(tensors), hidden.double())
     with torch.inference_mode():
         assert (loaded.heads(hidden) - truth).abs().max() < 1e-5 * truth.abs().max()
+
+
+def test_hidden_states_go_to_the_device_and_dtype_of_the_heads(target_folder: str, tmp_path: Path) -> None:
+    """They come over the wire, and so on the CPU. The device "meta" stands in for a GPU: it refuses CPU tensors too."""
+    files = Checkpoint(write(tmp_path, VLLM, random_tensors()))
+    read = read_medusa(files, TargetFiles(target_folder))
+    heads = MedusaHeads.of(read.facts, {name: tensor.to("meta") for name, tensor in read.tensors.items()})
+    logits = heads(torch.randn(2, WIDTH).bfloat16())
+    assert (logits.device.type, logits.shape) == ("meta", (2, NUM_HEADS, VOCAB))

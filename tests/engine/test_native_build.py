@@ -15,6 +15,8 @@ from outrider.engine.native import build, library
 from outrider.engine.native.build import BuildError
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
+from tests.engine.cuda_pair import Pair
+from tests.native import skip_without_library
 from tests.tiny_models import tiny_llama
 
 LOAD = "from outrider.engine.native.library import library; library(); print('loaded')"
@@ -57,6 +59,7 @@ def test_without_a_compiler_or_a_cache_the_next_path_serves_with_a_warning(
     model: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.touch()  # no folder can be made there
+    library.load_at_start()
     assert path_name(model) != "fused"
     assert f"cannot build in {cache}" in caplog.text
     assert "set OUTRIDER_CACHE_DIR to a folder that can be" in caplog.text
@@ -64,6 +67,17 @@ def test_without_a_compiler_or_a_cache_the_next_path_serves_with_a_warning(
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(ConfigError, match="no C\\+\\+ compiler: /nowhere/c\\+\\+ not found"):
         path_name(model, "fused")
+
+
+def test_a_worker_whose_model_runs_on_another_path_makes_its_noise_with_the_library(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker on a GPU is: the fused path alone used to load it."""
+    skip_without_library()
+    library.library.cache_clear()
+    settings = {"device": "cpu", "attention_path": "dense", "max_slots": 2, "kv_cache_tokens": 256}
+    pair = Pair(monkeypatch, model, model, **settings)
+    assert pair.target.base.loaded.runner.path.name == "dense" and library.loaded() is not None
 
 
 @pytest.mark.parametrize(("function", "result"), [("outrider_new", None), ("outrider_pack", -1)])

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
 from outrider.engine.loading.loader import load_runner
+from outrider.engine.loading.memory import masks_bytes
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths import paged_attention
 from outrider.engine.paths.block_cache import layer_limits
@@ -31,6 +32,7 @@ from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
 VOCAB_SIZE = 97
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
+META = torch.device("meta")
 
 
 def paged(model: PreTrainedModel, num_blocks: int = 64) -> ModelRunner:
@@ -121,20 +123,24 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("together_bytes", [0, 1 << 20], ids=["alone", "together"])
+@pytest.mark.parametrize("how", ["alone", "together", "as on a GPU"])
 @pytest.mark.parametrize(
     "options", OPTIONS, ids=lambda o: f"window {o.window} chunk {o.chunk} cap {o.softcap} causal {o.causal}"
 )
 def test_attention_over_blocks_equals_its_definition(
-    options: AttentionOptions, together_bytes: int, monkeypatch: pytest.MonkeyPatch
+    options: AttentionOptions, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN wherever no row's tokens lie: an unread key must stay unread, not masked."""
-    monkeypatch.setattr(paged_attention, "TOGETHER_BYTES", together_bytes)
+    monkeypatch.setattr(paged_attention, "TOGETHER_BYTES", 0 if how == "alone" else 1 << 20)
+    if how == "as on a GPU":
+        num_parts = paged_attention._num_parts
+        monkeypatch.setattr(paged_attention, "_num_parts", lambda group, num, _: num_parts(group, num, META))
     generator = torch.Generator().manual_seed(0)
-    pool = KVPool(40, 4)
-    made = grown_rows(pool, [(21, 1), (9, 6), (1, 1), (30, 6), (17, 17), (13, 1), (6, 6), (33, 2)])
+    pool = KVPool(50, 4)
+    shapes = [(21, 1), (9, 6), (1, 1), (30, 6), (17, 17), (13, 1), (6, 6), (33, 2), (39, 18)]
+    made = grown_rows(pool, shapes)
     plan = PagedPlan.build(made, CPU, 10, gathers=True)
-    keys, values = torch.full((41, 4, 2, 6), torch.nan), torch.full((41, 4, 2, 10), torch.nan)
+    keys, values = torch.full((51, 4, 2, 6), torch.nan), torch.full((51, 4, 2, 10), torch.nan)
     keys[TRASH_BLOCK], values[TRASH_BLOCK] = 0.0, 0.0
     assert plan.gather is not None
     lines = [torch.randn(len(plan.gather), 2, width, generator=generator) for width in (6, 10)]  # [S, Hkv, D]
@@ -145,6 +151,25 @@ def test_attention_over_blocks_equals_its_definition(
     attention.begin(plan)
     assert (attention.attend(query, keys, values, plan, options) - truth).abs().max() < 1e-5
     assert (attention.attend_gathered(query, lines[0], lines[1], plan, options) - truth).abs().max() < 1e-5
+
+
+def test_the_mask_of_a_piece_of_a_prompt_is_made_on_the_device_once_for_all_heads() -> None:
+    """The device "meta" stands in for a GPU: nothing that the host made may be among what is attended with."""
+    table = KVPool(80, 16).new_table()
+    num_new, num_tokens, num_heads = 512, 1230, 8
+    table.reserve(num_tokens)
+    plan = PagedPlan.build([Row.of(table, [1] * num_tokens, num_tokens - num_new, 1)], CPU, 10)
+    query = torch.empty(num_new, num_heads, 16, dtype=torch.bfloat16, device="meta")
+    keys = torch.empty(81, 16, 2, 16, dtype=torch.bfloat16, device="meta")
+    attention = TorchAttention()
+    attention.begin(plan)
+    attention.attend(query, keys, keys, plan, AttentionOptions(0.3))
+    assert attention._groups is not None
+    (mask,) = attention._groups[0].masks.values()
+    assert (mask.device.type, mask.shape) == ("meta", (1, 1, num_new, num_tokens))
+    assert mask.stride(2) == 1232, "rows are aligned, or torch copies them"
+    counted = masks_bytes([(None, None)], query.element_size(), num_new, num_tokens)
+    assert mask.untyped_storage().nbytes() <= counted
 
 
 def grown_rows(pool: KVPool, shapes: list[tuple[int, int]]) -> list[Row]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -42,6 +44,9 @@ AT_ONCE_S = 20.0
 
 CPU_ONLY = pytest.mark.skipif(
     torch.cuda.is_available(), reason="transformers would split over the GPUs of this process"
+)
+SPLITS_ANY_VOCABULARY = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.21"), reason="it refuses an odd vocabulary for two ranks"
 )
 
 pytestmark = pytest.mark.timeout(90)
@@ -171,6 +176,7 @@ def forked(module: str, *args: str) -> Iterator[Forked]:
 
 
 @CPU_ONLY
+@SPLITS_ANY_VOCABULARY
 def test_a_follower_that_is_killed_while_the_paths_are_tried_is_no_fault_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +208,7 @@ def test_a_load_s_own_error_says_more_than_the_loss_that_came_with_it() -> None:
 
 
 @CPU_ONLY
+@SPLITS_ANY_VOCABULARY
 def test_two_ranks_compute_what_one_does_until_one_of_them_stalls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

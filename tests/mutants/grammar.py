@@ -10,8 +10,8 @@ OWN = "tests/unit/test_grammar.py"
 GRAMMAR = (
     Mutant(
         FOLLOWED,
-        "        return self._masked(draft_prefix).mask",
-        "        return self._masked(()).mask",
+        "        place = self._masked(draft_prefix)",
+        "        place = self._masked(())",
         "the mask does not go on along the drafts: what follows them breaks the grammar",
         (f"{OWN}::TestMasks",),
     ),

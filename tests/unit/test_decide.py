@@ -33,7 +33,7 @@ from target_service.decide import decide
 from target_service.decide_on_device import Decided, decide_on_device
 from target_service.lease import Ready
 from tests import block_rule
-from tests.engine.cuda_sync_counter import SyncCounter
+from tests.engine.fake_cuda import fake_cuda
 from tests.grammars import ONE, REGEX, compiled, grammars_of
 from tests.live_bytes import LiveBytes
 
@@ -65,13 +65,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def waiting_once(logits: Tensor, compute: Callable[[], Any]) -> Any:
+def waiting_once(logits: Tensor, compute: Callable[[Tensor], Any]) -> Any:
     """What `compute` makes of logits on a device; the host waits for that once."""
-    counter = SyncCounter()
-    with counter.step():
-        counter.move(logits)
-        found = compute()
-    assert len(counter.waits) == 1, counter.waits
+    with fake_cuda() as device:
+        on_device = logits.to("cuda")
+        device.take()
+        found = compute(on_device)
+        waits = device.take().waits
+    assert len(waits) == 1, waits
     return found
 
 
@@ -211,7 +212,7 @@ class TestDecide:
     def test_host_and_device_do_what_the_rules_say(self, step: Step) -> None:
         wanted = in_words(step)
         assert decide(step.ready, step.states, step.logits) == wanted
-        on_device = waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
+        on_device = waiting_once(step.logits, lambda logits: decide_on_device(step.ready, step.states, logits))
         assert on_device == wanted
 
     def test_penalties_count_the_drafts_before_each_position(self) -> None:
@@ -241,7 +242,7 @@ class TestDecide:
         for r, num_logprobs in zip(step.ready, (2, None, 5, 0, 3), strict=True):
             r.slot.params = dataclasses.replace(r.slot.params, num_logprobs=num_logprobs)
         on_host = decide(step.ready, step.states, step.logits)
-        on_device = waiting_once(step.logits, lambda: decide_on_device(step.ready, step.states, step.logits))
+        on_device = waiting_once(step.logits, lambda logits: decide_on_device(step.ready, step.states, logits))
         assert sum(own.num_accepted > 0 for own in on_host) >= 2
         start = 0
         for r, mine, other in zip(step.ready, on_host, on_device, strict=True):

@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from gateway.grammars import of_schema
 from outrider.engine.sampling import grammar as grammar_module
+from outrider.engine.sampling import penalties
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.grammar import Grammars, GrammarState
@@ -117,6 +118,24 @@ class TestMasks:
         assert mask is not None and mask.shape == (11,) and not mask[8:].any()
         far = Grammars(tokenizer_of().to_str().encode(), VOCAB, [END, 70_000])
         assert compiled(REGEX, far).start().compute_bitmask()[0]
+
+    def test_a_device_is_sent_a_bit_an_id(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        width = 4099  # no multiple of 8
+        row = LogitRow(state_of(REGEX, (ONE,), width=width))
+        sent = list[int]()
+        to_device = penalties.to_device
+
+        def counted(array: np.ndarray, device: torch.device) -> torch.Tensor:
+            sent.append(array.nbytes)
+            return to_device(array, device)
+
+        monkeypatch.setattr(penalties, "to_device", counted)
+        logits = torch.randn(2, width)
+        processed = process_unchecked(logits, [row, row])
+        expected = process_row(logits[1].numpy(), row)
+        assert np.array_equal(processed[1].numpy(), expected) and (expected > -np.inf).sum() == 6
+        num_mask_bytes = 2 * -(-width // 32) * 4
+        assert sent == [2 * 8, num_mask_bytes], "the rows' indices, and their masks"
 
     def test_behind_a_draft_that_is_not_allowed_nothing_is_decided(self) -> None:
         state = state_of(SCHEMA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch import Tensor
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
+from target_service import trees_on_device
 from target_service.decide import decide
 from target_service.lease import Ready
-from tests.unit.test_decide import PROMPT, PlainSlot
+from tests.unit.test_decide import PROMPT, PlainSlot, waiting_once
 
 VOCAB = 12
 KINDS: tuple[dict[str, Any], ...] = (
@@ -116,33 +118,85 @@ def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed:
     assert tree.path == tuple(range(tree.num_accepted))
 
 
+def on_device(*slots: Slot) -> list[Any]:
+    """What a device decides; the host waits for that once."""
+    ready, states = [slot.ready for slot in slots], [slot.state for slot in slots]
+    logits = torch.cat([slot.logits for slot in slots])
+    return waiting_once(logits, lambda there: decide(ready, states, there, by_block=False))  # type: ignore[no-any-return]
+
+
 @given(st.lists(st.tuples(st.integers(0, len(KINDS) - 1), parents_of(), st.booleans()), min_size=2, max_size=5))
 @settings(max_examples=40)
 def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]]) -> None:
-    """Each as if it were alone, on the host and where the logits had to be copied there."""
+    """Each as if it were alone, and on a device as on the host, with what is reported."""
     slots = []
     for seed, (kind, parents, chain) in enumerate(wanted):
-        slots.append(make(kind, list(range(-1, len(parents) - 1)) if chain else parents, seed, chain=chain))
+        parents = list(range(-1, len(parents) - 1)) if chain else parents
+        slots.append(make(kind, parents, seed, chain=chain, num_logprobs=(None, 0, 3)[seed % 3]))
     together = decided(*slots)
     assert together == [decided(slot)[0] for slot in slots]
-    reads = HostLogits.reads
-    HostLogits.reads = staticmethod(lambda logits: False)  # type: ignore[method-assign]
-    try:
-        if any(slot.ready.tree is not None for slot in slots):
-            assert decided(*slots) == together
-    finally:
-        HostLogits.reads = reads  # type: ignore[method-assign]
+    for here, there in zip(together, on_device(*slots), strict=True):
+        assert dataclasses.replace(there, reported=()) == dataclasses.replace(here, reported=())
+        assert len(there.reported) == len(here.reported)
+        for found, expected in zip(there.reported, here.reported, strict=True):
+            assert found[1] == expected[1] and found[0] == pytest.approx(expected[0], abs=1e-6)
 
 
-def test_logits_off_the_path_may_be_anything() -> None:
+def merged(seed: int) -> Slot:
+    """A tree that two sources drew and a third guessed: draws of both may be one node."""
+    numbers = np.random.default_rng(seed)
+    params = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
+    state = SamplingState(params, PROMPT, (0,))
+    ids, parents, drawn = list[int](), list[int](), dict[int, list[Drawn]]()
+    for parent in range(ROOT, 3):
+        if parent >= len(ids):
+            break
+        children: dict[int, int] = {}
+
+        def child(token_id: int, parent: int = parent, children: dict[int, int] = children) -> int:
+            if token_id not in children:
+                children[token_id] = len(ids)
+                ids.append(token_id)
+                parents.append(parent)
+            return children[token_id]
+
+        for _ in range(int(numbers.integers(0, 3))):
+            law = RowLaw(VOCAB, numbers.normal(size=VOCAB).astype(np.float32) * 2)
+            if numbers.integers(2):
+                law = truncate_topk(law, 5)
+            law, left, nodes = law.normalised(), law, list[int]()
+            for _ in range(int(numbers.integers(1, 4))):
+                token_id = left.draw(float(numbers.uniform(1e-9, 1)))
+                left = left.without(token_id)
+                nodes.append(child(token_id))
+            drawn.setdefault(parent, []).append(Drawn(law, tuple(nodes)))
+        child(int(numbers.integers(VOCAB)))
+    slot: Any = PlainSlot(params, PROMPT)
+    logits = torch.from_numpy(2 * numbers.normal(size=(len(ids) + 1, VOCAB)).astype(np.float32))
+    return Slot(Ready(slot, ids, None, DraftTree.checked(ids, parents), drawn=drawn), state, logits)
+
+
+def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = [merged(seed) for seed in range(60)]
+    expected = decided(*slots)
+    assert on_device(*slots) == expected
+    num_accepted = [found.num_accepted for found in expected]
+    assert 0 in num_accepted and max(num_accepted) > 1
+    monkeypatch.setattr(trees_on_device, "MAX_NUMBERS", 7 * VOCAB)  # in parts of a few rows
+    assert on_device(*slots) == expected
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_logits_off_the_path_may_be_anything(where: str) -> None:
+    decide_there = decided if where == "host" else on_device
     slot = make(0, [-1, -1, 0, 1], 3)
     tree = slot.ready.tree
     assert tree is not None
-    before = decided(slot)[0]
+    before = decide_there(slot)[0]
     off = next(node for node in range(4) if node not in before.path)
     slot.logits[off + 1] = torch.nan
-    assert decided(slot)[0] == before
+    assert decide_there(slot)[0] == before
     slot.logits[0] = torch.nan
     with pytest.raises(NonFiniteLogits) as caught:
-        decided(make(0, [-1], 1), slot)
+        decide_there(make(0, [-1], 1), slot)
     assert caught.value.rows == (2,)

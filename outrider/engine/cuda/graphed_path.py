@@ -94,8 +94,4 @@ def graphed_path(model: PreTrainedModel, vocab_size: int) -> GraphedPath:
     reason = why_not(model)
     if reason is not None:
         raise PathUnavailable(reason)
-    try:
-        attention = VarlenAttention()
-    except ImportError as error:
-        raise PathUnavailable(f"torch {torch.__version__} has no varlen_attn: {error}") from error
-    return GraphedPath(PagedPath(model, vocab_size, attention), model, vocab_size, CudaGraphMaker(model.device))
+    return GraphedPath(PagedPath(model, vocab_size, VarlenAttention()), model, vocab_size, CudaGraphMaker(model.device))

@@ -7,11 +7,15 @@ one to the GPU would wait too unless its source is pinned. Called on the engine 
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:
@@ -23,10 +27,42 @@ def to_host(*tensors: Tensor) -> list[Tensor]:
     return copies
 
 
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return the array on the device. The host goes on at once; later work on the current stream sees the values."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def to_device(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
+    """Return an array, or a tensor of the host or of the device, on the device. The host goes on at once; later work on
+    the current stream sees the values.
+    """
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class DeferredCopies(Generic[Key]):
+    """Tensors of a device by key, of which the host is given one when it asks. The first that is asked for brings all
+    that were added since, in one wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, Tensor] = {}
+        self._copied: dict[Key, Tensor] = {}
+
+    def add(self, key: Key, tensor: Tensor) -> None:
+        """Add a tensor, in place of an earlier one of the key."""
+        self.drop(key)
+        self._pending[key] = tensor
+
+    def get(self, key: Key) -> Tensor | None:
+        """Return the tensor in CPU memory; None where none was added."""
+        if key in self._pending:
+            tensors = list(self._pending.values())
+            copies = tensors if tensors[0].device.type == "cpu" else to_host(*tensors)
+            self._copied.update(zip(self._pending, copies, strict=True))
+            self._pending.clear()
+        return self._copied.get(key)
+
+    def drop(self, key: Key) -> None:
+        self._pending.pop(key, None)
+        self._copied.pop(key, None)
 
 
 class Moment:

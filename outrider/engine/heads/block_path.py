@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.head_path import allocate
 from outrider.engine.paths.paged import PagedPath
@@ -43,7 +44,8 @@ class BlockHeadPath(PagedPath):
         split = [_split(row, head.facts.width) for row in rows]
         read, blocks = [row for row, _ in split if row is not None], [row for _, row in split if row is not None]
         none = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
-        features = torch.cat([none, *(row.features.to(none) for row in read if row.features is not None)])  # [C, d]
+        given = [to_device(row.features, head.device).to(head.dtype) for row in read if row.features is not None]
+        features = torch.cat([none, *given])  # [C, d]
         if not blocks:
             self.hidden = none
             if read:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.head_network import HeadNetwork
 from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
@@ -56,7 +57,7 @@ class HeadPath(PagedPath):
         if not rows:
             self.carries = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)
-        features = torch.cat([features_of(row, head).to(head.device, head.dtype) for row in rows])  # [T, d]
+        features = torch.cat([to_device(features_of(row, head), head.device).to(head.dtype) for row in rows])  # [T, d]
         plan = PagedPlan.build(rows, head.device, head.facts.vocab_size, gathers=self._cache.gathers)
         output = self.outputs(plan, features=features[None])
         num_wanted = plan.logits_at.shape[0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.reduced_vocab import spread
 
 
@@ -44,7 +45,9 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, facts: MedusaConfig) -> None:
         super().__init__()
-        self.facts, self.dtype = facts, torch.get_default_dtype()
+        self.facts = facts
+        self.dtype = torch.get_default_dtype()
+        self.device = torch.get_default_device()
         self.blocks = nn.ModuleList(_Block(facts) for _ in range(facts.num_heads))
         num_projections = 1 if facts.shares_projection else facts.num_heads
         self.lm_heads = nn.ModuleList(
@@ -62,12 +65,16 @@ class MedusaHeads(nn.Module):
         with torch.device("meta"):
             heads = cls(facts)
         heads.load_state_dict(dict(tensors), assign=True)
-        heads.dtype = tensors["lm_heads.0.weight"].dtype
+        projection = tensors["lm_heads.0.weight"]
+        heads.dtype = projection.dtype
+        heads.device = projection.device
         return heads.eval().requires_grad_(False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt]."""
-        hidden = hidden.to(self.dtype)
+        """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt], which
+        may be on another device and of another dtype.
+        """
+        hidden = to_device(hidden, self.device).to(self.dtype)
         inner = torch.stack([block(hidden) for block in self.blocks], dim=-2)  # [..., num_heads, dt]
         if self.facts.shares_projection:
             logits = self.lm_heads[0](inner)  # [..., num_heads, Vd]

@@ -41,8 +41,8 @@ from outrider.engine.loading.weight_headers import bounded_build, check_counts, 
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
-from outrider.engine.paths.block_cache import num_decoder_layers
-from outrider.engine.paths.choice import choose_path
+from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
+from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
@@ -175,6 +175,14 @@ def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
         log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
 
 
+def keep_soft_caps(config: PreTrainedConfig) -> None:
+    """Have transformers compute attention with the soft caps that a model was trained with: where the choice is its
+    own, some classes take an attention that leaves them out (all of Gemma 2's before 5.21).
+    """
+    if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"
+
+
 def resolve_device(device: str) -> torch.device:
     """Return the device of the setting. Raises ConfigError when there is no such device here."""
     if device == "auto":
@@ -203,6 +211,7 @@ def read_config(model: str) -> PreTrainedConfig:
         if getattr(config, "transformers_weights", None) is not None:
             raise ValueError("transformers_weights names other weights than model.safetensors; leave it out")
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
+        keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
@@ -435,7 +444,20 @@ def _budget(
         # Each graph has its own: of so many slots, half as many, and so on.
         tapped += 2 * config.max_slots * sum(WIDTHS)
         graphs = memory.activations_bytes(text, itemsize, widest) + memory.logits_bytes(widest * text.vocab_size)
+    if runner.path.name in MODULE_PATHS:
+        activations += _masks_bytes(runner, text, itemsize, prompt)
     return Budget(num_weight_bytes, activations, free, graphs, tapped * text.hidden_size * itemsize)
+
+
+def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
+    """Return the bytes of the masks of pieces of prompts of so many tokens."""
+    num_copies = 1
+    if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
+        num_copies = text.num_attention_heads // (
+            getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        )
+    limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
+    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, runner.facts.context_limit)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +131,20 @@ def decision_bytes(num_logits: int) -> int:
     holds three, and makes its noise for MAX_NUMBERS at a time, in twelve arrays of 8 bytes.
     """
     return max(10 * 4 * num_logits, 3 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS))
+
+
+def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int, num_tokens: int, context: int) -> int:
+    """Return the bytes of the masks of a step's pieces of prompts, where attention takes them, and of the truth values
+    that one is made from.
+
+    limits: (window, chunk) of the layers, each once: those of the same limits share a mask. itemsize: bytes of one of
+    its numbers, for all query heads that have a copy. num_tokens: of all pieces. context: most keys that one sees.
+    """
+    total = num_tokens * context
+    for window, chunk in limits:
+        reach = window or chunk or context
+        total += num_tokens * min(context, num_tokens + reach) * itemsize
+    return total
 
 
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:

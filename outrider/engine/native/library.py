@@ -1,4 +1,5 @@
-"""Bind the C++ forward to Python. `paths.fused` gives it weights, storage and steps.
+"""Bind the C++ library to Python: the forward, which `paths.fused` gives weights, storage and steps, and the random
+numbers of a vocabulary, which `sampling.coupled` and `sampling.noise` draw with on the host.
 
 Every call that takes time releases the GIL (ctypes does). A `NativeModel` belongs to one thread at a time.
 """
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.native.build import BuildError, built_library, check_owner, compile_to, find_compiler
+from outrider.wire.log import get_logger
+
+log = get_logger(__name__)
 
 NO_LAYER = 0
 """Layer index for a matrix or a vector that belongs to no layer."""
@@ -112,8 +116,18 @@ def library() -> ctypes.CDLL:
         raise BuildError(f"{path} does not load: {error}") from error
 
 
+def load_at_start() -> None:
+    """Load the library when a worker starts, on any device: a GPU worker draws on the host, too. Warn where it cannot
+    be had: `loaded` is None then.
+    """
+    try:
+        library()
+    except BuildError as error:
+        log.warning("the C++ library is not there; Llama-like models on a CPU and sampling are slower: %s", error)
+
+
 def loaded() -> ctypes.CDLL | None:
-    """Return the library if it is loaded already, else None. For callers whose gain would not pay for compiling it."""
+    """Return the library if it is loaded already, else None."""
     return library() if library.cache_info().currsize else None
 
 

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, CacheLayerMixin, PreTrainedConfig
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.loading.memory import new_storage
 
@@ -115,7 +117,7 @@ class BlockCache(Cache):
             layer.copy_blocks(copies)
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int], device: torch.device) -> None:
-        read, written = torch.tensor([sources, destinations], device=device)  # [N] each
+        read, written = to_device(np.array([sources, destinations], dtype=np.int64), device)  # [N] each
         for layer in self.layers:
             layer.move_tokens(read, written)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, CacheLayerMixin, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.paths.block_cache import BlockCache, BlockLayer
 from outrider.engine.step_plan import Row, Source, StepPlan, check_ids, consecutive_start, group_widths
@@ -58,7 +59,7 @@ class SourcePlan:
         check_ids(ids, vocab_size)
 
         def put(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
+            return to_device(array, device)
 
         return cls(
             mask=None if within.all() else put(within.astype(np.int64)),
@@ -240,7 +241,7 @@ class DecoderDistances:
             places = np.zeros((len(rows), plan.kv_len), dtype=np.int64)
             for own, row in zip(places, rows, strict=True):
                 own[plan.kv_len - row.num_tokens :] = row.positions(0)
-            keys = torch.from_numpy(places).to(plan.position_ids.device, non_blocking=True)
+            keys = to_device(places, plan.position_ids.device)
             self._distances = plan.position_ids[:, :, None] - keys[:, None, :]  # [B, q, L]
         try:
             yield

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.paths.block_cache import (
     BlockCache,
     BlockLayer,
@@ -76,7 +77,7 @@ class TreeMasks:
             for i, tree in enumerate(trees):
                 own = seen(tree.num_tokens, tree.parents, num_queries, window, chunk)
                 sees[i, 0, :, kv_len - tree.num_tokens :] = own
-            return torch.where(torch.from_numpy(sees), 0.0, torch.finfo(dtype).min).to(device, dtype)
+            return torch.where(to_device(sees, device), 0.0, torch.finfo(dtype).min).to(dtype)
 
         masks = {kind: mask(*limits) for kind, limits in self._limits.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -16,9 +16,6 @@ from outrider.engine.native.build import BuildError
 from outrider.engine.native.library import NO_LAYER, Activation, Kind, NativeModel, NativeSpec, RowPart, Vector, Which
 from outrider.engine.paths.block_cache import declared, layer_limits
 from outrider.engine.paths.forward_path import PathUnavailable
-from outrider.wire.log import get_logger
-
-log = get_logger(__name__)
 
 CLASSES = (
     "LlamaForCausalLM",
@@ -154,10 +151,7 @@ def pack_weights(body: Any, lm_head: nn.Module, shape: FusedShape) -> tuple[Nati
     _check_tables(body, shape)
     try:
         native = _pack(body, lm_head, shape)
-    except BuildError as error:
-        log.warning("the C++ forward is not there, and others are slower: %s", error)
-        raise PathUnavailable(str(error)) from error
-    except MemoryError as error:
+    except (BuildError, MemoryError) as error:
         raise PathUnavailable(str(error)) from error
     embedding = body.embed_tokens.weight
     return native, None if lm_head.weight is embedding else embedding.detach().contiguous()

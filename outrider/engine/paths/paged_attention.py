@@ -7,13 +7,14 @@ that no key is repeated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.paths.paged_plan import AttentionOptions, PackedRow, PagedPlan
 from outrider.engine.token_tree import seen
@@ -23,6 +24,8 @@ TOGETHER_BYTES = 1 << 20
 `dense` path one by one and 1.0 together; from 1 MiB on nothing is gained, and fresh memory begins to cost."""
 TOGETHER_BYTES_ON_DEVICE = 64 << 20
 """Bytes, as TOGETHER_BYTES, on a GPU, where a call's launch is dearer and copies are cheaper. Not measured."""
+COLUMNS_ALIGNED = 16
+"""Numbers of which a mask's row in memory is a multiple. torch copies a mask whose rows are not of 8 for each layer."""
 TOGETHER_WIDTH = 16
 """New tokens a row. A row with more is a piece of a prompt, which is work enough for a call of its own."""
 
@@ -45,6 +48,11 @@ class _Group:
     @property
     def width(self) -> int:
         return self.rows[0].num_new
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is a piece of a prompt: a row of many tokens, and no tree."""
+        return self.width > TOGETHER_WIDTH and self.rows[0].parents is None
 
 
 class TorchAttention:
@@ -126,14 +134,14 @@ def _group(rows: list[PackedRow], block_size: int, device: torch.device) -> _Gro
     packed = None
     if starts != list(range(starts[0], starts[0] + len(rows) * width, width)):
         indices = np.array(starts, dtype=np.int64)[:, None] + np.arange(width)
-        packed = torch.from_numpy(indices.reshape(-1)).to(device)
-    return _Group(rows, None, torch.from_numpy(gather.reshape(-1)).to(device), kv_len, packed)
+        packed = to_device(indices.reshape(-1), device)
+    return _Group(rows, None, to_device(gather.reshape(-1), device), kv_len, packed)
 
 
 def _token_indices(row: PackedRow, block_size: int, device: torch.device) -> Tensor:
     """Return the storage indices of a row's tokens, [kv_len] int64."""
     indices = np.asarray(row.blocks, dtype=np.int64)[:, None] * block_size + np.arange(block_size)
-    return torch.from_numpy(indices.reshape(-1)[: row.kv_len]).to(device)
+    return to_device(indices.reshape(-1)[: row.kv_len], device)
 
 
 def _attend_group(query: Tensor, keys: Tensor, values: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
@@ -143,14 +151,38 @@ def _attend_group(query: Tensor, keys: Tensor, values: Tensor, group: _Group, op
     first = _first_key_seen(group, options)
     k, v = (_read(storage, group, first) for storage in (keys, values))  # [B, Hkv, L, D]
     q = query.view(num_rows, width, num_kv_heads, num_shared, -1).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, q, D]
-    q = q.reshape(num_rows, num_kv_heads, num_shared * width, -1)  # [B, Hkv, G * q, D]
-    mask = _mask(group, first, num_shared, options, query.dtype, query.device)
-    if options.softcap is None and options.sinks is None:
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scaling)
-    else:
-        out = _explicit(q, k, v, mask, options)
+    num_parts = _num_parts(group, num_shared, query.device)
+    mask = _mask(group, first, num_shared // num_parts, options, query.dtype, query.device)
+    outputs = [
+        _attend_heads(
+            part.reshape(num_rows, num_kv_heads, -1, q.shape[-1]), k, v, mask, _of_part(options, n, num_parts)
+        )
+        for n, part in enumerate(q.chunk(num_parts, dim=2))
+    ]
+    out = outputs[0] if num_parts == 1 else torch.cat(outputs, dim=2)  # [B, Hkv, G * q, Dv]
     out = out.view(num_rows, num_kv_heads, num_shared, width, -1).permute(0, 3, 1, 2, 4)  # [B, q, Hkv, G, Dv]
     return out.reshape(num_rows * width, query.shape[1], -1)
+
+
+def _num_parts(group: _Group, num_shared: int, device: torch.device) -> int:
+    """Return in how many calls the query heads of a KV head attend. On a GPU those of a piece of a prompt do so one by
+    one, with one mask for all: a mask for each would take as many times its memory. On a CPU one call is faster.
+    """
+    return num_shared if group.is_piece and device.type != "cpu" else 1
+
+
+def _of_part(options: AttentionOptions, n: int, num_parts: int) -> AttentionOptions:
+    """Return the options of the n-th of the query heads that share a KV head, where they attend one by one."""
+    if options.sinks is None or num_parts == 1:
+        return options
+    return replace(options, sinks=options.sinks[n::num_parts])
+
+
+def _attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
+    """Attend with q [B, Hkv, G * q, D] over k and v [B, Hkv, L, D]; return [B, Hkv, G * q, Dv]."""
+    if options.softcap is None and options.sinks is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scaling)
+    return _explicit(q, k, v, mask, options)
 
 
 def _first_key_seen(group: _Group, options: AttentionOptions) -> int:
@@ -183,11 +215,35 @@ def _mask(
         return None
     key = (options.window, options.chunk, options.causal, num_shared, dtype)
     if key not in group.masks:
-        sees = _seen(group, first, options)  # [B, q, L]
-        mask = torch.from_numpy(np.where(sees, np.float32(0), np.float32(-np.inf)))
-        mask = mask[:, None, None].expand(-1, 1, num_shared, -1, -1)  # [B, 1, G, q, L]
-        group.masks[key] = mask.reshape(len(group.rows), 1, -1, mask.shape[-1]).to(device, dtype)
+        if group.is_piece:
+            mask = _piece_mask(group, first, options, dtype, device)  # [1, q, L - first]
+        else:
+            sees = _seen(group, first, options)  # [B, q, L - first]
+            mask = to_device(np.where(sees, np.float32(0), np.float32(-np.inf)), device).to(dtype)
+        mask = mask[:, None, None].expand(-1, 1, num_shared, -1, -1)  # [B, 1, G, q, L - first]
+        group.masks[key] = mask.reshape(len(group.rows), 1, -1, mask.shape[-1])
     return group.masks[key]
+
+
+def _piece_mask(
+    group: _Group, first: int, options: AttentionOptions, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the mask of a piece of a prompt, [1, q, L - first], made on the device: it has as many numbers as many a
+    model's weights.
+    """
+    keys = torch.arange(first, group.kv_len, dtype=torch.int32, device=device)  # [L - first]
+    queries = torch.arange(group.kv_len - group.width, group.kv_len, dtype=torch.int32, device=device)[:, None]
+    num_columns = -(-len(keys) // COLUMNS_ALIGNED) * COLUMNS_ALIGNED
+    mask = torch.zeros(group.width, num_columns, dtype=dtype, device=device)[:, : len(keys)]
+    if options.causal:
+        mask.masked_fill_(keys > queries, -torch.inf)
+    if options.window is not None:
+        mask.masked_fill_(keys <= queries - options.window, -torch.inf)
+        if not options.causal:
+            mask.masked_fill_(keys >= queries + options.window, -torch.inf)
+    if options.chunk is not None:
+        mask.masked_fill_(keys // options.chunk != queries // options.chunk, -torch.inf)
+    return mask[None]
 
 
 def _seen(group: _Group, first: int, options: AttentionOptions) -> np.ndarray:

@@ -87,6 +87,9 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"flash attention needs a GPU, the model is on {model.device.type}"
     if torch.version.hip is not None:
         return "not tried on ROCm"
+    refusal = torch_refusal(torch.__version__)
+    if refusal is not None:
+        return refusal
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return f"{torch.cuda.get_device_name(model.device)} is older than compute capability 8.0"
     return why_not_shape(model)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 """[V]: which ids may come."""
+MaskBits = NDArray[np.uint8]
+"""[ceil(V / 32) * 4]: the same, a bit an id, that of the lowest id of a byte the lowest."""
 
 MAX_GRAMMARS = 16
 """Compiled grammars that a worker keeps. Each may hold a full lexer: 16 of 35 MB are 0.6 GB. One that
@@ -179,7 +181,9 @@ class _Place:
 
     matcher: LLMatcher | None
     """None where the grammar does not lead, or can be followed no further."""
+    bits: MaskBits | None = None
     mask: Mask | None = None
+    """What the bits say, once somebody has asked."""
     failure: str | None = None
 
 
@@ -216,7 +220,15 @@ class GrammarState:
         """Return which ids may follow; None for a prefix that has probability 0, behind which nothing is decided, and
         where the grammar fails.
         """
-        return self._masked(draft_prefix).mask
+        place = self._masked(draft_prefix)
+        if place.mask is None and place.bits is not None:
+            num_ids = self._grammar.grammars.vocab_size
+            place.mask = np.unpackbits(place.bits, count=num_ids, bitorder="little").view(bool)
+        return place.mask
+
+    def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
+        """Return the same as bits, an eighth of the bytes, for a device that unpacks them itself."""
+        return self._masked(draft_prefix).bits
 
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
         """Return why the grammar can be followed no further behind these draft tokens; None where it can."""
@@ -233,12 +245,12 @@ class GrammarState:
 
     def _masked(self, prefix: tuple[int, ...]) -> _Place:
         place = self._at(prefix)
-        if place.mask is None and place.matcher is not None:
+        if place.bits is None and place.matcher is not None:
             bits = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8)
             if place.matcher.is_error():
                 place.matcher, place.failure = None, self._failed(place.matcher)
             else:
-                place.mask = np.unpackbits(bits, count=self._grammar.grammars.vocab_size, bitorder="little").view(bool)
+                place.bits = bits
         return place
 
     def _at(self, prefix: tuple[int, ...]) -> _Place:

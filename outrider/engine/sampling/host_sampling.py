@@ -47,6 +47,10 @@ class HostLogits:
     def vocab_size(self) -> int:
         return self._rows.shape[1]  # type: ignore[no-any-return]
 
+    def raw_best_id(self, index: int) -> int:
+        """Return the id of the largest logit of row `index`, whatever a request asks."""
+        return int(self._rows[index].argmax())
+
     def best_id(self, index: int, row: LogitRow, guess: int | None = None) -> int:
         """Return the best id of row `index`, the lowest among equals, or a guess with `lenience` times its probability.
         Raises NonFiniteLogits.

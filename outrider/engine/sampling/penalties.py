@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask
+from outrider.engine.sampling.grammar import Grammar, GrammarState, Mask, MaskBits
 from outrider.engine.sampling.row_law import Array, Ids, Scores
 from outrider.wire.errors import WorkerFault
 from outrider.wire.params import SamplingParams
@@ -175,6 +175,10 @@ class SamplingState:
         """
         return self._grammar.allowed(draft_prefix) if self._grammar else None
 
+    def allowed_bits(self, draft_prefix: tuple[int, ...]) -> MaskBits | None:
+        """Return what `allowed` does, a bit an id."""
+        return self._grammar.allowed_bits(draft_prefix) if self._grammar else None
+
     def failure(self, draft_prefix: tuple[int, ...]) -> str | None:
         """Return why the grammar can be followed no further than to `draft_prefix`; None where it can."""
         return self._grammar.failure(draft_prefix) if self._grammar else None
@@ -242,7 +246,7 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     asking = [(r, row) for r, row in enumerate(rows) if not row.state.plain]
     edits = [(r, found) for r, row in asking if (found := row.state.edits(row.draft_prefix)) is not None]
     bans = [(r, i) for r, row in asking for i in row.state.banned(row.draft_prefix, logits.shape[1])]
-    masks = [(r, allowed) for r, row in asking if (allowed := row.state.allowed(row.draft_prefix)) is not None]
+    masks = [(r, bits) for r, row in asking if (bits := row.state.allowed_bits(row.draft_prefix)) is not None]
     if not edits and not bans and not masks:
         return logits
     processed = logits.clone()
@@ -250,12 +254,21 @@ def process_unchecked(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
         _penalise(processed, edits)
     if bans:
         cells = to_device(np.array(bans, dtype=np.int64).T.copy(), processed.device)  # [2, N] int64
-        processed[cells[0], cells[1]] = -torch.inf
+        lowest = processed.new_full((), -torch.inf)  # a number of the host would go up by a copy that waits
+        processed.index_put_((cells[0], cells[1]), lowest)
     if masks:
         masked = to_device(np.array([r for r, _ in masks]), processed.device)
-        allowed = to_device(np.stack([mask for _, mask in masks]), processed.device)  # [M, V] bool
-        processed[masked] = processed[masked].masked_fill(~allowed, -torch.inf)
+        bits = to_device(np.stack([bits for _, bits in masks]), processed.device)  # [M, ceil(V / 32) * 4] uint8
+        banned = _is_clear(bits, processed.shape[1])
+        processed[masked] = processed[masked].masked_fill(banned, -torch.inf)
     return processed
+
+
+def _is_clear(bits: Tensor, num_ids: int) -> Tensor:
+    """Return which ids' bits are 0: masks as `MaskBits` [M, B] uint8 -> [M, num_ids] bool."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    each = bits[:, :, None] >> places & 1  # [M, B, 8]
+    return each.flatten(1)[:, :num_ids] == 0
 
 
 def process_row(logits: Scores, row: LogitRow, ids: Ids | None = None, vocab_size: int | None = None) -> Scores:

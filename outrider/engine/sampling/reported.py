@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.cuda.host_copy import to_device
+
 Reported = tuple[float, tuple[int, ...], tuple[float, ...]]
 """Log-prob of the token; the best ids, most likely first, the lowest first among equals; their log-probs."""
 
@@ -21,14 +23,23 @@ def reported(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> lis
     return unpacked(packed(raw_logits, torch.tensor(token_ids), num_best).numpy(), num_best)
 
 
-def ranked(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[tuple[Reported, int]]:
-    """Return what is reported of a token of each row, and its rank: 1 + how many are likelier. raw_logits [R, V]
-    float32, wherever they are.
+def packed_ranks(raw_logits: Tensor, token_ids: Sequence[int], num_best: int) -> Tensor:
+    """Compute what is reported of a token of each row, and its rank, to be read by `unpacked_ranks`: raw_logits [R, V]
+    float32, wherever they are -> [R, 3 + 2 num_best] float64.
     """
-    chosen = torch.tensor(token_ids, device=raw_logits.device)  # [R]
+    chosen = to_device(np.array(token_ids, dtype=np.int64), raw_logits.device)  # [R]
     ranks = 1 + (raw_logits > raw_logits.gather(1, chosen[:, None])).sum(dim=1)
-    found = unpacked(packed(raw_logits, chosen, num_best).cpu().numpy(), num_best)
-    return list(zip(found, ranks.tolist(), strict=True))
+    are_finite = raw_logits.isfinite().all(dim=1)
+    return torch.cat((are_finite[:, None], ranks[:, None], packed(raw_logits, chosen, num_best)), dim=1)
+
+
+def unpacked_ranks(values: NDArray[np.float64], num_best: int) -> list[tuple[Reported, int]] | None:
+    """Read `packed_ranks`: what is reported of each token, and its rank, 1 + how many are likelier. None where logits
+    were not finite.
+    """
+    if not values[:, 0].all():
+        return None
+    return list(zip(unpacked(values[:, 2:], num_best), values[:, 1].astype(int).tolist(), strict=True))
 
 
 def packed(raw_logits: Tensor, chosen: Tensor, num_best: int) -> Tensor:

@@ -15,6 +15,7 @@ import prometheus_client
 import torch
 
 from outrider import __version__
+from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -295,6 +296,7 @@ def _base(
     certificates: CertificateFolder | None,
 ) -> Base[State]:
     """On the engine thread."""
+    load_at_start()
     loaded = load(config, new_epoch(), engine.fail)
     loaded.times = engine.times
     info = loaded.info()
