@@ -485,6 +485,8 @@ def _stand_in(patch: pytest.MonkeyPatch, device: FakeCuda) -> None:
     }
     for name, replacement in replacements.items():
         patch.setattr(cuda, name, replacement)
+    # Threads of transformers, in which this device is not active, would read the weights.
+    patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 
 @functools.cache
