@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu.bench import DEMO_TARGET
-from outrider.engine.widening import Sizes, widen
+from outrider.engine.widening import Sizes, largest_difference, widen
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 SAVE_THREADS = 8
@@ -132,12 +132,22 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         list(threads.map(copy, tensors))
 
 
-def widened(source: Path, sizes: Sizes, vocab: int, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return the model in `source` at those sizes on the device, in `dtype`: the same text at a larger model's cost."""
-    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True).eval().to(device)
-    with torch.device(device):
-        wide = widen(model.to(dtype), sizes)
-    return widen_vocabulary(wide, vocab)
+def widened(
+    source: Path, sizes: Sizes, vocab: int, device: str, dtype: torch.dtype
+) -> tuple[LlamaForCausalLM, float]:
+    """Return the model in `source` at those sizes on the device, in `dtype`, and how far its logits are from the
+    model's own: the same text at a larger model's cost.
+    """
+    model = LlamaForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True).eval().to(device)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # or it would be made in float32 first, 32 GB of it
+    try:
+        with torch.device(device):
+            wide = widen(model, sizes)
+    finally:
+        torch.set_default_dtype(before)
+    difference = largest_difference(model, wide)
+    return widen_vocabulary(wide, vocab), difference
 
 
 def widen_vocabulary(model: LlamaForCausalLM, vocab: int) -> LlamaForCausalLM:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.gpu.bench import REPO
 from gateway.coordinator import Coordinator
-from gateway.generation import AnswerUsage, GenerationRequest, SpeculationOptions
+from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, SpeculationOptions
 from gateway.workers.membership import from_config
 from gateway.workers.named_workers import NamedWorkers
 from gateway.workers.pools import Pools
@@ -127,9 +127,13 @@ class Gateway:
         prompt_ids: Sequence[int],
         max_tokens: int,
         speculation: SpeculationOptions = PLAIN,
+        on_output: Callable[[RoundOutput], None] = lambda output: None,
         **sampling: Any,
     ) -> Answer:
-        """Return the answer to a prompt; greedy, to its last token, unless `sampling` says otherwise."""
+        """Return the answer to a prompt; greedy, to its last token, unless `sampling` says otherwise.
+
+        on_output: called with each round's output as it comes.
+        """
         self._num_requests += 1
         params = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **sampling})
         model = self.facts.id
@@ -142,6 +146,7 @@ class Gateway:
                     answer.first_token_s = time.monotonic() - began_s
                 answer.ids += [token.id for token in output.tokens]
                 answer.usage = output.usage or answer.usage
+                on_output(output)
         answer.seconds = time.monotonic() - began_s
         return answer
 

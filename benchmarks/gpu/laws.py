@@ -1,4 +1,4 @@
-"""The laws of sampling in short: what the acceptance rules make on a device, counted, beside the target's law.
+"""Section `laws`: what the acceptance rules make on a device, counted, beside the target's law; and coupled bits.
 
 Sequences of two tokens are decoded by rounds of two drafts from logits that depend on the place alone, as the workers
 do it, on the device: laws by `distributions`, drafts by `inverse_cdf`, the rules of `acceptance`, and where a round
@@ -8,13 +8,15 @@ tests of the whole system are in tests/law.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.bench import Bench
 from outrider.engine.sampling.acceptance import Accepted, accept_block, accept_token
 from outrider.engine.sampling.coupled import device_keys, picked
 from outrider.engine.sampling.noise import Purpose, host_uniforms
@@ -27,21 +29,66 @@ NUM_DRAFTS = 2
 TEMPERATURE = 0.8
 FIRST_POSITION = 7
 """Where the sequences begin."""
-NUM_SEQUENCES = 16_384
-"""Enough that the rarest pair of tokens is expected 14 times. Doubling it finds deviations 1.4 times smaller."""
+NUM_SEQUENCES = 100_000
+"""Draws of each rule."""
+P_WRONG = 1e-4
+"""A right law gives a smaller p-value once in 10,000 tries; a wrong one that is worth a word gives 0."""
+VOCABULARIES = (999, 128_256)
+"""Ids of which the coupled numbers are compared, bit by bit."""
 
 
-def laws(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the fit of each rule's output, and how many of the target's own draws are the same as on the CPU."""
+def run(bench: Bench) -> None:
+    num = bench.size(NUM_SEQUENCES, 4000)
+    device = torch.device(bench.device)
+    num_wrong = 0
+    for name, fitted in laws(device, num):
+        is_right = fitted["p_value"] >= P_WRONG
+        num_wrong += not is_right
+        bench.tell("law", rule=name, **fitted, verdict="the target's law" if is_right else "WRONG")
+        if not is_right:
+            bench.find(f"not the target's law: {name}, p = {fitted['p_value']:.1e}")
+    num_same = same_draws(device, num)
+    bench.tell("draws", same_as_on_the_host=num_same, of=num)
+    if num_same < num:
+        bench.find(f"{num - num_same} of {num} draws are others than on the host")
+    _coupled_bits(bench)
+    bench.sum_up(f"{num} draws of each rule; {num_wrong} laws are wrong; {num_same} draws are the host's")
+
+
+def laws(device: torch.device, num: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each rule's name and the fit of its output."""
     target, draft = made_up_logits()
     expected = expected_law(target)
-    on_device = Sampled(target.to(device), draft.to(device))
-    for name, accept in (("by token", accept_token), ("by block", accept_block)):
-        yield {"event": "law", "rule": f"rejection, {name}", **fit(on_device.by_rounds(accept), expected)}
-    own = on_device.own()
-    yield {"event": "law", "rule": "the target's own draws", **fit(own, expected)}
-    same = (own.cpu() == Sampled(target, draft).own()).all(dim=1)
-    yield {"event": "same draws", "same": int(same.sum()), "of": NUM_SEQUENCES}
+    sampled = Sampled(target.to(device), draft.to(device), num)
+    yield "rejection, by token", fit(sampled.by_rounds(accept_token), expected)
+    yield "rejection, by block", fit(sampled.by_rounds(accept_block), expected)
+    yield "the target's own draws", fit(sampled.own(), expected)
+
+
+def same_draws(device: torch.device, num: int) -> int:
+    """Return how many of the target's own draws are the same on the device and on the host."""
+    target, draft = made_up_logits()
+    on_device = Sampled(target.to(device), draft.to(device), num).own()
+    on_host = Sampled(target, draft, num).own()
+    return int((on_device.cpu() == on_host).all(dim=1).sum())
+
+
+def _coupled_bits(bench: Bench) -> None:
+    """Compare the coupled numbers on the device with the host's, to the last bit."""
+    from tests.coupled_bits import check_ids, check_logarithm, check_noise
+
+    checks: list[tuple[str, Callable[[], None]]] = [("logarithm", lambda: check_logarithm(bench.device))]
+    for size in bench.size(VOCABULARIES, VOCABULARIES[:1]):
+        checks.append((f"noise of {size} ids", partial(check_noise, bench.device, size)))
+        checks.append((f"ids of {size}", partial(check_ids, bench.device, size)))
+    for name, check in checks:
+        outcome = "the same bits"
+        try:
+            check()
+        except AssertionError:
+            outcome = "OTHER BITS"
+            bench.find(f"coupled: {name} has other bits than on the host")
+        bench.tell("coupled", what=name, outcome=outcome)
 
 
 def made_up_logits() -> tuple[Tensor, Tensor]:
@@ -61,7 +108,7 @@ def expected_law(target: Tensor) -> Tensor:
 class Sampled:
     """Draws many sequences at once, each with a seed of its own."""
 
-    def __init__(self, target: Tensor, draft: Tensor, num: int = NUM_SEQUENCES) -> None:
+    def __init__(self, target: Tensor, draft: Tensor, num: int) -> None:
         """target: logits [K + 1, V]; draft: [K, V], both on the device that is to draw."""
         self._device = target.device
         self._params = [SamplingParams(temperature=TEMPERATURE, seed=seed) for seed in range(num)]
