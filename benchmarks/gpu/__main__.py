@@ -44,7 +44,9 @@ def main(argv: list[str]) -> int:
 
 
 def _run(document: Document, rehearse: bool, began_s: float) -> int:
-    limit_s = KIT_LIMIT_S if document.name in KITS else START_S + sum(each.section.limit_s for each in document.outcomes)
+    limit_s = (
+        KIT_LIMIT_S if document.name in KITS else START_S + sum(each.section.limit_s for each in document.outcomes)
+    )
     document.write()
     try:
         run_sections(

@@ -1,4 +1,4 @@
-"""One section, as the process that the kit's parent starts: `python -m benchmarks.gpu.child MODULE [--rehearse] [--ahead]`.
+"""One section, as the process that the kit's parent starts: `python -m benchmarks.gpu.child MODULE`.
 
 It imports what every section needs, waits for a line on stdin with the seconds that it has, and runs the section; the
 import is so done while the section before it still runs. What it finds goes to stdout as lines of JSON, everything else
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import os
 import shutil
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.gpu.bench import Bench, own_stdout
 
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> int:
         bench._write({"kind": "crash", "text": last, "traceback": traceback.format_exc()})
         return 1
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for folder in bench.folders:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -56,5 +59,11 @@ def _import_ahead() -> None:
         importlib.import_module("transformers.models.llama.modeling_llama")
 
 
+def leave(code: int) -> NoReturn:
+    """End the process at once: to take torch and a GPU's context apart in order takes seconds."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -53,7 +53,9 @@ def run(bench: Bench) -> None:
                 for case in CASES:
                     error, why = _error(bench, backend, block_size, dtype, head_dim, case)
                     short = str(dtype).removeprefix("torch.")
-                    bench.tell("kernel", backend=name, dtype=short, head_dim=head_dim, rows=case.name, error=error, why=why)
+                    bench.tell(
+                        "kernel", backend=name, dtype=short, head_dim=head_dim, rows=case.name, error=error, why=why
+                    )
                     if why is not None:
                         if _must_run(name, dtype, case):
                             bench.find(f"{name}, {short}, heads of {head_dim}, {case.name}: {why}")

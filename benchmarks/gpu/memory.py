@@ -63,8 +63,8 @@ def run(bench: Bench) -> None:
     if bench.on_card:
         _judge(bench, weights, host.peak_bytes, peak - cache_bytes)
     bench.sum_up(
-        f"weights {weights / 2**20:.0f} MiB: host peak {host.peak_bytes / 2**20:.0f}, card peak {peak / 2**20:.0f} with "
-        f"a cache of {cache_bytes / 2**20:.0f}"
+        f"weights {weights / 2**20:.0f} MiB: host peak {host.peak_bytes / 2**20:.0f}, card peak {peak / 2**20:.0f} "
+        f"with a cache of {cache_bytes / 2**20:.0f}"
     )
 
 

@@ -132,9 +132,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         list(threads.map(copy, tensors))
 
 
-def widened(
-    source: Path, sizes: Sizes, vocab: int, device: str, dtype: torch.dtype
-) -> tuple[LlamaForCausalLM, float]:
+def widened(source: Path, sizes: Sizes, vocab: int, device: str, dtype: torch.dtype) -> tuple[LlamaForCausalLM, float]:
     """Return the model in `source` at those sizes on the device, in `dtype`, and how far its logits are from the
     model's own: the same text at a larger model's cost.
     """

@@ -29,7 +29,9 @@ def run(bench: Bench) -> None:
         bench.tell("step", slots=batch, rows=WIDTH, **step)
         for name, (num, us) in kernels:
             bench.tell(f"kernels of {batch} slots", kernel=name[:100], launches=num, ms=us / 1e3)
-        parts.append(f"{batch} slots: {step['launches']} launches, {step['busy_ms']:.1f} of {step['span_ms']:.1f} ms busy")
+        parts.append(
+            f"{batch} slots: {step['launches']} launches, {step['busy_ms']:.1f} of {step['span_ms']:.1f} ms busy"
+        )
     bench.sum_up("; ".join(parts))
 
 

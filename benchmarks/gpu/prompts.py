@@ -1,4 +1,4 @@
-"""Section `prompts`, run by name: time until a prompt is fed, on the random 8B Llama, in pieces as a worker feeds it."""
+"""Section `prompts`, run by name: time until a prompt is fed to the random 8B Llama, in pieces as a worker does."""
 
 from __future__ import annotations
 

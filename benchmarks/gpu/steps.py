@@ -74,7 +74,8 @@ def runner_of(bench: Bench, shape: Shape, max_rows: int, max_context: int) -> Mo
     network = random_llama(shape, bench.device, torch.bfloat16)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     facts = ModelFacts("random", shape.vocab, shape.context, "bfloat16", str(device), (), num_parameters)
-    runner = choose_path(network, facts, "auto", batch_invariant=False)
+    # In a rehearsal the path that cards without a better one take, not the processor's own.
+    runner = choose_path(network, facts, bench.size("auto", "paged"), batch_invariant=False)
     runner.num_weight_bytes = 2 * num_parameters
     del network
     block_size = runner.path.block_size
@@ -101,6 +102,7 @@ def runner_of(bench: Bench, shape: Shape, max_rows: int, max_context: int) -> Mo
     return runner
 
 
+@torch.inference_mode()
 def _fill_cache(runner: ModelRunner) -> None:
     """Fill the cache with random numbers, as if prompts had been fed: feeding 262,144 tokens would take the section's
     whole time.

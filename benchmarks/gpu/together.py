@@ -30,7 +30,9 @@ def run(bench: Bench) -> None:
             try:
                 addresses.append(worker.address())
             except WorkerFailed as error:
-                bench.find(f"on one card by default settings: {str(error).splitlines()[0]} {str(error).splitlines()[-1]}")
+                bench.find(
+                    f"on one card by default settings: {str(error).splitlines()[0]} {str(error).splitlines()[-1]}"
+                )
                 bench.tell("worker", role=worker.role, outcome=str(error))
                 continue
             line = next((each for each in worker.log() if "memory on" in each), "")

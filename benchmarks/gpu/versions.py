@@ -14,7 +14,17 @@ import torch
 from benchmarks.gpu import wheels
 from benchmarks.gpu.bench import Bench
 
-LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf", "llguidance")
+LIBRARIES = (
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "grpcio",
+    "protobuf",
+    "llguidance",
+)
 COMPILERS = ("c++", "gcc", "nvcc", "make")
 DRIVER = Path("/proc/driver/nvidia/version")
 

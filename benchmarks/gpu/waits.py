@@ -23,6 +23,8 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 
+PRODUCT = ("outrider/", "draft_service/", "target_service/")
+"""Folders whose frames name the place of a wait."""
 NUM_SLOTS = 4
 NUM_ROUNDS = 3
 CHAIN = Speculation(3, 3)
@@ -103,9 +105,9 @@ def _watched(places: Counter[str], steps: Counter[str], role: str) -> Iterator[N
 
 
 def _own_place() -> str:
-    """Return the innermost place of this repository's code beside this file."""
+    """Return the innermost place of the product's code."""
     for frame in reversed(traceback.extract_stack()):
-        if frame.filename.startswith(str(REPO)) and "/benchmarks/" not in frame.filename:
-            if "/tests/" not in frame.filename and "site-packages" not in frame.filename:
-                return f"{frame.filename.removeprefix(f'{REPO}/')}:{frame.lineno} in {frame.name}"
+        name = frame.filename.removeprefix(f"{REPO}/")
+        if name.startswith(PRODUCT):
+            return f"{name}:{frame.lineno} in {frame.name}"
     return "outside"

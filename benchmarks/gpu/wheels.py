@@ -52,7 +52,13 @@ NEEDED = {
     "transformers": "transformers",
 }
 """Packages by the module that the kit imports of them."""
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 17)) + ("manylinux2014_x86_64",)
+PLATFORMS = (
+    "manylinux_2_31_x86_64",
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+)
 """Tags that pip is given, since it takes each literally. llguidance is of 2_31."""
 
 
@@ -143,7 +149,9 @@ def main() -> None:
     for wheel in wheels:
         print(f"{wheel.stat().st_size / 2**20:6.2f} MiB  {wheel.name}")
     together = (wheels_bytes + tracked_bytes) / 2**20
-    print(f"wheels {wheels_bytes / 2**20:.1f} MiB, tracked {tracked_bytes / 2**20:.1f} MiB, together {together:.1f} MiB")
+    print(
+        f"wheels {wheels_bytes / 2**20:.1f} MiB, tracked {tracked_bytes / 2**20:.1f} MiB, together {together:.1f} MiB"
+    )
 
 
 if __name__ == "__main__":
