@@ -13,8 +13,8 @@ A section is a module with `run(bench)`. It runs in a process of its own, in a s
 all that it started, and needs nothing that another made. What it finds it reports as it finds it: rows of tables,
 findings (something is not as it has to be) and one line that sums it up. The parent (`runner`) prints a line a section
 and writes `gpu-KIT.json` and `gpu-KIT.md` anew whenever there is something new (`document`), so that a run that is cut
-off still tells. A section that crashes is a finding with its traceback; one that hangs, with where its threads stood. On
-four cores and more the next section imports torch while the present one runs, and its seconds count from when it begins.
+off still tells. A section that crashes is a finding with its traceback; one that hangs, with where its threads stood.
+On four cores and more the next section imports torch while the present one runs; its seconds count from its beginning.
 
 Limits in seconds, in order of worth; each kit's add up to 240 or less (`sections`):
 

@@ -106,8 +106,10 @@ def unpack(destination: Path, folder: Path = FOLDER) -> list[str]:
 def fits(tags: list[str]) -> bool:
     """Return whether a wheel of these tags (python, ABI, platform) is for this interpreter."""
     python, abi, _ = tags[-3:]
-    own = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return python.startswith("py3") or own in python.split(".") or (abi == "abi3" and python <= own)
+    if python.startswith("py"):  # of any Python 3: py3 or py2.py3
+        return "py3" in python
+    minor = int(python.removeprefix("cp3"))  # cp312
+    return minor == sys.version_info.minor or (abi == "abi3" and minor < sys.version_info.minor)
 
 
 def is_older(installed_version: str | None, version: str) -> bool:
