@@ -7,6 +7,7 @@ others on its children's path: a bare machine has no virtual environment, and a 
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -62,14 +63,14 @@ PLATFORMS = (
 """Tags that pip is given, since it takes each literally. llguidance is of 2_31."""
 
 
-def collect(folder: Path = FOLDER) -> list[Path]:
-    """Download the wheels into an empty folder and return them. Raises SystemExit where pip fails."""
+def collect(folder: Path, python: str) -> list[Path]:
+    """Download the wheels for that Python into an empty folder and return them. Ends this process where pip fails."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.whl"):
         old.unlink()
     wanted = [f"{name}=={version}" for name, version in pinned().items()]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version", "3.12", "--implementation", "cp"]
+    command += ["--python-version", python, "--implementation", "cp"]
     for platform in PLATFORMS:
         command += ["--platform", platform]
     if subprocess.run([*command, "-d", str(folder), *wanted]).returncode:
@@ -143,7 +144,11 @@ def size_bytes(paths: Iterable[Path]) -> int:
 
 
 def main() -> None:
-    wheels = collect()
+    parser = argparse.ArgumentParser(description="Download the wheels that a bare GPU machine lacks.")
+    parser.add_argument("--python", default="3.12", help="of that machine")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    wheels = collect(options.folder, options.python)
     wheels_bytes = size_bytes(wheels)
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True, check=True).stdout
     files = [REPO / name for name in tracked.split("\0") if name]
