@@ -25,6 +25,7 @@ PACKAGES = (
     "grpcio-reflection",
     "llguidance",
     "orjson",
+    "prometheus-client",
     "pydantic",
     "pydantic-core",
     "pydantic-settings",
@@ -149,16 +150,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     wheels = collect(options.folder, options.python)
-    wheels_bytes = size_bytes(wheels)
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True, check=True).stdout
-    files = [REPO / name for name in tracked.split("\0") if name]
-    tracked_bytes = size_bytes(path for path in files if path.is_file())
     for wheel in wheels:
         print(f"{wheel.stat().st_size / 2**20:6.2f} MiB  {wheel.name}")
-    together = (wheels_bytes + tracked_bytes) / 2**20
-    print(
-        f"wheels {wheels_bytes / 2**20:.1f} MiB, tracked {tracked_bytes / 2**20:.1f} MiB, together {together:.1f} MiB"
-    )
+    wheels_mib, tracked_mib = size_bytes(wheels) / 2**20, size_bytes(tracked_files()) / 2**20
+    together_mib = wheels_mib + tracked_mib
+    print(f"wheels {wheels_mib:.1f} MiB, tracked {tracked_mib:.1f} MiB, together {together_mib:.1f} MiB")
+
+
+def tracked_files() -> list[Path]:
+    """Return the files that git tracks here; none outside a checkout."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True)
+    paths = [REPO / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
 
 
 if __name__ == "__main__":
