@@ -14,24 +14,24 @@ all that it started, and needs nothing that another made. What it finds it repor
 findings (something is not as it has to be) and one line that sums it up. The parent (`runner`) prints a line a section
 and writes `gpu-KIT.json` and `gpu-KIT.md` anew whenever there is something new (`document`), so that a run that is cut
 off still tells. A section that crashes is a finding with its traceback; one that hangs, with where its threads stood.
-On four cores and more the next section imports torch while the present one runs; its seconds count from its beginning.
+Its seconds count from when it has imported torch, which on four cores and more it does while the one before it runs.
 
 Limits in seconds, in order of worth; each kit's add up to 240 or less (`sections`):
 
 | right | s | | fast | s |
 |---|---:|---|---|---:|
-| start: wheels, a look for a GPU | 6 | | start | 6 |
-| versions | 24 | | bandwidth | 24 |
-| load | 26 | | served | 130 |
-| parity | 50 | | steps | 36 |
+| start: wheels, torch's first import | 20 | | start | 20 |
+| versions | 18 | | bandwidth | 18 |
+| load | 24 | | served | 124 |
+| parity | 46 | | steps | 34 |
 | laws | 24 | | profile | 14 |
 | together | 34 | | law-times | 14 |
-| heads | 36 | | draft | 16 |
+| heads | 34 | | draft | 16 |
 | kernels | 10 | | | |
 | waits | 10 | | | |
 | memory | 10 | | | |
 | graphs | 10 | | | |
-| together | 240 | | together | 240 |
+| in all | 240 | | in all | 240 |
 
 `prompts` has a place in neither and is run by name.
 """

@@ -1,8 +1,8 @@
 """One section, as the process that the kit's parent starts: `python -m benchmarks.gpu.child MODULE`.
 
-It imports what every section needs, waits for a line on stdin with the seconds that it has, and runs the section; the
-import is so done while the section before it still runs. What it finds goes to stdout as lines of JSON, everything else
-to stderr; shortly before its time is up that is where each of its threads stands.
+It imports what nearly every section needs, says so, waits for a line on stdin with the seconds that it has, and runs
+the section. What it finds goes to stdout as lines of JSON, everything else to stderr; shortly before its time is up that
+is where each of its threads stands.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from benchmarks.gpu.bench import Bench, own_stdout
 OOM_SCORE = "1000"
 """Of /proc/self/oom_score_adj: when the host's memory ends, the kernel ends this process and not the kit's parent."""
 
+IMPORTED = '{"kind": "imported"}\n'
+"""The first event."""
 STACKS_S = 1.0
 """Seconds before the limit at which the stacks are written."""
 
@@ -32,8 +34,10 @@ def main(argv: list[str]) -> int:
     rehearse = "--rehearse" in argv
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    if "--ahead" in argv:
+    if "--alone" not in argv:
         _import_ahead()
+    events.write(IMPORTED)
+    events.flush()
     limit_s = sys.stdin.readline()
     if not limit_s:
         return 0  # the parent is gone

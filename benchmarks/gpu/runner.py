@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.gpu.bench import REPO
-from benchmarks.gpu.sections import Section
+from benchmarks.gpu.sections import START_S, Section
 
 LOG_LINES = 60
 """Lines of a section's stderr that are kept."""
@@ -83,9 +83,12 @@ class Outcome:
 class Process:
     """A section's process, in a session of its own, that waits until it is told to begin."""
 
-    def __init__(self, section: Section, *, rehearse: bool, ahead: bool) -> None:
+    def __init__(self, section: Section, *, rehearse: bool) -> None:
         command = [sys.executable, "-m", "benchmarks.gpu.child", section.path]
-        command += ["--rehearse"] * rehearse + ["--ahead"] * ahead
+        if rehearse:
+            command.append("--rehearse")
+        if not section.needs_torch:
+            command.append("--alone")
         self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.popen = subprocess.Popen(
@@ -102,6 +105,15 @@ class Process:
             _start_reader(self._read_events, self.popen.stdout),
             _start_reader(self.log.extend, self.popen.stderr),
         ]
+
+    def wait_imported(self, limit_s: float) -> None:
+        """Return when it has imported torch, has ended, or the time is up: it then imports in its own time."""
+        give_up_s = time.monotonic() + limit_s
+        while time.monotonic() < give_up_s and self.popen.poll() is None:
+            if not self.events.empty():
+                self.events.get()
+                return
+            time.sleep(0.02)
 
     def begin(self, limit_s: float) -> None:
         assert self.popen.stdin is not None
@@ -175,7 +187,7 @@ def run_sections(
             outcome.state = "needs a card"
 
     def start(outcome: Outcome) -> Process:
-        return Process(outcome.section, rehearse=rehearse, ahead=ahead)
+        return Process(outcome.section, rehearse=rehearse)
 
     try:
         for index, outcome in enumerate(pending):
@@ -205,8 +217,9 @@ def line_of(outcome: Outcome) -> str:
 
 
 def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) -> None:
-    began_s = time.monotonic()
     outcome.state = "running"
+    process.wait_imported(START_S)
+    began_s = time.monotonic()
     process.begin(limit_s)
     told_s = 0.0
     try:
@@ -254,8 +267,10 @@ def _take_events(process: Process, outcome: Outcome) -> bool:
     """Move what the section has reported to its outcome; return whether there was anything."""
     is_new = False
     while not process.events.empty():
-        outcome.events.append(process.events.get())
-        is_new = True
+        event = process.events.get()
+        if event["kind"] != "imported":  # late
+            outcome.events.append(event)
+            is_new = True
     return is_new
 
 

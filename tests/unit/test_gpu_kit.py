@@ -24,7 +24,10 @@ ENOUGH_S = 60
 
 
 def planted(*names: str, limit_s: int = ENOUGH_S) -> list[Outcome]:
-    return [Outcome(Section(name, limit_s, f"planted {name}", f"tests.unit.gpu_sections.{name}")) for name in names]
+    return [
+        Outcome(Section(name, limit_s, f"planted {name}", f"tests.unit.gpu_sections.{name}", needs_torch=False))
+        for name in names
+    ]
 
 
 def is_running(pid: int) -> bool:
