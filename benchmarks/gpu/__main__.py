@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
         before = [site] if unpacked else []
         sys.path[:0] = before
         os.environ["PYTHONPATH"] = os.pathsep.join([*before, str(REPO), *_python_path()])
+        if args.rehearse:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # small sizes gain nothing from more
         lacking = wheels.missing()
         for name in lacking:
             print(f"missing: {name}", flush=True)

@@ -1,8 +1,8 @@
 """One section, as the process that the kit's parent starts: `python -m benchmarks.gpu.child MODULE`.
 
 It imports what nearly every section needs, says so, waits for a line on stdin with the seconds that it has, and runs
-the section. What it finds goes to stdout as lines of JSON, everything else to stderr; shortly before its time is up that
-is where each of its threads stands.
+the section. What it finds goes to stdout as lines of JSON, everything else to stderr; shortly before its time is up it
+writes there where each of its threads stands.
 """
 
 from __future__ import annotations
