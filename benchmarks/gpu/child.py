@@ -1,8 +1,8 @@
 """One section, as the process that the kit's parent starts: `python -m benchmarks.gpu.child MODULE`.
 
-It imports what nearly every section needs, says so, waits for a line on stdin with the seconds that it has, and runs
-the section. What it finds goes to stdout as lines of JSON, everything else to stderr; shortly before its time is up it
-writes there where each of its threads stands.
+It imports what nearly every section needs, says so, waits for a line on stdin, and runs the section. What it finds goes
+to stdout as lines of JSON, everything else to stderr; on SIGUSR1, which comes when its time is up, it writes there
+where each of its threads stands.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import os
 import shutil
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -24,11 +25,10 @@ OOM_SCORE = "1000"
 
 IMPORTED = '{"kind": "imported"}\n'
 """The first event."""
-STACKS_S = 1.0
-"""Seconds before the limit at which the stacks are written."""
 
 
 def main(argv: list[str]) -> int:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     events = own_stdout()
     module = argv[0]
     rehearse = "--rehearse" in argv
@@ -38,10 +38,8 @@ def main(argv: list[str]) -> int:
         _import_ahead()
     events.write(IMPORTED)
     events.flush()
-    limit_s = sys.stdin.readline()
-    if not limit_s:
+    if not sys.stdin.readline():
         return 0  # the parent is gone
-    faulthandler.dump_traceback_later(max(0.1, float(limit_s) - STACKS_S))
     bench = Bench(events, "cpu" if rehearse else "cuda", rehearse)
     try:
         importlib.import_module(module).run(bench)
@@ -50,7 +48,6 @@ def main(argv: list[str]) -> int:
         bench._write({"kind": "crash", "text": last, "traceback": traceback.format_exc()})
         return 1
     finally:
-        faulthandler.cancel_dump_traceback_later()
         for folder in bench.folders:
             shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -26,6 +26,8 @@ LOG_LINES = 60
 """Lines of a section's stderr that are kept."""
 TELL_EVERY_S = 1.0
 """Seconds between two writes of the documents while a section runs."""
+STACKS_S = 0.3
+"""Seconds for a process to write where its threads stand."""
 ENDED_WITHIN_S = 5.0
 """Seconds for the kernel to end what was killed: a process that uses a GPU gives its memory back first."""
 STARTED_AHEAD_CORES = 4
@@ -115,11 +117,17 @@ class Process:
                 return
             time.sleep(0.02)
 
-    def begin(self, limit_s: float) -> None:
+    def begin(self) -> None:
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: its exit code says so
-            self.popen.stdin.write(f"{limit_s}\n")
+            self.popen.stdin.write("begin\n")
             self.popen.stdin.flush()
+
+    def write_stacks(self) -> None:
+        """Have it write where its threads stand, into its log."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(signal.SIGUSR1)
+        time.sleep(STACKS_S)
 
     def end(self) -> None:
         """Kill it and every process of its session, and wait until they are gone."""
@@ -220,7 +228,7 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) ->
     outcome.state = "running"
     process.wait_imported(START_S)
     began_s = time.monotonic()
-    process.begin(limit_s)
+    process.begin()
     told_s = 0.0
     try:
         while True:
@@ -236,6 +244,8 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) ->
                 write()
                 told_s = time.monotonic()
             time.sleep(0.05)
+        if process.popen.poll() is None:
+            process.write_stacks()
         outcome.state = _state_of(process.popen.poll(), outcome)
     except KeyboardInterrupt:
         outcome.state = "interrupted"
