@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,15 +47,23 @@ class WorkerFailed(RuntimeError):
     """Raised when a worker does not come up; the message ends with the last lines of its log."""
 
 
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as a worker's command line has them; True is a flag without a value."""
+    args = []
+    for name, value in settings.items():
+        args.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            args.append(str(value))
+    return args
+
+
 class Worker:
     """A worker process."""
 
     def __init__(self, role: str, **settings: Any) -> None:
         """Start `python -m <role>_service` with these settings; it loads while the caller goes on."""
         self.role, self.began_s = role, time.monotonic()
-        args = [sys.executable, "-m", f"{role}_service", "--port", "0"]
-        for name, value in settings.items():
-            args += [f"--{name.replace('_', '-')}", str(value)]
+        args = [sys.executable, "-m", f"{role}_service", "--port", "0", *flags(settings)]
         path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])  # PYTHONSAFEPATH leaves out the folder
         self._child = Child(role, args, env={**os.environ, "PYTHONPATH": path})
         self.load_s = 0.0
@@ -74,7 +82,7 @@ class Worker:
                     self.load_s = time.monotonic() - self.began_s
                     return str(event["address"])
             elif self._child.has_ended() and self._child.events.empty():
-                code, lines = self._child.returncode, "\n".join(self._child.last_lines(30))
+                code, lines = self._child.returncode, "\n".join(self._child.last_lines(12))
                 raise WorkerFailed(f"the {self.role} ended with exit code {code} before it could be called:\n{lines}")
             else:
                 time.sleep(0.02)

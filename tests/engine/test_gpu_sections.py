@@ -12,7 +12,21 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.gpu import draft, heads, kernels, law_times, laws, load, memory, models, parity, prompts, served, steps
+from benchmarks.gpu import (
+    draft,
+    heads,
+    kernels,
+    law_times,
+    laws,
+    load,
+    memory,
+    models,
+    parity,
+    prompts,
+    served,
+    services,
+    steps,
+)
 from benchmarks.gpu.bench import DEMO_TARGET, Bench
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.reference_generate import Generated
@@ -177,8 +191,7 @@ class ForkedWorker:
 
     def __init__(self, role: str, **settings: Any) -> None:
         self.role = role
-        args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        self._process = Process(f"{role}_service", args, wait=False)
+        self._process = Process(f"{role}_service", services.flags(settings), wait=False)
 
     def address(self) -> str:
         return self._process.address
