@@ -195,6 +195,22 @@ bench-long: $(STAMP)
 
 .PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
+# On a machine with a GPU: what is right and how fast it is, four minutes each. Both run without make, too:
+# python3 -m benchmarks.gpu right
+gpu-right gpu-fast: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu $(@:gpu-%=%) $(ARGS)
+
+# Both on the CPU, at sizes whose figures say nothing. One section: make gpu-rehearse ARGS='--only laws' KITS=right
+KITS = right fast
+gpu-rehearse: $(STAMP)
+	for kit in $(KITS); do $(BIN)/python -m benchmarks.gpu $$kit --rehearse $(ARGS) || exit 1; done
+
+# Wheels that a bare GPU machine lacks, into .whl, for CPython 3.12 on x86-64 Linux.
+gpu-wheels: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu.wheels
+
+.PHONY: gpu-right gpu-fast gpu-rehearse gpu-wheels
+
 # The launcher beside Ray Serve in its place: restarts, drains, a machine lost, and lines. As root, a quarter of an hour.
 bench-serve: $(STAMP)
 	$(BIN)/python -m benchmarks.serve_launcher $(ARGS)

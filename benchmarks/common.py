@@ -22,9 +22,9 @@ from typing import Any
 
 from scipy.stats import t
 
+from benchmarks.tables import markdown_table
 from outrider.cli.benching.machine import machine as describe_machine
 from outrider.cli.benching.machine import source_commit
-from outrider.cli.reporting.document import markdown_table
 
 REPO = Path(__file__).resolve().parent.parent
 WORK = REPO / ".work"

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.alpha import shown
 from benchmarks.arms import CHAIN_K, PROMPT_TOKENS, Cell, per_pass, speed
-from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, Report, dev_prompts, num_parameters, parser, widened
+from benchmarks.common import DEMO_DRAFT, DEMO_TARGET, REPO, WORK, Report, dev_prompts, num_parameters, parser, widened
 from benchmarks.heads import until_drafted
 from benchmarks.overlap.checkouts import this_checkout
 from benchmarks.overlap.systems import split
@@ -38,7 +38,9 @@ from outrider.engine.alpha import AT_ONCE, SEED, Estimate, LawModel, Task, load_
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 
-OTHER, SAME = REPO / "models/other/draft", REPO / "models/other/draft-target-tokenizer"
+OTHER = REPO / "models/other/draft"
+SAME = WORK / "other/draft-target-tokenizer"
+"""The draft to compare with, which does not come with the repository: models/other/README.md says how it is made."""
 PLAIN, SAME_NAME, TOKENS, STRINGS, DEMO_NAME = (
     "plain",
     "the target's tokenizer",
@@ -296,6 +298,8 @@ def main() -> int:
         __doc__, size="94M", temperatures=[0.0, 0.7, 1.0], prompts=24, timed_prompts=12, max_tokens=64, repetitions=1
     )
     options = made.parse_args()
+    if not (SAME / "config.json").is_file():
+        sys.exit(f"{SAME} holds no draft with the target's tokenizer: train it as models/other/README.md says")
     report = Report("tokenizers", "A draft of another tokenizer")
     report.text(
         f"The demo target, float32, and two drafts of one shape, trained alike on one text (models/other): one has the "

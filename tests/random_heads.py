@@ -29,7 +29,7 @@ def random_eagle3(
         return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
 
     layer = {"hidden_norm.weight": torch.ones(width), "input_layernorm.weight": torch.ones(width)}
-    layer |= _layer(matrix, width, 2 * width, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
+    layer |= _layer(matrix, width, 2 * width, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, ffn)
     tensors = {
         "fc.weight": matrix(width, len(taps) * config.hidden_size),
         "norm.weight": torch.ones(width),
@@ -104,7 +104,7 @@ def _joined(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
         return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
 
     head_dim = width // config["num_attention_heads"]
-    layer = _layer(matrix, width, width, width, config["num_key_value_heads"] * head_dim)
+    layer = _layer(matrix, width, width, width, config["num_key_value_heads"] * head_dim, config["intermediate_size"])
     return {
         "embed_tokens.weight": torch.randn(config["vocab_size"], width, generator=generator),
         "eh_proj.weight": matrix(width, 2 * width),
@@ -114,10 +114,9 @@ def _joined(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
 
 
 def _layer(
-    matrix: Callable[[int, int], Tensor], width: int, inner: int, heads: int, kv_heads: int
+    matrix: Callable[[int, int], Tensor], width: int, inner: int, heads: int, kv_heads: int, ffn: int
 ) -> dict[str, Tensor]:
     """Return Llama's layer without the norm before its attention, which reads `inner` numbers; widths of all heads."""
-    ffn = 2 * width
     return {
         "post_attention_layernorm.weight": torch.ones(width),
         "self_attn.q_proj.weight": matrix(heads, inner),

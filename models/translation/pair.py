@@ -30,8 +30,8 @@ POOL_BATCHES = 16
 """Batches that are sorted by length together. Doubling it pads less, and makes a batch's sentences more alike."""
 
 SIZES: dict[str, dict[str, int]] = {
-    "target": {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 512, "num_layers": 4},  # 5.8M parameters
-    "draft-large": {"d_model": 128, "d_kv": 64, "num_heads": 2, "d_ff": 320, "num_layers": 2},  # 1.0M
+    "teacher": {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 512, "num_layers": 4},  # 5.8M parameters
+    "target": {"d_model": 128, "d_kv": 64, "num_heads": 2, "d_ff": 320, "num_layers": 2},  # 1.0M
     "draft": {"d_model": 96, "d_kv": 48, "num_heads": 2, "d_ff": 384, "num_layers": 1},  # 0.5M
 }
 """Encoder and decoder have num_layers each."""

@@ -1,11 +1,11 @@
-"""Make the tokenizer, train the target, or distil a draft from it, for a time or a number of steps, on CPU or GPU.
+"""Make the tokenizer, train the teacher, or distil a student from it, for a time or a number of steps, on CPU or GPU.
 
     python -m models.translation.train WORK tokenizer                   and WORK/prompts.jsonl, WORK/text.txt
-    python -m models.translation.train WORK target --seconds 1320       cross-entropy on pairs of the grammar
-    python -m models.translation.train WORK draft-large --seconds 420   distillation from WORK/target
+    python -m models.translation.train WORK teacher --seconds 1320      cross-entropy on pairs of the grammar
+    python -m models.translation.train WORK target --seconds 420        distillation from WORK/teacher
     python -m models.translation.train WORK draft --seconds 420
 
-A draft's loss is the cross-entropy to the target's whole distribution along the grammar's translations, as in the demo
+A student's loss is the cross-entropy to the teacher's whole distribution along the grammar's translations, as in the demo
 pair's recipe. Every batch is new: the grammar does not end.
 """
 
@@ -44,7 +44,7 @@ NUM_VALIDATION_BATCHES = 4
 VALIDATION_BATCH_SIZE = 64
 NUM_PROMPTS = 64
 UNSCALED = (".q.weight", ".k.weight")
-"""After 250 updates the target was at 1.85 nats a token, and at 2.91 with these under Muon."""
+"""After 250 updates the teacher was at 1.85 nats a token, and at 2.91 with these under Muon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class HeldOut:
     right: float
     """Share of tokens that it says at temperature 0."""
     agreement: float | None = None
-    """Of a draft: share at which it says what the target says, at temperature 0."""
+    """Of a student: share at which it says what the teacher says, at temperature 0."""
     overlap: float | None = None
-    """Of a draft: mass that its law and the target's have in common at temperature 1, which is its acceptance."""
+    """Of a student: mass that its law and the teacher's have in common at temperature 1."""
 
     def __str__(self) -> str:
-        shares = {"right": self.right, "agrees with the target": self.agreement, "overlap": self.overlap}
+        shares = {"right": self.right, "agrees with the teacher": self.agreement, "overlap": self.overlap}
         told = [f"{name} {share:.3f}" for name, share in shares.items() if share is not None]
         return f"held out {self.loss:.3f} nats, {', '.join(told)}"
 
@@ -98,7 +98,7 @@ class Trainer:
         torch.manual_seed(plan.seed)
         start = load_model(self._folder, "cpu") if resume else new_model(which)
         self.model = start.to(device).train()
-        self._teacher = None if which == "target" else load_model(work / "target", device)
+        self._teacher = None if which == "teacher" else load_model(work / "teacher", device)
         self._optimizers = Optimizers(self.model, UNSCALED)
 
     def run(self) -> HeldOut:

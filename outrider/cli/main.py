@@ -16,7 +16,6 @@ from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.keys import app as keys
 from outrider.cli.pull import pull
-from outrider.cli.report import report
 from outrider.cli.scale import scale
 from outrider.cli.top import top
 from outrider.cli.train_head import train_head
@@ -37,7 +36,6 @@ app.command()(pull)
 app.command()(scale)
 app.command()(top)
 app.command()(doctor)
-app.command()(report)
 app.command()(bench)
 app.command()(alpha)
 app.command()(tune)

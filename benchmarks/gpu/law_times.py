@@ -1,0 +1,108 @@
+"""Section `law-times`: how long the target takes to decide a step, by rule and slots, at a vocabulary of 128,256."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.steps import timed
+from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
+from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.params import SamplingParams
+from target_service.decide import decide
+from target_service.lease import Ready
+
+VOCAB = 128_256
+K = 4
+PARENTS = (-1, -1, 0, 0)
+"""Of a tree of 4: two siblings, and two below the first."""
+PROMPT = tuple(range(100))
+TOPK = 128
+"""Entries of a cut distribution, as it travels."""
+BUDGET_S = 0.25
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "rejection, T = 1": {},
+    "rejection, cut": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "by token (lenience .8)": {"lenience": 0.8},
+    "coupled": {"acceptance": AcceptanceRule.COUPLED},
+    "penalties, greedy": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
+    "log-probs, greedy": {"temperature": 0.0, "num_logprobs": 5},
+}
+
+
+@dataclass
+class PlainSlot:
+    """All that a decision reads of a slot."""
+
+    params: SamplingParams
+    committed: list[int]
+
+
+def run(bench: Bench) -> None:
+    vocab = bench.size(VOCAB, 1000)
+    device = torch.device(bench.device)
+    slowest = ("", 0.0)
+    for batch in bench.size((1, 8, 32), (1, 2)):
+        logits = torch.randn(batch * (K + 1), vocab, generator=torch.Generator(device).manual_seed(0), device=device)
+        for shape in ("chain", "tree"):
+            for name, sampling in RULES.items():
+                if shape == "tree" and "lenience" in sampling:
+                    continue
+                decide_all = decision(batch, vocab, shape == "tree", logits, sampling)
+                try:
+                    with _as_on_a_device():
+                        elapsed_s = timed(decide_all, device, BUDGET_S)
+                except Exception as error:  # one rule that fails leaves the others
+                    bench.find(f"{name} of a {shape}, {batch} slots: {type(error).__name__}: {error}")
+                    continue
+                bench.tell("law", slots=batch, shape=f"{shape} of {K}", rule=name, ms=1e3 * elapsed_s)
+                if elapsed_s > slowest[1]:
+                    slowest = (f"{name} of a {shape}, {batch} slots", elapsed_s)
+    bench.sum_up(f"slowest: {slowest[0]}, {1e3 * slowest[1]:.1f} ms")
+
+
+def _as_on_a_device() -> AbstractContextManager[object]:
+    """Have decisions take a device's code in a rehearsal, too."""
+    return mock.patch.object(HostLogits, "reads", staticmethod(lambda logits: False))
+
+
+def decision(
+    batch: int, vocab: int, is_tree: bool, logits: torch.Tensor, sampling: dict[str, Any]
+) -> Callable[[], object]:
+    """Return what decides a step of `batch` slots that verify K draft tokens each."""
+    params = SamplingParams(max_tokens=64, seed=3, **sampling)
+    ready = [_ready(params, vocab, is_tree, slot) for slot in range(batch)]
+    states = [SamplingState(params, PROMPT, (2,)) for _ in ready]
+
+    @torch.inference_mode()
+    def decide_all() -> object:
+        return decide(ready, states, logits)
+
+    return decide_all
+
+
+def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Ready:
+    numbers = np.random.default_rng(slot)
+    num = min(TOPK, vocab // 2)
+    ids = np.sort(numbers.choice(vocab, num, replace=False))
+    law = RowLaw(vocab, np.log(np.full(num, 1 / num, np.float32)), ids)
+    draft_ids = [int(ids[index]) for index in range(K)]
+    own: Any = PlainSlot(params, list(PROMPT))
+    if not is_tree:
+        return Ready(own, draft_ids, None if params.determined else [law] * K)
+    tree = DraftTree.checked(draft_ids, PARENTS)
+    if params.determined:
+        return Ready(own, draft_ids, None, tree)
+    drawn = {parent: [Drawn(law, tuple(tree.children(parent)))] for parent in (ROOT, 0)}
+    return Ready(own, draft_ids, None, tree, drawn=drawn)
