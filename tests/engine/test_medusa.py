@@ -22,6 +22,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
+from tests.engine.fake_cuda import fake_cuda
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target
 
 TOLERANCE = 1e-12
@@ -194,9 +195,9 @@ def test_loaded_heads_are_ready_to_run(target_folder: str, tmp_path: Path) -> No
 
 
 def test_hidden_states_go_to_the_device_and_dtype_of_the_heads(target_folder: str, tmp_path: Path) -> None:
-    """They come over the wire, and so on the CPU. The device "meta" stands in for a GPU: it refuses CPU tensors too."""
-    files = Checkpoint(write(tmp_path, VLLM, random_tensors()))
-    read = read_medusa(files, TargetFiles(target_folder))
-    heads = MedusaHeads.of(read.facts, {name: tensor.to("meta") for name, tensor in read.tensors.items()})
-    logits = heads(torch.randn(2, WIDTH).bfloat16())
-    assert (logits.device.type, logits.shape) == ("meta", (2, NUM_HEADS, VOCAB))
+    """They come over the wire, and so on the CPU."""
+    read = read_medusa(Checkpoint(write(tmp_path, VLLM, random_tensors())), TargetFiles(target_folder))
+    with fake_cuda():
+        heads = MedusaHeads.of(read.facts, {name: tensor.to("cuda") for name, tensor in read.tensors.items()})
+        logits = heads(torch.randn(2, WIDTH).bfloat16())
+        assert (logits.device.type, logits.shape) == ("cuda", (2, NUM_HEADS, VOCAB))
