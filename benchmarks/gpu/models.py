@@ -82,11 +82,11 @@ def random_llama(shape: Shape, device: str, dtype: torch.dtype) -> LlamaForCausa
 def _made(config: LlamaConfig, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
     with torch.device(device):
         model = LlamaForCausalLM._from_config(config, dtype=dtype)
-    generator = torch.Generator(device).manual_seed(0)
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
     return model.eval().requires_grad_(False)
 
 
@@ -184,8 +184,8 @@ MAX_FACTOR = 64
 def unlikely_row(model: LlamaForCausalLM) -> Tensor:
     """Return an output row [1, D] whose token is unlikely after whatever was tried."""
     config = model.config
-    generator = torch.Generator(model.device).manual_seed(1)
-    ids = torch.randint(0, config.vocab_size, CONTEXTS, generator=generator, device=model.device)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, config.vocab_size, CONTEXTS, generator=generator).to(model.device)
     logits = model(ids).logits.flatten(0, 1).float()  # [N, V]
     total = logits.logsumexp(dim=1, keepdim=True)
     highest = (logits - total).amax(dim=0)  # [V], over contexts

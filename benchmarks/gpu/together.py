@@ -1,18 +1,23 @@
 """Section `together`: two workers on one card, with nothing but their models named, and an answer of the pair.
 
-The models are small but for their KV caches: what all slots may use is many times the card's memory, so that a worker
-that takes nearly all that is free leaves the other none.
+They are started with what `outrider up --no-ray` derives for workers that share a GPU. The models are small but for
+their KV caches: what all slots may use is many times the card's memory, so that a worker that took nearly all that is
+free would leave the other none.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import TINY, Shape, random_llama, save
 from benchmarks.gpu.services import Worker, WorkerFailed, one_answer, prompt_ids, workers
+from outrider.cli.supervisor import own_gpu_memory
+from outrider.wire.settings.system import SystemConfig
 
 HUNGRY = Shape(1024, 2048, 16, 8, 8, 4096, 128, 131_072)
 """64 KiB of KV a token: 64 slots of 131,072 tokens are 512 GiB."""
@@ -23,8 +28,8 @@ def run(bench: Bench) -> None:
     models = _write_models(bench, folder)
     before_gib = _free_gib(bench)
     with workers() as started:
-        for role in ("draft", "target"):
-            started.append(Worker(role, model=models[role], device=bench.device))
+        for role, settings in _default_settings(bench, models).items():
+            started.append(Worker(role, **settings))
         addresses = []
         for worker in started:
             try:
@@ -49,19 +54,29 @@ def run(bench: Bench) -> None:
     bench.sum_up(f"both serve; {before_gib:.1f} GiB free before, {after_gib:.1f} with both")
 
 
+def _default_settings(bench: Bench, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """Return what each worker is started with where both are on the one GPU, the draft first."""
+    named = {role: {"model": str(model), "device": bench.device} for role, model in models.items()}
+    system = SystemConfig.read({**named, "ray": None})
+    shares = own_gpu_memory(system.pools)
+    found: dict[str, dict[str, Any]] = {}
+    for role, settings in named.items():
+        found[role] = dict(settings)
+        if role in shares:
+            found[role]["gpu_memory_utilization"] = shares[role]
+    bench.tell("derived", **{role: shares.get(role) for role in named})
+    return found
+
+
 def _write_models(bench: Bench, folder: Path) -> dict[str, Path]:
     """Write the same random model for both roles: its drafts are then its own words."""
     shape = bench.size(HUNGRY, TINY)
     if bench.rehearse:
-        shape = Shape(**{**_fields(shape), "vocab": 4096})
+        shape = replace(shape, vocab=HUNGRY.vocab)
     save(random_llama(shape, bench.device, torch.bfloat16), folder / "model")
     if bench.on_card:
         torch.cuda.empty_cache()
     return {"draft": folder / "model", "target": folder / "model"}
-
-
-def _fields(shape: Shape) -> dict[str, int]:
-    return {name: getattr(shape, name) for name in shape.__slots__}
 
 
 def _free_gib(bench: Bench) -> float:

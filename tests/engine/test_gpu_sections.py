@@ -184,6 +184,18 @@ def test_files_that_are_written_from_a_device_are_safetensors(tmp_path: Path) ->
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("section", [steps, law_times, draft, kernels, laws], ids=lambda module: module.__name__)
+def test_a_section_runs_on_a_device(section: Any, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tensors are where the product's are, on a device that refuses two in one operation."""
+    fake = pytest.importorskip("tests.engine.fake_cuda")
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads know nothing of the stand-in
+    told.bench.device = "cuda"
+    with fake.fake_cuda():
+        section.run(told.bench)
+    assert not told.findings, told.findings
+    assert told.summary
+
+
 class ForkedWorker:
     """A worker as the tests start theirs: its imports are done."""
 
