@@ -5,8 +5,8 @@
     python -m models.translation.train WORK target --seconds 420        distillation from WORK/teacher
     python -m models.translation.train WORK draft --seconds 420
 
-A student's loss is the cross-entropy to the teacher's whole distribution along the grammar's translations, as in the demo
-pair's recipe. Every batch is new: the grammar does not end.
+A student's loss is the cross-entropy to the teacher's whole distribution along the grammar's translations, as in the
+demo pair's recipe. Every batch is new: the grammar does not end.
 """
 
 from __future__ import annotations
