@@ -246,7 +246,11 @@ def _gpu_memory(pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequenc
     """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU: as Ray counts it, or unseen by Ray,
     with other nodes that show the same one.
     """
-    found = {name: utilization_of(share) for name, share in gpus.items() if 0 < share < 1}
+    sharing = [pool for pool in pools if 0 < gpus[pool.name] < 1]
+    if all(pool.num_gpus is None for pool in sharing):
+        found = utilizations(sharing)
+    else:
+        found = {pool.name: utilization_of(gpus[pool.name]) for pool in sharing}
     by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
         gpu = _only_gpu(pool, nodes) if gpus[pool.name] == 1 and _num_ranks(pool) == 1 else None

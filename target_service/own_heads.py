@@ -33,8 +33,8 @@ class OwnHeads:
         self.heads = loaded.heads
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
-        self._said: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """At how many committed tokens, and what each head says behind them."""
+        self._known: dict[SlotKey, tuple[int, HostLogits]] = {}
+        """Number of committed tokens, and the logits [heads, V] behind them."""
         self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
@@ -57,31 +57,34 @@ class OwnHeads:
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """The rows are cut already."""
+        """Rows of other tokens may come up to the same length."""
+        known = self._known.get(key)
+        if known is not None and known[0] > end:
+            del self._known[key]
 
     def forget(self, key: SlotKey) -> None:
         """The rows are dropped with the slot's features."""
         self._slots.pop(key, None)
-        self._said.pop(key, None)
+        self._known.pop(key, None)
 
     def _logits(self, slot: Slot) -> HostLogits:
-        """Return what each head says behind the last committed token, where the row before it is here."""
+        """Return the heads' logits [heads, V] behind the last committed token, where the row before it is here."""
         if self._is_pending(slot):
-            self._say()
-        return self._said[slot.key][1]
+            self._run_heads()
+        return self._known[slot.key][1]
 
     def _is_pending(self, slot: Slot) -> bool:
-        known = self._said.get(slot.key)
+        known = self._known.get(slot.key)
         return known is None or known[0] != len(slot.committed)
 
     @torch.inference_mode()
-    def _say(self) -> None:
+    def _run_heads(self) -> None:
         """Run the heads for all slots whose last row they have not read: the host waits for all at once."""
         pending = [slot for slot in self._slots.values() if self._is_pending(slot)]
         rows = [(slot, row) for slot in pending if (row := self._row(slot)) is not None]
         logits = self.heads(torch.stack([row for _, row in rows]))  # [S, heads, V]
         for (slot, _), own in zip(rows, to_host(*logits.unbind()), strict=True):
-            self._said[slot.key] = (len(slot.committed), HostLogits(own))
+            self._known[slot.key] = (len(slot.committed), HostLogits(own))
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

@@ -47,7 +47,7 @@ from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 from outrider.wire.model_id import full_name, local_folder
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
-from outrider.wire.settings.gpu_shares import needed_bytes, utilization_of
+from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
 
 GPU_DEVICE = Path("/dev/nvidiactl")
 """Where a driver is loaded."""
@@ -257,7 +257,8 @@ def room(models: list[Model], device_name: str) -> Find:
         if is_too_small:
             return "problem", found, "set gpu_memory_utilization for each, or give each a GPU of its own"
     if weights > free:
-        return "problem", found, "free some, or take --dtype bfloat16, int8 (quantization) or a smaller model"
+        quantized = "int8 (quantization)" if device.type == "cpu" else "a quantised checkpoint"
+        return "problem", found, f"free some, or take --dtype bfloat16, {quantized} or a smaller model"
     if weights + caches > free:
         return "warning", found, "long requests will be refused: free some, or set context_limit"
     return "ok", found, ""
@@ -267,9 +268,10 @@ def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str,
     """Add what each model's worker would have of one GPU for all; return also whether that is too little for one."""
     total = torch.cuda.mem_get_info(device)[1]
     needed = sum(needed_bytes(each.weights_bytes) for each in models)
-    parts, is_too_small = list[str](), False
+    parts = list[str]()
+    is_too_small = False
     for model in models:
-        value = utilization_of(needed_bytes(model.weights_bytes) / needed)
+        value = utilization_of(share_of(needed_bytes(model.weights_bytes), needed))
         parts.append(f"{readable_bytes(int(value * total))} ({value:g})")
         is_too_small = is_too_small or model.weights_bytes > value * total
     return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small

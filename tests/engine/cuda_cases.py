@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ ROW_BYTES = 320 * 4
 
 LATER = {
     "features:_send_staying": "rows of features are made of what was accepted, and come down once more for all heads",
-    "own_heads:_say": "the target's own heads read these rows: their logits come down once more, all slots' together",
+    "own_heads:_run_heads": "the target's own heads read these rows: logits come down once more, all slots' together",
     "own_pass:candidates": "logits behind look-ahead embeddings come down once more, all slots' together",
     "own_lookahead:_window": "guesses of windows come down once more, all slots' together",
     "explaining:explain": "what explains a step is read from rows of logits once the step is decided",
@@ -177,13 +178,18 @@ def _counted(device: FakeCuda, step: Callable[[], bool], steps: list[Traffic]) -
 
 
 def check(case: Case, steps: Steps) -> None:
-    """A step waits for the device once, when its result comes down, and what comes down is small."""
+    """A step waits for the device once, when its result comes down, and once at each place of `LATER` of its case; what
+    comes down is small.
+    """
     assert steps.num_drafted or case.speculation is NONE
     assert len(steps.draft) > 0 or not case.is_drafted
     for traffic in steps.draft:
         assert len(_unlisted(traffic)) <= 1, traffic.waits
     for traffic in steps.target:
         assert traffic.waits and len(_unlisted(traffic)) <= 1, traffic.waits
+    for traffic in (*steps.draft, *steps.target):
+        places = Counter(wait.where for wait in traffic.waits)
+        assert all(places[place] <= 1 for place in LATER.keys() - SOMETIMES), traffic.waits
     seen = {wait.where for traffic in (*steps.draft, *steps.target) for wait in traffic.waits}
     assert seen & LATER.keys() - SOMETIMES == set(case.later), "the list of what waits is not what waits"
     num_bytes = max(traffic.num_bytes_down for traffic in steps.target)

@@ -51,7 +51,7 @@ def by_launcher(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
     config = system(models)
     placements = place(config, [ClusterNode(num_cpus=16, num_gpus=1)], None)
     assert sum(one.num_gpus for one in placements.values()) <= 1, "or Ray would never place both"
-    workers = RayWorkers("run", placements, lasting=False, local=True, folder=None)
+    workers = RayWorkers("run", lambda pool: placements[pool.name], lasting=False, local=True, folder=None)
     specs = {pool.name: workers._spec(pool, pool.member(0)) for pool in config.pools}
     return {name: spec.settings["gpu_memory_utilization"] for name, spec in specs.items()}
 
@@ -131,6 +131,8 @@ def test_a_worker_alone_and_one_whose_settings_say_it_are_left_as_they_are(model
     assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {
         "target": 0.6
     }
+    placed = place(system(models, target={**target, "device": "cuda"}, draft=draft), [ClusterNode(16, 1)], None)
+    assert {name: one.gpu_memory_utilization for name, one in placed.items()} == {"target": 0.6, "draft": None}
     target["device"] = "cuda:1"
     assert supervisor.own_gpu_memory(SystemConfig.read({"target": target, "draft": draft, "ray": None}).pools) == {}
 

@@ -93,7 +93,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the product [..., N] of x [..., K], in the dtype of x."""
         flat = x.reshape(-1, self.in_features)  # [M, K]
-        narrow = flat.shape[0] <= NARROW and x.dtype is torch.bfloat16 and x.device.type == "cpu"
+        narrow = flat.shape[0] <= NARROW and x.dtype is torch.bfloat16
         product = int8_product(*self.weight.shape) if narrow else None
         if product is not None:
             out = product(flat.contiguous(), self.weight, self.scale)  # [M, N]

@@ -1,8 +1,8 @@
 """Share the memory of one GPU out among the workers that are placed on it. No torch.
 
 One rule for the launcher's placement and for `outrider up --no-ray`: each worker gets a share of the whole GPU by the
-size of its model, and is told it as `gpu_memory_utilization`. What a worker takes then depends neither on the order in
-which workers load nor on what another has taken so far.
+size of its model, as its `gpu_memory_utilization`. What a worker takes then depends neither on the order in which
+workers load nor on what another has taken so far.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ def gpu_shares(pools: Iterable[Pool]) -> dict[str, float]:
         num_ranks = pool.worker.tensor_parallel if isinstance(pool.worker, TargetConfig) else 1
         amounts[pool.name] = needed_bytes(size / num_ranks)
     total = sum(amounts[pool.name] * pool.max for pool in sharing)
-    return {name: int(100 * amount / total) / 100 for name, amount in amounts.items()}
+    return {name: share_of(amount, total) for name, amount in amounts.items()}
+
+
+def share_of(amount: float, total: float) -> float:
+    """Return the share of one GPU for an amount of that total, rounded down to hundredths."""
+    return int(100 * amount / total) / 100
 
 
 def needed_bytes(num_weight_bytes: float) -> float:
@@ -57,14 +62,13 @@ def utilization_of(share: float) -> float:
 def utilizations(pools: Iterable[Pool]) -> dict[str, float]:
     """Return `gpu_memory_utilization` of the pools whose workers have one GPU between them, by the pool's name.
 
-    Empty for a worker alone. What the settings of some pools say is theirs, and the others share the rest.
+    Empty for a worker alone. Pools whose settings have it keep theirs, and the others share the rest.
     """
     users = list(pools)
     if sum(pool.count for pool in users) < 2:
         return {}
-    said = {pool.name: pool.worker.gpu_memory_utilization for pool in users}
-    taken = sum(value * pool.max for pool in users if (value := said[pool.name]) is not None)
-    open_pools = [pool for pool in users if said[pool.name] is None]
+    taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in users)
+    open_pools = [pool for pool in users if pool.worker.gpu_memory_utilization is None]
     remaining = GPU_FRACTION - taken
     if open_pools and remaining <= 0:
         raise ConfigError(
