@@ -141,7 +141,7 @@ def _hub_file(model: str, name: str) -> Path | None:
     except EntryNotFoundError as error:
         if name == CONFIG and isinstance(error, LocalEntryNotFoundError):
             raise ConfigError(
-                f"{model} is no folder here, the hub's cache has no {CONFIG} of it, and the hub is out of reach; "
+                f"{model} is no folder here, the hub's cache has no {CONFIG} of it, and the hub was not reached; "
                 f"correct the folder's path, or fetch the model where there is a network: outrider pull {model}",
                 param="model",
             ) from None
