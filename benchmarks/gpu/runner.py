@@ -193,6 +193,7 @@ def run_sections(
     for outcome in outcomes:
         if outcome not in pending:
             outcome.state = "needs a card"
+            say(line_of(outcome))
 
     def start(outcome: Outcome) -> Process:
         return Process(outcome.section, rehearse=rehearse)

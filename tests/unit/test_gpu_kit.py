@@ -88,8 +88,9 @@ def test_a_kit_ends_at_its_own_limit(tmp_path: Path) -> None:
 
 def test_what_needs_a_card_says_so_in_a_rehearsal() -> None:
     (outcome,) = outcomes = [Outcome(Section("waits", 1, "of a card", needs_card=True))]
-    run_sections(outcomes, rehearse=True, write=lambda: None, say=lambda line: None, deadline_s=time.monotonic() + 9)
-    assert outcome.state == "needs a card" and outcome.is_well
+    said: list[str] = []
+    run_sections(outcomes, rehearse=True, write=lambda: None, say=said.append, deadline_s=time.monotonic() + 9)
+    assert outcome.state == "needs a card" and outcome.is_well and "needs a card" in said[0]
 
 
 @pytest.mark.parametrize("sections", [RIGHT, FAST], ids=["right", "fast"])
