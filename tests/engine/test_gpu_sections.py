@@ -226,6 +226,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("forked")
 def test_a_pair_is_served_without_http(told: Told) -> None:
