@@ -12,7 +12,6 @@ from benchmarks.gpu.services import PROMPTS
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.choice import FACTORIES, margin
-from outrider.engine.paths.forward_path import Prepares
 from outrider.engine.reference_generate import Generated, Reference
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -56,10 +55,6 @@ def _load(bench: Bench, path: str, dtype: str, expected: Generated) -> bool:
             bench.find(f"the path {path} in {dtype} is refused: {error.message}")
         return False
     load_s = time.monotonic() - began_s
-    num_graphs = None
-    if isinstance(runner.path, Prepares):
-        runner.path.prepare(config.max_slots, runner.facts.context_limit)
-        num_graphs = len(getattr(runner.path, "captured", ()))
     differing = difference(greedy(runner, expected.prompt_ids, len(expected.ids)), expected)
     bench.tell(
         "path",
@@ -70,7 +65,6 @@ def _load(bench: Bench, path: str, dtype: str, expected: Generated) -> bool:
         self_test=margin(runner),
         trees=runner.tree_refusal or "run",
         features=runner.features_refusal or "given",
-        graphs=num_graphs,
         answer=differing or "the same",
     )
     if differing is not None and not differing.startswith("near tie"):

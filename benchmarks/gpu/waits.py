@@ -25,6 +25,8 @@ from outrider.wire.tree_shape import TreeShape
 
 PRODUCT = ("outrider/", "draft_service/", "target_service/")
 """Folders whose frames name the place of a wait."""
+SYNCHRONIZING = "called a synchronizing"
+"""Words of torch's warning of a wait."""
 NUM_SLOTS = 4
 NUM_ROUNDS = 3
 CHAIN = Speculation(3, 3)
@@ -81,8 +83,9 @@ def _count(bench: Bench, case: str, pair: SteppedPair) -> float:
 
 @contextmanager
 def _watched(places: Counter[str], steps: Counter[str], role: str) -> Iterator[None]:
-    def note(*_: Any, **__: Any) -> None:
-        places[_own_place()] += 1
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        if SYNCHRONIZING in str(message):
+            places[_own_place()] += 1
 
     def wait_for_event(event: torch.cuda.Event) -> None:
         """Count a wait for an event that has not come yet; torch reports none of them."""

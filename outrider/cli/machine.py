@@ -54,7 +54,7 @@ class Finding:
 def checks(host: str, port: int, grpc_port: int, num_drafts: int) -> Iterator[Finding]:
     """Check all that needs no torch. The arguments are as `outrider up` takes them."""
     yield from versions()
-    yield settings()
+    yield from settings()
     yield cores(frozenset(os.sched_getaffinity(0)), num_drafts)
     yield from ports(host, {"--port": port, "--grpc-port": grpc_port})
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -111,16 +111,20 @@ def _libraries(wanted: list[Requirement], extra: str) -> Finding:
     return Finding(check, "ok", ", ".join(there) if extra else f"{len(there)} as asked for")
 
 
-def settings() -> Finding:
-    """Whether the environment has variables that name no setting, at which every part stops."""
+def settings() -> list[Finding]:
+    """Check whether the environment has variables that name no setting: the first of each part, which stops at it."""
     given = sorted(name for name in os.environ if name.startswith(("OUTRIDER_TARGET_", "OUTRIDER_DRAFT_")))
     given += sorted(name for name in os.environ if name.startswith("OUTRIDER_GATEWAY_"))
-    try:
-        for config in (TargetConfig, DraftConfig, GatewayConfig):
+    messages: list[str] = []
+    for config in (TargetConfig, DraftConfig, GatewayConfig):
+        try:
             check_variables(config)
-    except ConfigError as error:
-        return Finding("environment", "problem", error.message, "unset it, or write its name right")
-    return Finding("environment", "ok", ", ".join(given) or "no settings in it")
+        except ConfigError as error:
+            messages.append(error.message)
+    if not messages:
+        return [Finding("environment", "ok", ", ".join(given) or "no settings in it")]
+    distinct = dict.fromkeys(messages)  # a variable of no part stops each of them
+    return [Finding("environment", "problem", message, "unset it, or correct its name") for message in distinct]
 
 
 def cores(offered: frozenset[int], num_drafts: int, cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:

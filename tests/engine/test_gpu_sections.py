@@ -184,7 +184,11 @@ def test_files_that_are_written_from_a_device_are_safetensors(tmp_path: Path) ->
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("section", [steps, law_times, draft, kernels, laws], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "section",
+    [*(pytest.param(section, marks=pytest.mark.slow) for section in (steps, law_times, draft)), kernels, laws],
+    ids=lambda module: module.__name__,
+)
 def test_a_section_runs_on_a_device(section: Any, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own tensors are where the product's are, on a device that refuses two in one operation."""
     fake = pytest.importorskip("tests.engine.fake_cuda")

@@ -34,11 +34,8 @@ AWAY_S = 4.0
 
 def raised(folder: str, made: Path) -> str:
     """Return a folder of the same model with a larger context. What it says there may be nonsense."""
-    made.mkdir()
-    for file in Path(folder).iterdir():
-        (made / file.name).symlink_to(file)
+    shutil.copytree(folder, made)  # no links: a worker refuses those that lead out of its model's folder
     config = json.loads((made / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
-    (made / "config.json").unlink()
     (made / "config.json").write_text(json.dumps(config))
     return str(made)
 
@@ -77,7 +74,8 @@ def main() -> int:
         key = new_key()
         write_keys(folder / "keys.yaml", (ApiKey(name="page", sha256=digest_of(key)),))
         target, draft = raised(DEMO_TARGET, folder / "target"), raised(DEMO_DRAFT, folder / "draft")
-        system = stack.enter_context(running(target, draft, gateway_args=("--model-name", "outrider/demo")))
+        name = ("--model-name", "outrider/demo")
+        system = stack.enter_context(running(target, draft, gateway_args=name, log_folder=folder))
         keyed = stack.enter_context(gateway_beside(system, "--api-keys", str(folder / "keys.yaml")))
         stack.enter_context(revived(system, folder / "draft.pid"))
         environment = os.environ | {

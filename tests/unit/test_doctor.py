@@ -80,9 +80,18 @@ def test_another_python_and_a_package_that_is_not_installed(monkeypatch: pytest.
     assert text_of(list(machine.versions()), "problem").endswith("-> needs >=3.99")
 
 
-def test_a_variable_that_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert text_of(machine.settings(), "ok") == "environment: no settings in it -> "
     monkeypatch.setenv("OUTRIDER_GATEWAY_PROT", "1")
-    assert "OUTRIDER_GATEWAY_PROT is no setting of the gateway; did you mean" in text_of(machine.settings(), "problem")
+    monkeypatch.setenv("OUTRIDER_TARGET_DEVCE", "cpu")
+    target, gateway = machine.settings()
+    assert "OUTRIDER_TARGET_DEVCE is no setting of the target; did you mean" in text_of(target, "problem")
+    assert "OUTRIDER_GATEWAY_PROT is no setting of the gateway; did you mean" in text_of(gateway, "problem")
+    monkeypatch.delenv("OUTRIDER_GATEWAY_PROT")
+    monkeypatch.delenv("OUTRIDER_TARGET_DEVCE")
+    monkeypatch.setenv("OUTRIDER_CACHE_DIRR", "/tmp")
+    (found,) = machine.settings()
+    assert "OUTRIDER_CACHE_DIRR is a setting of no part; did you mean" in text_of(found, "problem")
 
 
 def test_cores_that_are_shared_or_rationed(tmp_path: Path) -> None:
@@ -270,7 +279,8 @@ def test_an_encoder_a_head_of_another_target_and_the_target_itself(
     other = pair(head, target=str(folders / "short"))[f"draft {head}"]
     assert other[0] == "problem" and "eagle3" in other[1], other
     state, said, remedy = pair(target="no-such-owner/no-such-model")["target"]
-    assert state == "problem" and "cannot read the configuration" in said and "outrider pull no-such-owner/" in remedy
+    assert state == "problem" and "is no folder here, the hub's cache has no config.json of it" in said
+    assert "outrider pull no-such-owner/" in remedy
     assert pair(DEMO_DRAFT, target=str(folders / "empty")).keys() == {
         "GPU",
         "C++ forward",

@@ -130,13 +130,21 @@ def _read(path: Path) -> bytes:
 
 
 def _hub_file(model: str, name: str) -> Path | None:
-    """Return the file's local copy, or None when the repository has no such file."""
+    """Return the file's local copy, or None when the repository has no such file, nor the hub's cache while the hub is
+    out of reach. Raises ConfigError when nothing of the repository was fetched before, which its config.json shows.
+    """
     from huggingface_hub import hf_hub_download  # here, since a local folder needs no network library
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         path = Path(hf_hub_download(model, name))
-    except EntryNotFoundError:  # also when it is not in the local cache and the hub is out of reach
+    except EntryNotFoundError as error:
+        if name == CONFIG and isinstance(error, LocalEntryNotFoundError):
+            raise ConfigError(
+                f"{model} is no folder here, the hub's cache has no {CONFIG} of it, and the hub was not reached; "
+                f"correct the folder's path, or fetch the model where there is a network: outrider pull {model}",
+                param="model",
+            ) from None
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None

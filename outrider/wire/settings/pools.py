@@ -160,7 +160,7 @@ def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str]
 def mapping(name: str, values: object) -> Values:
     """Return `values` if they are settings by name. Raises ConfigError otherwise."""
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"{name} is {values!r}, must be settings by name")
+        raise ConfigError(f"{name} is {values!r}, must be settings by name, as {{NAME: VALUE}}")
     return values
 
 

@@ -340,7 +340,7 @@ def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:
     given = {name: value for name, value in flags.items() if value is not None}
     from_file = file.get(part, {})
     if from_file is not None and not isinstance(from_file, dict):
-        raise ConfigError(f"{part} is {from_file!r}, must be settings by name")
+        raise ConfigError(f"{part} is {from_file!r}, must be settings by name, as {{NAME: VALUE}}")
     if off or (from_file is None and not {"model", "drafter", "address"} & set(given)):
         return None
     return {**(from_file or {}), **given}
