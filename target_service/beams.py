@@ -202,13 +202,12 @@ class Beams:
         rows, live = list(range(num_live)), self.tree.live
         levels = list[Level]()
         while True:
-            best = read(rows)
+            best = read(rows, self.search.num_candidates)
             if not best.are_finite.all():
                 if not levels:
                     raise NonFiniteLogits(rows)
                 return levels  # what is decided is sound
-            num = self.search.num_candidates
-            level = self.search.choose(best.ids[:, :num], best.log_probs[:, :num])
+            level = self.search.choose(best.ids, best.log_probs)
             self.search.apply(level)
             levels.append(level)
             following = [row_of.get((id(live[parent]), token_id)) for parent, token_id, _ in level.live]
@@ -249,23 +248,23 @@ class BestTokens:
     """[R]: whether all log-probs of a row are."""
 
 
-ReadBest = Callable[[Sequence[int]], BestTokens]
-"""Returns the likeliest tokens after these rows."""
+ReadBest = Callable[[Sequence[int], int], BestTokens]
+"""Returns so many of the likeliest tokens after these rows, or all where there are fewer."""
 
 
-def best_reader(logits: Tensor, num: int) -> ReadBest:
-    """Return what reads the `num` likeliest tokens, or all where there are fewer, after rows of logits [R, V] float32.
+def best_reader(logits: Tensor, max_num: int) -> ReadBest:
+    """Return a function that reads at most max_num of the likeliest tokens after rows of logits [R, V] float32.
 
     On a device those of all rows are found at once: which rows a level needs is known once the one before is decided,
     and would be a wait for each. A host computes with those alone that are asked for.
     """
     if HostLogits.reads(logits) or not len(logits):
-        return lambda rows: _best_tokens(logits[list(rows)], num)
-    found = _best_tokens(logits, num)
+        return lambda rows, num: _best_tokens(logits[list(rows)], num)
+    found = _best_tokens(logits, max_num)
 
-    def read(rows: Sequence[int]) -> BestTokens:
+    def read(rows: Sequence[int], num: int) -> BestTokens:
         places = list(rows)
-        return BestTokens(found.ids[places], found.log_probs[places], found.are_finite[places])
+        return BestTokens(found.ids[places, :num], found.log_probs[places, :num], found.are_finite[places])
 
     return read
 

@@ -547,7 +547,7 @@ def _apart(ready: Sequence[Ready], logits: Tensor) -> tuple[Tensor, dict[SlotKey
 
 
 def _read_from(read: ReadBest, start: int) -> ReadBest:
-    return lambda rows: read([start + row for row in rows])
+    return lambda rows, num: read([start + row for row in rows], num)
 
 
 def _num_own(r: Ready, nodes: Sequence[int]) -> int:

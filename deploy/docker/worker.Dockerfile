@@ -20,8 +20,8 @@ RUN echo /app > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.ge
 
 FROM ${PYTHON_IMAGE}
 ARG SOURCE_DATE_EPOCH
-# tini reaps what Ray leaves behind. g++: a worker on CPU compiles its forward for the very processor it finds, once per
-# cache volume.
+# tini reaps what Ray leaves behind. g++: a worker compiles its C++ library for the very processor it finds, once per cache
+# volume.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/outrider --create-home outrider \

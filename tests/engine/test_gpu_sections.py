@@ -33,6 +33,7 @@ from outrider.engine.reference_generate import Generated
 from outrider.engine.sampling import acceptance
 from outrider.engine.widening import Sizes
 from outrider.wire.settings.config import TargetConfig
+from tests.engine.fake_cuda import fake_cuda
 from tests.stack import Process
 
 CPU = torch.device("cpu")
@@ -189,12 +190,10 @@ def test_files_that_are_written_from_a_device_are_safetensors(tmp_path: Path) ->
     [*(pytest.param(section, marks=pytest.mark.slow) for section in (steps, law_times, draft)), kernels, laws],
     ids=lambda module: module.__name__,
 )
-def test_a_section_runs_on_a_device(section: Any, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_runs_on_a_device(section: Any, told: Told) -> None:
     """Its own tensors are where the product's are, on a device that refuses two in one operation."""
-    fake = pytest.importorskip("tests.engine.fake_cuda")
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads know nothing of the stand-in
     told.bench.device = "cuda"
-    with fake.fake_cuda():
+    with fake_cuda():
         section.run(told.bench)
     assert not told.findings, told.findings
     assert told.summary

@@ -45,14 +45,14 @@ def test_beams_read_the_best_tokens_of_all_rows_at_once(device: FakeCuda) -> Non
     on_host, there = best_reader(logits, 6), logits.to("cuda")
     device.take()
     on_device = best_reader(there, 6)
-    for rows in ([0, 1], [4], [2, 3]):
-        found, expected = on_device(rows), on_host(rows)
+    for rows, num in (([0, 1], 6), ([4], 2), ([2, 3], 6)):
+        found, expected = on_device(rows, num), on_host(rows, num)
         assert np.array_equal(found.are_finite, expected.are_finite)
         sound = expected.are_finite
         assert np.array_equal(found.ids[sound], expected.ids[sound])
         assert np.allclose(found.log_probs[sound], expected.log_probs[sound])
     assert len(device.take().waits) == 1
-    assert not on_device([3]).are_finite.any()
+    assert not on_device([3], 6).are_finite.any()
 
 
 def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:

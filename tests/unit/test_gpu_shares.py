@@ -20,8 +20,6 @@ from outrider.wire.model_id import INDEX
 from outrider.wire.settings.gpu_shares import gpu_shares, num_weight_bytes
 from outrider.wire.settings.system import SystemConfig, flags
 from tests.forked import REPO
-from tests.kubernetes.chart import rendered
-from tests.kubernetes.check import launcher_settings, pods, settings
 
 GB = 10**9
 SIZES = {"target": 16 * GB, "draft": 25 * GB // 10}
@@ -81,6 +79,9 @@ def by_compose(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[
 
 def by_chart(models: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, kuberay: bool = False) -> dict[str, float]:
     """Return what pods are told of a GPU that the device plugin shows twice."""
+    from tests.kubernetes.chart import rendered  # skips where there is no Helm, these cases alone
+    from tests.kubernetes.check import launcher_settings, pods, settings
+
     values: dict[str, Any] = {
         "kuberay": kuberay,
         "workersPerGpu": 2,

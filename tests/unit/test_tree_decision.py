@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.engine.loading import memory
+from outrider.engine.sampling import coupled
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
@@ -22,7 +24,9 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service import trees_on_device
 from target_service.decide import decide
+from target_service.decide_on_device import decide_on_device
 from target_service.lease import Ready
+from tests.live_bytes import LiveBytes
 from tests.unit.test_decide import PROMPT, PlainSlot, waiting_once
 
 VOCAB = 12
@@ -142,11 +146,12 @@ def test_trees_and_chains_in_one_step(wanted: list[tuple[int, list[int], bool]])
             assert found[1] == expected[1] and found[0] == pytest.approx(expected[0], abs=1e-6)
 
 
-def merged(seed: int) -> Slot:
+def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     """A tree that two sources drew and a third guessed: draws of both may be one node."""
     numbers = np.random.default_rng(seed)
-    params = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
-    state = SamplingState(params, PROMPT, (0,))
+    own = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
+    own = dataclasses.replace(own, **params)
+    state = SamplingState(own, PROMPT, (0,))
     ids, parents, drawn = list[int](), list[int](), dict[int, list[Drawn]]()
     for parent in range(ROOT, 3):
         if parent >= len(ids):
@@ -161,7 +166,7 @@ def merged(seed: int) -> Slot:
             return children[token_id]
 
         for _ in range(int(numbers.integers(0, 3))):
-            law = RowLaw(VOCAB, numbers.normal(size=VOCAB).astype(np.float32) * 2)
+            law = RowLaw(vocab_size, numbers.normal(size=vocab_size).astype(np.float32) * 2)
             if numbers.integers(2):
                 law = truncate_topk(law, 5)
             law, left, nodes = law.normalised(), law, list[int]()
@@ -170,9 +175,9 @@ def merged(seed: int) -> Slot:
                 left = left.without(token_id)
                 nodes.append(child(token_id))
             drawn.setdefault(parent, []).append(Drawn(law, tuple(nodes)))
-        child(int(numbers.integers(VOCAB)))
-    slot: Any = PlainSlot(params, PROMPT)
-    logits = torch.from_numpy(2 * numbers.normal(size=(len(ids) + 1, VOCAB)).astype(np.float32))
+        child(int(numbers.integers(vocab_size)))
+    slot: Any = PlainSlot(own, PROMPT)
+    logits = torch.from_numpy(2 * numbers.normal(size=(len(ids) + 1, vocab_size)).astype(np.float32))
     return Slot(Ready(slot, ids, None, DraftTree.checked(ids, parents), drawn=drawn), state, logits)
 
 
@@ -184,6 +189,18 @@ def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatc
     assert 0 in num_accepted and max(num_accepted) > 1
     monkeypatch.setattr(trees_on_device, "MAX_NUMBERS", 7 * VOCAB)  # in parts of a few rows
     assert on_device(*slots) == expected
+
+
+def test_what_trees_hold_on_a_device_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab_size = 16384
+    slots = [merged(seed, vocab_size, repetition_penalty=1.2) for seed in range(6)]
+    logits = torch.cat([slot.logits for slot in slots])
+    for module in (coupled, memory, trees_on_device):
+        monkeypatch.setattr(module, "MAX_NUMBERS", logits.numel())
+    with torch.inference_mode(), LiveBytes(logits) as live:
+        decide_on_device([slot.ready for slot in slots], [slot.state for slot in slots], logits)
+    counted = memory.decision_bytes(logits.numel())
+    assert 0.9 * counted <= live.peak <= counted, live.peak / logits.nbytes
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -127,10 +127,11 @@ def logits_bytes(num_logits: int) -> int:
 def decision_bytes(num_logits: int) -> int:
     """Return the bytes that `decide_on_device` holds at once for a step's logits, them included.
 
-    Rejection with penalties holds the most, 9.1 arrays of float32, where one of float64 counts twice. The coupled rule
-    holds three, and makes its noise for MAX_NUMBERS at a time, in twelve arrays of 8 bytes.
+    Rejection with penalties holds the most, 9.1 arrays of float32, where one of float64 counts twice. A tree with
+    penalties holds 4.4 (the coupled rule three), and makes its noise for MAX_NUMBERS at a time, in twelve arrays of 8
+    bytes.
     """
-    return max(10 * 4 * num_logits, 3 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS))
+    return max(10 * 4 * num_logits, 5 * 4 * num_logits + 12 * 8 * min(num_logits, MAX_NUMBERS))
 
 
 def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int, num_tokens: int, context: int) -> int:
