@@ -63,6 +63,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Without a collection of garbage, which in the tests' process looks at far more than in a gateway."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that wait most begin, beside the law, which computes all the time; the rest in their order."""
     items.sort(key=lambda item: 0 if starts_ray(str(item.path)) else 1 if item.path.parent.name == "law" else 2)

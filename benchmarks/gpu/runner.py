@@ -26,8 +26,10 @@ LOG_LINES = 60
 """Lines of a section's stderr that are kept."""
 TELL_EVERY_S = 1.0
 """Seconds between two writes of the documents while a section runs."""
-STACKS_S = 0.3
-"""Seconds for a process to write where its threads stand."""
+STACKS_S = 3.0
+"""Seconds for a process to write where its threads stand, at most; an idle machine takes 0.1."""
+_STACK = "(most recent call first)"
+"""Heads what faulthandler writes of a thread."""
 ENDED_WITHIN_S = 5.0
 """Seconds for the kernel to end what was killed: a process that uses a GPU gives its memory back first."""
 STARTED_AHEAD_CORES = 4
@@ -127,7 +129,10 @@ class Process:
         """Have it write where its threads stand, into its log."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(signal.SIGUSR1)
-        time.sleep(STACKS_S)
+        give_up_s = time.monotonic() + STACKS_S
+        while time.monotonic() < give_up_s and not any(_STACK in line for line in self.last_lines()):
+            time.sleep(0.05)
+        time.sleep(0.1)  # for the lines behind the first
 
     def end(self) -> None:
         """Kill it and every process of its session, and wait until they are gone."""

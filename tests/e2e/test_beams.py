@@ -153,7 +153,8 @@ def paced() -> Iterator[Stack]:
         yield started
 
 
-@pytest.mark.parametrize("name", [pytest.param("draft", marks=pytest.mark.slow), "target"])
+@pytest.mark.parametrize("name", ["draft", "target"])
+@pytest.mark.slow
 async def test_a_worker_killed_half_way_changes_no_answer(paced: Stack, name: str) -> None:
     expected = (await asyncio.to_thread(beams, DEMO_TARGET, [PROMPT], 4, 96, 1.0, False))[0]
 

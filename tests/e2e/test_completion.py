@@ -29,6 +29,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**clean_environment(), "PATH": path, "PYTHONPATH": str(REPO), "HOME": str(tmp_path), "PS1": "> "}
 
 
+@pytest.mark.slow
 def test_tab_completes_what_the_command_says_and_folders_by_itself(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     bash = ("bash", "--norc", "--noprofile", "-i")

@@ -152,6 +152,7 @@ async def test_lookup_copies_from_the_source(client: AsyncClient) -> None:
     assert answer.usage.num_draft_tokens
 
 
+@pytest.mark.slow
 async def test_a_target_that_comes_back_reads_the_source_again(t5: Stack, client: AsyncClient) -> None:
     """And begins its windows anew."""
     options: dict[str, Any] = {"max_tokens": LONG, "temperature": 0.0, "ignore_eos": True}

@@ -191,6 +191,7 @@ async def test_rows_begin_behind_what_the_target_has_cached(
         assert made.usage.num_draft_tokens > made.usage.num_rounds > 0
 
 
+@pytest.mark.slow
 async def test_slots_of_both_that_lose_their_memory_say_the_same(pools: Pools, reference: ReferenceModel) -> None:
     crowd = [Question.new() for _ in range(NUM_CROWD)]
     async with AsyncClient(pools.grpc()) as client:

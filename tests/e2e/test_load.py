@@ -183,7 +183,7 @@ async def until_idle(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(
-    "num_requests", [pytest.param(160, id="short"), pytest.param(4800, id="long", marks=pytest.mark.slow)]
+    "num_requests", [pytest.param(100, id="short"), pytest.param(4800, id="long", marks=pytest.mark.slow)]
 )
 @pytest.mark.timeout(400)
 async def test_every_request_ends_and_leaves_nothing(

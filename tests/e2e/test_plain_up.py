@@ -44,6 +44,7 @@ def test_without_a_draft_it_serves_a_gateway_is_started_again_and_without_a_targ
             command.end()
 
 
+@pytest.mark.slow
 def test_a_folder_whose_template_is_none_ends_it_with_one_line(tmp_path: Path) -> None:
     """The gateway alone reads the template, which the target sends it."""
     folder = Path(tiny_llama(tmp_path / "model"))

@@ -159,7 +159,14 @@ def test_rounds_on_the_dense_path(
     take_rounds(device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE), Case("T = 1", DRAWN))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "deepseek_v3", "gpt_oss", "llama4_text", "bloom"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "gpt_oss",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "llama4_text", "bloom")),
+    ],
+)
 def test_models_of_other_kinds_take_rounds(
     device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -74,15 +73,7 @@ async def longest_hold_s(http: httpx.AsyncClient) -> float:
     return longest_s
 
 
-@pytest.fixture
-def _no_collection() -> Iterator[None]:
-    """Without a collection, which in the tests' process looks at far more than in a gateway."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.usefixtures("no_collection")
 async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_it() -> None:
     generator = ScriptedGenerator(demo_tokenizer())
     app = create_app(Admission(generator, config(), CollectorRegistry()))

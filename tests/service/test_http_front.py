@@ -695,6 +695,7 @@ async def test_large_bodies_are_refused_by_the_first_thing_wrong_and_in_few_word
     ],
     ids=["text", "cut", "texts", "lists", "ids", "strings", "marks in a text"],
 )
+@pytest.mark.usefixtures("no_collection")
 async def test_no_body_holds_the_event_loop(generator: ScriptedGenerator, body: dict[str, Any], status: int) -> None:
     """50 ms of CPU time on an idle core; here twice that, for cores that are shared."""
     data = json.dumps(body).encode()
