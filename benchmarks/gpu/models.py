@@ -161,7 +161,7 @@ def widen_vocabulary(model: LlamaForCausalLM, vocab: int) -> LlamaForCausalLM:
     row = unlikely_row(model)
     num_new = vocab - config.vocab_size
     new_head = torch.cat([head, row.expand(num_new, -1)])
-    new_embedding = torch.cat([embedding, torch.zeros(num_new, embedding.shape[1]).to(embedding)])
+    new_embedding = torch.cat([embedding, embedding.new_zeros(num_new, embedding.shape[1])])
     model.set_input_embeddings(_embedding(new_embedding))
     model.lm_head = torch.nn.Linear(new_head.shape[1], vocab, bias=False, device="meta")
     model.lm_head.weight = torch.nn.Parameter(new_head, requires_grad=False)

@@ -200,14 +200,13 @@ def run_sections(
 
     try:
         for index, outcome in enumerate(pending):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= deadline_s:
                 break
             process = waiting.pop(outcome.section.name, None) or start(outcome)
             try:
                 if ahead and index + 1 < len(pending):
                     waiting[pending[index + 1].section.name] = start(pending[index + 1])
-                _follow(process, outcome, min(left_s, outcome.section.limit_s), write)
+                _follow(process, outcome, deadline_s, write)
             finally:
                 process.end()
                 _remove_folders(outcome)
@@ -225,10 +224,11 @@ def line_of(outcome: Outcome) -> str:
     return f"{section.name:<10} {outcome.state:<14} {took:>14}  {outcome.summary}".rstrip()[:240]
 
 
-def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) -> None:
+def _follow(process: Process, outcome: Outcome, deadline_s: float, write: Write) -> None:
     outcome.state = "running"
-    process.wait_imported(START_S)
+    process.wait_imported(min(START_S, deadline_s - time.monotonic()))
     began_s = time.monotonic()
+    limit_s = min(outcome.section.limit_s, max(0.0, deadline_s - began_s))
     process.begin()
     told_s = 0.0
     try:
@@ -247,7 +247,7 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) ->
             time.sleep(0.05)
         if process.popen.poll() is None:
             process.write_stacks()
-        outcome.state = _state_of(process.popen.poll(), outcome)
+        outcome.state = _state_of(process.popen.poll(), outcome, limit_s)
     except KeyboardInterrupt:
         outcome.state = "interrupted"
         raise
@@ -258,9 +258,10 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) ->
             outcome.log = process.last_lines()
 
 
-def _state_of(returncode: int | None, outcome: Outcome) -> str:
+def _state_of(returncode: int | None, outcome: Outcome, limit_s: float) -> str:
     if returncode is None:
-        outcome.events.append({"kind": "crash", "text": f"killed at its limit of {outcome.section.limit_s} s"})
+        whose = "its limit" if limit_s == outcome.section.limit_s else "the kit's limit"
+        outcome.events.append({"kind": "crash", "text": f"killed at {whose}, after {limit_s:.0f} s"})
         return "over its limit"
     if returncode < 0:
         name = signal.Signals(-returncode).name

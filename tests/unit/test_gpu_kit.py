@@ -75,7 +75,7 @@ def test_whatever_a_section_does_the_others_are_told(tmp_path: Path) -> None:
         "crashes.py",
         "- **and more**",
         "| b | 2.5 | \\| |",
-        "killed at its limit of 2 s",
+        "killed at its limit, after 2 s",
     ):
         assert words in written, written
 
@@ -84,6 +84,7 @@ def test_a_kit_ends_at_its_own_limit(tmp_path: Path) -> None:
     outcomes = planted("hangs", "well")
     run_sections(outcomes, rehearse=False, write=lambda: None, say=lambda line: None, deadline_s=time.monotonic() + 1.5)
     assert [outcome.state for outcome in outcomes] == ["over its limit", "not run"]
+    assert outcomes[0].summary.startswith("killed at the kit's limit")
 
 
 def test_what_needs_a_card_says_so_in_a_rehearsal() -> None:
