@@ -9,13 +9,15 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.versions import build_native
+from benchmarks.gpu.versions import build_native, tell_gpu
 
 NUM_REPEATS = 10
 
 
 def run(bench: Bench) -> None:
     device = torch.device(bench.device)
+    if bench.on_card:
+        tell_gpu(bench)
     bytes_per_s = copy_bandwidth(device, bench.size(4 << 30, 1 << 26))
     flops = product_rate(device, bench.size(8192, 512), torch.bfloat16)
     row: dict[str, float] = {"copy_gb_per_s": bytes_per_s / 1e9, "bfloat16_tflop_per_s": flops / 1e12}
