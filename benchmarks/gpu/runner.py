@@ -184,10 +184,13 @@ def run_sections(
 ) -> None:
     """Run the sections of `outcomes` in order and fill these in.
 
+    A section that needs less than its limit leaves the rest to the next ones.
+
     write: called whenever there is something new. say: prints a line. deadline_s: monotonic time at which everything
     ends; sections that have not begun by then are not run. Raises KeyboardInterrupt, with everything ended.
     """
     waiting: dict[str, Process] = {}
+    unused_s = 0.0
     ahead = (os.cpu_count() or 1) >= STARTED_AHEAD_CORES
     pending = [each for each in outcomes if not (rehearse and each.section.needs_card)]
     for outcome in outcomes:
@@ -206,7 +209,9 @@ def run_sections(
             try:
                 if ahead and index + 1 < len(pending):
                     waiting[pending[index + 1].section.name] = start(pending[index + 1])
-                _follow(process, outcome, deadline_s, write)
+                limit_s = outcome.section.limit_s + unused_s
+                _follow(process, outcome, limit_s, deadline_s, write)
+                unused_s = max(0.0, limit_s - outcome.seconds)
             finally:
                 process.end()
                 _remove_folders(outcome)
@@ -224,11 +229,11 @@ def line_of(outcome: Outcome) -> str:
     return f"{section.name:<10} {outcome.state:<14} {took:>14}  {outcome.summary}".rstrip()[:240]
 
 
-def _follow(process: Process, outcome: Outcome, deadline_s: float, write: Write) -> None:
+def _follow(process: Process, outcome: Outcome, limit_s: float, deadline_s: float, write: Write) -> None:
     outcome.state = "running"
     process.wait_imported(min(START_S, deadline_s - time.monotonic()))
     began_s = time.monotonic()
-    limit_s = min(outcome.section.limit_s, max(0.0, deadline_s - began_s))
+    limit_s = min(limit_s, max(0.0, deadline_s - began_s))
     process.begin()
     told_s = 0.0
     try:
@@ -247,7 +252,7 @@ def _follow(process: Process, outcome: Outcome, deadline_s: float, write: Write)
             time.sleep(0.05)
         if process.popen.poll() is None:
             process.write_stacks()
-        outcome.state = _state_of(process.popen.poll(), outcome, limit_s)
+        outcome.state = _state_of(process.popen.poll(), outcome)
     except KeyboardInterrupt:
         outcome.state = "interrupted"
         raise
@@ -258,10 +263,9 @@ def _follow(process: Process, outcome: Outcome, deadline_s: float, write: Write)
             outcome.log = process.last_lines()
 
 
-def _state_of(returncode: int | None, outcome: Outcome, limit_s: float) -> str:
+def _state_of(returncode: int | None, outcome: Outcome) -> str:
     if returncode is None:
-        whose = "its limit" if limit_s == outcome.section.limit_s else "the kit's limit"
-        outcome.events.append({"kind": "crash", "text": f"killed at {whose}, after {limit_s:.0f} s"})
+        outcome.events.append({"kind": "crash", "text": f"killed at its limit, after {outcome.seconds:.0f} s"})
         return "over its limit"
     if returncode < 0:
         name = signal.Signals(-returncode).name
