@@ -87,12 +87,10 @@ def run(bench: Bench) -> None:
             bench.tell("worker", role=worker.role, load_s=worker.load_s, log=worker.log(3))
 
 
-def _best(tokens_per_s: dict[str, dict[tuple[int, float], float]], load: tuple[int, float]) -> str:
-    rates = {name: of_loads.get(load, 0.0) for name, of_loads in tokens_per_s.items()}
-    best = max(rates, key=lambda name: rates[name])
-    plain = rates.get("plain", 0.0)
-    ratio = f", {rates[best] / plain:.2f} of plain" if plain else ""
-    return f"{load[0]} at T={load[1]:g}: {best}, {rates[best]:.0f} tok/s{ratio}"
+def _rates(tokens_per_s: dict[str, dict[tuple[int, float], float]], load: tuple[int, float]) -> str:
+    """Return the tokens per second of each placement at a load, in words."""
+    rates = [f"{name} {of_loads[load]:.0f}" for name, of_loads in tokens_per_s.items() if load in of_loads]
+    return f"{load[0]} at T={load[1]:g}: {', '.join(rates)}"
 
 
 def _models(bench: Bench) -> dict[str, Path]:
@@ -156,7 +154,7 @@ async def _placements(bench: Bench, target: Worker, on_cpu: Worker, on_card: Wor
         except Exception as error:  # one placement that fails leaves the others
             bench.find(f"{name}: {_told(error)}")
         num_left -= len(loads)
-        bench.sum_up("; ".join(_best(found, load) for load in loads))
+        bench.sum_up("tok/s, " + "; ".join(_rates(found, load) for load in loads))
 
 
 def _told(error: BaseException) -> str:
