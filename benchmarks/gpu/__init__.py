@@ -15,6 +15,7 @@ findings (something is not as it has to be) and one line that sums it up. The pa
 and writes `gpu-KIT.json` and `gpu-KIT.md` anew whenever there is something new (`document`), so that a run that is cut
 off still tells. A section that crashes is a finding with its traceback; one that hangs, with where its threads stood.
 Its seconds count from when it has imported torch, which on four cores and more it does while the one before it runs.
+What a section leaves of its limit is the next one's.
 
 Limits in seconds, in order of worth; each kit's add up to 240 or less (`sections`):
 

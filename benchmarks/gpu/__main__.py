@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -50,6 +51,7 @@ def _run(document: Document, rehearse: bool, began_s: float) -> int:
     if rehearse:
         limit_s += START_S * len(document.outcomes)  # on two cores torch is imported between sections
     document.write()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or what was started and its models would stay
     try:
         run_sections(
             document.outcomes,

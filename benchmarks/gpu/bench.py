@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,10 +32,6 @@ class Bench:
     """Run at the sizes of a rehearsal, whose figures say nothing."""
     folders: list[Path] = field(default_factory=list)
     """Made for models; the parent removes what is left of them."""
-
-    @cached_property
-    def began_s(self) -> float:
-        return time.monotonic()
 
     @property
     def on_card(self) -> bool:

@@ -8,6 +8,7 @@ where each of its threads stands.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
@@ -23,11 +24,15 @@ from benchmarks.gpu.bench import Bench, own_stdout
 OOM_SCORE = "1000"
 """Of /proc/self/oom_score_adj: when the host's memory ends, the kernel ends this process and not the kit's parent."""
 
+PR_SET_PDEATHSIG = 1
+"""Of prctl (linux/prctl.h)."""
+
 IMPORTED = '{"kind": "imported"}\n'
 """The first event."""
 
 
 def main(argv: list[str]) -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed parent leaves no one on the GPU
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     events = own_stdout()
     module = argv[0]

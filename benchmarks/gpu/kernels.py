@@ -11,7 +11,7 @@ from benchmarks.gpu.bench import Bench
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.paths.paged_attention import TorchAttention
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedAttention, PagedPlan
-from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
+from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal
 from outrider.engine.step_plan import Row
 from outrider.engine.token_tree import seen
 
@@ -71,10 +71,11 @@ def run(bench: Bench) -> None:
 def _backends(bench: Bench) -> list[tuple[str, PagedAttention, int]]:
     found: list[tuple[str, PagedAttention, int]] = [("torch", TorchAttention(), 16)]
     if bench.on_card:
-        try:
+        refusal = torch_refusal(torch.__version__)
+        if refusal is None:
             found.append(("varlen", VarlenAttention(), BLOCK_SIZE))
-        except ImportError as error:
-            bench.tell("backend", name="varlen", outcome=f"not there: {error}")
+        else:
+            bench.tell("backend", name="varlen", outcome=f"not run: {refusal}")
     return found
 
 

@@ -33,6 +33,8 @@ NUM_SEQUENCES = 100_000
 """Draws of each rule."""
 P_WRONG = 1e-4
 """A right law gives a smaller p-value once in 10,000 tries; a wrong one that is worth a word gives 0."""
+NEAR_TIES = 5e-5
+"""Share of draws that may be others than on the host: two tokens as likely up to the rounding of a softmax."""
 VOCABULARIES = (999, 128_256)
 """Ids of which the coupled numbers are compared, bit by bit."""
 
@@ -49,7 +51,7 @@ def run(bench: Bench) -> None:
             bench.find(f"not the target's law: {name}, p = {fitted['p_value']:.1e}")
     num_same = same_draws(device, num)
     bench.tell("draws", same_as_on_the_host=num_same, of=num)
-    if num_same < num:
+    if num - num_same > NEAR_TIES * num:
         bench.find(f"{num - num_same} of {num} draws are others than on the host")
     _coupled_bits(bench)
     bench.sum_up(f"{num} draws of each rule; {num_wrong} laws are wrong; {num_same} draws are the host's")

@@ -153,6 +153,8 @@ def widen_vocabulary(model: LlamaForCausalLM, vocab: int) -> LlamaForCausalLM:
 
     Each new output row is the one of the least likely token, which the model gave next to no probability wherever it
     was looked at, times a factor that makes it less likely still. Its cost is that of a row of logits.
+    The embedding begins again: of rows of zeros the self-test, which feeds ids of the whole vocabulary, would get
+    logits that are all zero.
     """
     config = model.config
     if vocab <= config.vocab_size:
@@ -161,7 +163,8 @@ def widen_vocabulary(model: LlamaForCausalLM, vocab: int) -> LlamaForCausalLM:
     row = unlikely_row(model)
     num_new = vocab - config.vocab_size
     new_head = torch.cat([head, row.expand(num_new, -1)])
-    new_embedding = torch.cat([embedding, torch.zeros(num_new, embedding.shape[1]).to(embedding)])
+    again = torch.arange(num_new, device=embedding.device) % len(embedding)
+    new_embedding = torch.cat([embedding, embedding[again]])
     model.set_input_embeddings(_embedding(new_embedding))
     model.lm_head = torch.nn.Linear(new_head.shape[1], vocab, bias=False, device="meta")
     model.lm_head.weight = torch.nn.Parameter(new_head, requires_grad=False)

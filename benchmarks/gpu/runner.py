@@ -189,10 +189,13 @@ def run_sections(
 ) -> None:
     """Run the sections of `outcomes` in order and fill these in.
 
+    A section that needs less than its limit leaves the rest to the next ones.
+
     write: called whenever there is something new. say: prints a line. deadline_s: monotonic time at which everything
     ends; sections that have not begun by then are not run. Raises KeyboardInterrupt, with everything ended.
     """
     waiting: dict[str, Process] = {}
+    unused_s = 0.0
     ahead = (os.cpu_count() or 1) >= STARTED_AHEAD_CORES
     pending = [each for each in outcomes if not (rehearse and each.section.needs_card)]
     for outcome in outcomes:
@@ -205,14 +208,15 @@ def run_sections(
 
     try:
         for index, outcome in enumerate(pending):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= deadline_s:
                 break
             process = waiting.pop(outcome.section.name, None) or start(outcome)
             try:
                 if ahead and index + 1 < len(pending):
                     waiting[pending[index + 1].section.name] = start(pending[index + 1])
-                _follow(process, outcome, min(left_s, outcome.section.limit_s), write)
+                limit_s = outcome.section.limit_s + unused_s
+                _follow(process, outcome, limit_s, deadline_s, write)
+                unused_s = max(0.0, limit_s - outcome.seconds)
             finally:
                 process.end()
                 _remove_folders(outcome)
@@ -230,10 +234,11 @@ def line_of(outcome: Outcome) -> str:
     return f"{section.name:<10} {outcome.state:<14} {took:>14}  {outcome.summary}".rstrip()[:240]
 
 
-def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) -> None:
+def _follow(process: Process, outcome: Outcome, limit_s: float, deadline_s: float, write: Write) -> None:
     outcome.state = "running"
-    process.wait_imported(START_S)
+    process.wait_imported(min(START_S, deadline_s - time.monotonic()))
     began_s = time.monotonic()
+    limit_s = min(limit_s, max(0.0, deadline_s - began_s))
     process.begin()
     told_s = 0.0
     try:
@@ -265,7 +270,7 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, write: Write) ->
 
 def _state_of(returncode: int | None, outcome: Outcome) -> str:
     if returncode is None:
-        outcome.events.append({"kind": "crash", "text": f"killed at its limit of {outcome.section.limit_s} s"})
+        outcome.events.append({"kind": "crash", "text": f"killed at its limit, after {outcome.seconds:.0f} s"})
         return "over its limit"
     if returncode < 0:
         name = signal.Signals(-returncode).name

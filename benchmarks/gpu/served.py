@@ -18,13 +18,20 @@ import torch
 
 from benchmarks.gpu.bench import DEMO_DRAFT, DEMO_TARGET, Bench
 from benchmarks.gpu.models import WIDE_DRAFT, WIDE_TARGET, WIDE_VOCAB, save, widened
+from benchmarks.gpu.sections import find
 from benchmarks.gpu.services import PLAIN, PROMPTS, Gateway, Worker, gateway, prompt_ids, workers
 from gateway.generation import RoundOutput, SpeculationOptions
 
 BOTH_BYTES = 20 << 30
 """Bytes of the two widened models' files, with some to spare."""
 CELL_S = 8.0
-"""Seconds of a cell."""
+"""Seconds of a cell, less where loading left too little of the section's time for all of them."""
+MIN_CELL_S = 4.0
+"""Seconds that a cell has at least."""
+ENDING_S = 3.0
+"""Seconds of the section for what follows the cells, and for what each takes beside its own time."""
+WARM_TOKENS = 16
+"""Tokens of a placement's first answer, which is not measured: kernels are loaded and chosen by it."""
 WARM_S = 1.5
 """Of these, seconds before tokens count: K is chosen by what was measured."""
 MAX_TOKENS = 192
@@ -39,15 +46,18 @@ MIN_CORES = 8
 class Cell:
     """What came in a cell's counted time."""
 
+    counts_from_s: float
+    counts_until_s: float
+    """Monotonic times."""
+
     num_tokens: int = 0
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     first_tokens_s: list[float] = field(default_factory=list)
-    counts_from_s: float = 0.0
 
     def note(self, output: RoundOutput) -> None:
-        if time.monotonic() >= self.counts_from_s:
+        if self.counts_from_s <= time.monotonic() < self.counts_until_s:
             self.num_tokens += len(output.tokens)
             self.num_rounds += 1
             self.num_drafted += output.num_drafted
@@ -55,6 +65,9 @@ class Cell:
 
 
 def run(bench: Bench) -> None:
+    section = find("served")
+    assert section is not None
+    ends_s = time.monotonic() + section.limit_s - ENDING_S
     folder = _models(bench)
     target_cores, own_cores, draft_cores = _cores()
     if own_cores is not None:
@@ -66,20 +79,18 @@ def run(bench: Bench) -> None:
         started += [target, on_cpu]
         on_card = None
         if not bench.rehearse:
-            on_card = Worker("draft", model=folder["draft"], device=bench.device, **target_cores, **place)
+            # The other draft's cores: only one of the two drafts at a time.
+            on_card = Worker("draft", model=folder["draft"], device=bench.device, **draft_cores, **place)
             started.append(on_card)
-        tokens_per_s = asyncio.run(_placements(bench, target, on_cpu, on_card))
+        asyncio.run(_placements(bench, target, on_cpu, on_card, ends_s))
         for worker in started:
             bench.tell("worker", role=worker.role, load_s=worker.load_s, log=worker.log(3))
-    bench.sum_up("; ".join(_best(tokens_per_s, load) for load in bench.size(LOADS, LOADS[:1])))
 
 
-def _best(tokens_per_s: dict[str, dict[tuple[int, float], float]], load: tuple[int, float]) -> str:
-    rates = {name: of_loads.get(load, 0.0) for name, of_loads in tokens_per_s.items()}
-    best = max(rates, key=lambda name: rates[name])
-    plain = rates["plain"]
-    ratio = f", {rates[best] / plain:.2f} of plain" if plain else ""
-    return f"{load[0]} at T={load[1]:g}: {best}, {rates[best]:.0f} tok/s{ratio}"
+def _rates(tokens_per_s: dict[str, dict[tuple[int, float], float]], load: tuple[int, float]) -> str:
+    """Return the tokens per second of each placement at a load, in words."""
+    rates = [f"{name} {of_loads[load]:.0f}" for name, of_loads in tokens_per_s.items() if load in of_loads]
+    return f"{load[0]} at T={load[1]:g}: {', '.join(rates)}"
 
 
 def _models(bench: Bench) -> dict[str, Path]:
@@ -109,7 +120,7 @@ def _models(bench: Bench) -> dict[str, Path]:
 
 
 def _cores() -> tuple[dict[str, str], set[int] | None, dict[str, str]]:
-    """Return the cores of the workers on the card, of this process, and of the draft on the processor."""
+    """Return the cores of the target, of this process, and of the drafts, which take turns."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < MIN_CORES:
         return {}, None, {}
@@ -117,14 +128,14 @@ def _cores() -> tuple[dict[str, str], set[int] | None, dict[str, str]]:
     return {"cpu_cores": ",".join(map(str, card))}, set(own), {"cpu_cores": ",".join(map(str, draft))}
 
 
-async def _placements(
-    bench: Bench, target: Worker, on_cpu: Worker, on_card: Worker | None
-) -> dict[str, dict[tuple[int, float], float]]:
-    """Measure all cells; return tokens per second by placement and load."""
+async def _placements(bench: Bench, target: Worker, on_cpu: Worker, on_card: Worker | None, ends_s: float) -> None:
+    """Measure all cells; sum them up after each placement. ends_s: monotonic time at which the last one is over."""
     placements: list[tuple[str, Worker | None, SpeculationOptions]] = [("draft on the CPU", on_cpu, AUTO)]
     if on_card is not None:
         placements.append(("both on the card", on_card, AUTO))
     placements.append(("plain", None, PLAIN))
+    loads = bench.size(LOADS, LOADS[:1])
+    num_left = len(placements) * len(loads)
     address = await asyncio.to_thread(target.address)
     found: dict[str, dict[tuple[int, float], float]] = {}
     for name, draft, speculation in placements:
@@ -135,20 +146,38 @@ async def _placements(
                 served = await stack.enter_async_context(gateway(address, draft_address))
                 for why in served.refusals():
                     bench.find(f"{name}: {why}")
-                for load in bench.size(LOADS, LOADS[:1]):
-                    found[name][load] = await _cell(bench, served, name, speculation, *load)
+                await served.answer(prompt_ids(DEMO_TARGET, 1)[0], WARM_TOKENS, speculation)
+                for index, load in enumerate(loads):
+                    cell_s = (ends_s - time.monotonic()) / (num_left - index)
+                    cell_s = min(bench.size(CELL_S, 1.5), max(MIN_CELL_S, cell_s))
+                    found[name][load] = await _cell(bench, served, name, speculation, *load, cell_s)
         except Exception as error:  # one placement that fails leaves the others
-            bench.find(f"{name}: {type(error).__name__}: {error}")
-    return found
+            bench.find(f"{name}: {_told(error)}")
+        num_left -= len(loads)
+        bench.sum_up("tok/s, " + "; ".join(_rates(found, load) for load in loads))
+
+
+def _told(error: BaseException) -> str:
+    """Return what an error says; of a group, what its first one says."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 async def _cell(
-    bench: Bench, served: Gateway, name: str, speculation: SpeculationOptions, at_once: int, temperature: float
+    bench: Bench,
+    served: Gateway,
+    name: str,
+    speculation: SpeculationOptions,
+    at_once: int,
+    temperature: float,
+    cell_s: float,
 ) -> float:
     """Keep so many answers running for a cell's time; report and return the tokens per second."""
     prompts = prompt_ids(DEMO_TARGET, len(PROMPTS))
-    cell_s, warm_s = bench.size((CELL_S, WARM_S), (1.5, 0.3))
-    cell, began_s = Cell(counts_from_s=time.monotonic() + warm_s), time.monotonic()
+    warm_s = bench.size(WARM_S, 0.3)
+    began_s = time.monotonic()
+    cell = Cell(began_s + warm_s, began_s + cell_s)
 
     async def caller(number: int) -> None:
         while True:
@@ -166,7 +195,7 @@ async def _cell(
                     tasks.create_task(caller(number))
     except TimeoutError:
         pass
-    counted_s = time.monotonic() - began_s - warm_s
+    counted_s = cell_s - warm_s
     rate = cell.num_tokens / counted_s
     rounds = max(1, cell.num_rounds)
     bench.tell(
@@ -179,6 +208,6 @@ async def _cell(
         drafted_a_round=cell.num_drafted / rounds,
         accepted_of_drafted=cell.num_accepted / max(1, cell.num_drafted),
         ms_a_round=1e3 * counted_s * at_once / rounds,
-        first_token_ms=1e3 * min(cell.first_tokens_s, default=0.0),
+        first_token_ms=1e3 * min(cell.first_tokens_s) if cell.first_tokens_s else None,
     )
     return rate

@@ -52,6 +52,8 @@ def run(bench: Bench) -> None:
                     times = step_times(runner, batch, width, context, parents)
                 except Exception as error:  # an out-of-memory error of one shape leaves the others
                     bench.find(f"{batch} slots of {what} at {context}: {type(error).__name__}: {error}")
+                    if bench.on_card:
+                        torch.cuda.empty_cache()
                     continue
                 best_s = min(times.values())
                 worst = max(worst, best_s / floor_s)
@@ -64,7 +66,7 @@ def run(bench: Bench) -> None:
                     **{f"{name}_ms": 1e3 * value for name, value in times.items()},
                     over_the_floor=best_s / floor_s,
                 )
-    bench.sum_up(f"path {runner.path.name}; a step takes up to {worst:.1f} times its floor")
+        bench.sum_up(f"path {runner.path.name}; a step takes up to {worst:.1f} times its floor")
 
 
 def runner_of(bench: Bench, shape: Shape, max_rows: int, max_context: int) -> ModelRunner:

@@ -38,12 +38,12 @@ def run(bench: Bench) -> None:
         bench.find(f"missing: {name}")
     name = "no GPU"
     if bench.on_card:
-        name = _tell_gpu(bench)
+        name = tell_gpu(bench)
     build_s = build_native(bench)
     bench.sum_up(f"{name}, torch {torch.__version__}, native library in {build_s:.1f} s")
 
 
-def _tell_gpu(bench: Bench) -> str:
+def tell_gpu(bench: Bench) -> str:
     """Report the GPU, with what torch has for it; return its name."""
     found = torch.cuda.get_device_properties(0)
     free_bytes, total_bytes = torch.cuda.mem_get_info(0)

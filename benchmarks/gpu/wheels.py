@@ -31,10 +31,11 @@ PACKAGES = (
     "pydantic-settings",
     "python-dotenv",
     "annotated-types",
+    "typing-extensions",
     "typing-inspection",
 )
-"""What the workers and the gateway's rounds import and the machine's image lacks. grpcio and protobuf are there, maybe
-older than the generated code takes."""
+"""What the workers and the gateway's rounds import and the machine's image lacks. grpcio, protobuf and
+typing-extensions are there, maybe older than the generated code and pydantic take."""
 NEEDED = {
     "grpc": "grpcio",
     "google.protobuf": "protobuf",

@@ -54,6 +54,7 @@ def widen(model: LlamaForCausalLM, sizes: Sizes) -> LlamaForCausalLM:
     """
     check(model, sizes)
     wide = LlamaForCausalLM(wide_config(model.config, sizes)).to(device=model.device, dtype=model.dtype)
+    wide.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)  # `to` has rounded the frequencies to its dtype
     width = model.config.hidden_size
     with torch.no_grad():
         _zero_but(wide.model.embed_tokens.weight, model.model.embed_tokens.weight)

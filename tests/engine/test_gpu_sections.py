@@ -158,6 +158,9 @@ def test_a_widened_pair_says_the_same_in_a_larger_vocabulary(tmp_path: Path) -> 
     sizes = Sizes(hidden=512, intermediate=1280, heads=8, kv_heads=2, extra_layers=1)
     wide, difference = models.widened(DEMO_TARGET, sizes, 6000, "cpu", torch.float32)
     assert difference < 1e-3
+    assert (
+        float(wide.get_input_embeddings().weight[4096:].norm(dim=1).min()) > 0
+    )  # or a self-test of such ids has zeros
     models.save(wide, tmp_path / "wide")
     ids = [list(range(40, 52)), list(range(300, 312))]
     rows = wide(torch.tensor(ids)).logits.float().log_softmax(-1)

@@ -39,8 +39,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_whatever_a_section_does_the_others_are_told(tmp_path: Path) -> None:
-    outcomes = planted("crashes", "finds", "exhausts", "killed", "well")
-    outcomes[1:1] = planted("hangs", limit_s=2)
+    outcomes = [*planted("hangs", limit_s=2), *planted("crashes", "finds", "exhausts", "killed", "well")]
     said: list[str] = []
     document = Document(tmp_path, "planted", "A head.", outcomes)
     run_sections(
@@ -48,18 +47,18 @@ def test_whatever_a_section_does_the_others_are_told(tmp_path: Path) -> None:
     )
     states = {outcome.section.name: outcome.state for outcome in outcomes}
     assert states == {
-        "crashes": "crashed",
         "hangs": "over its limit",
+        "crashes": "crashed",
         "finds": "findings",
         "exhausts": "crashed",
         "killed": "killed",
         "well": "ok",
     }
     assert [line.split()[0] for line in said] == list(states)
-    hung = next(event for event in outcomes[1].events if event["kind"] == "started")
+    hung = next(event for event in outcomes[0].events if event["kind"] == "started")
     assert not any(is_running(hung[name]) for name in ("pid", "own"))
     assert not Path(hung["folder"]).exists()
-    assert any("hangs.py" in line and "in run" in line for line in outcomes[1].log)
+    assert any("hangs.py" in line and "in run" in line for line in outcomes[0].log)
 
     assert {path.name for path in tmp_path.iterdir()} == {"gpu-planted.json", "gpu-planted.md"}
     found = {each["name"]: each for each in json.loads((tmp_path / "gpu-planted.json").read_text())["sections"]}
@@ -75,7 +74,7 @@ def test_whatever_a_section_does_the_others_are_told(tmp_path: Path) -> None:
         "crashes.py",
         "- **and more**",
         "| b | 2.5 | \\| |",
-        "killed at its limit of 2 s",
+        "killed at its limit, after 2 s",
     ):
         assert words in written, written
 
@@ -84,6 +83,12 @@ def test_a_kit_ends_at_its_own_limit(tmp_path: Path) -> None:
     outcomes = planted("hangs", "well")
     run_sections(outcomes, rehearse=False, write=lambda: None, say=lambda line: None, deadline_s=time.monotonic() + 1.5)
     assert [outcome.state for outcome in outcomes] == ["over its limit", "not run"]
+
+
+def test_a_section_has_what_those_before_it_left_of_their_limits() -> None:
+    outcomes = [*planted("well"), *planted("sleeps", limit_s=1)]
+    run_sections(outcomes, rehearse=False, write=lambda: None, say=lambda line: None, deadline_s=time.monotonic() + 120)
+    assert [outcome.state for outcome in outcomes] == ["ok", "ok"] and outcomes[1].seconds > outcomes[1].section.limit_s
 
 
 def test_what_needs_a_card_says_so_in_a_rehearsal() -> None:
