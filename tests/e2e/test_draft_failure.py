@@ -134,6 +134,7 @@ async def test_a_target_killed_in_the_middle_neither_repeats_nor_loses_a_token(
     await asyncio.to_thread(assert_target_alone, DEMO_TARGET, *outputs)
 
 
+@pytest.mark.slow
 async def test_what_drafts_on_the_targets_own_steps_changes_no_token_though_both_workers_are_killed(
     paced: Stack, client: AsyncClient
 ) -> None:

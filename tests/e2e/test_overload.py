@@ -124,6 +124,7 @@ async def test_a_stopping_gateway_sends_its_clients_away_and_ends_its_streams_wi
         assert gateway.popen.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_a_target_that_comes_back_as_another_model_is_not_used() -> None:
     with running(draft=None) as stack:
         port = stack.target.address.rpartition(":")[2]

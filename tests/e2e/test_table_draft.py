@@ -72,7 +72,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("how", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("how", [pytest.param(GREEDY, marks=pytest.mark.slow), COUPLED], ids=["greedy", "coupled"])
 async def test_it_changes_no_token(stack: Stack, prompts: list[str], how: dict[str, Any]) -> None:
     alone = await answers(stack, prompts, how, enabled=False)
     for k in (1, 8):

@@ -33,6 +33,7 @@ def study_of(*args: str) -> dict[str, Any]:
     return dict(study)
 
 
+@pytest.mark.slow
 def test_a_running_pair_is_measured(stack: Stack, tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
     study = study_of("--address", stack.grpc, "--temperature", "1", "--png", str(picture))

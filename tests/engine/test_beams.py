@@ -207,7 +207,7 @@ def plain_levels(runner: ModelRunner) -> dict[int, list[Level]]:
     return target.levels
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.02, 0.2, 1.0])
+@pytest.mark.parametrize("wrong", [0.0, 0.2, *(pytest.param(wrong, marks=pytest.mark.slow) for wrong in (0.02, 1.0))])
 @pytest.mark.parametrize("fixed", [0, 3])
 def test_drafts_change_no_answer_and_right_ones_save_steps(
     folder: str, runner: ModelRunner, wrong: float, fixed: int

@@ -59,8 +59,14 @@ async def test_an_idle_worker_stays_until_its_gateways_have_seen_that_it_goes(ta
         async with ControlClient(process.address, "target") as client:
             await client.info()  # the stream, begun before it, is there, too
             process.popen.terminate()
-            await asyncio.sleep(IDLE_POLL_S + 0.2)  # a little longer than between two questions of a gateway
-            assert (await client.info()).draining
+            terminated_s = time.monotonic()
+            was_draining = False
+            with pytest.raises(grpc.aio.AioRpcError):
+                while True:
+                    was_draining = (await client.info()).draining
+                    await asyncio.sleep(0.05)
+            assert was_draining
+            assert time.monotonic() > terminated_s + IDLE_POLL_S, "a gateway may have asked just before the signal"
             assert await exit_code(process) == 0
 
 

@@ -58,6 +58,7 @@ def test_an_error_is_one_line(kind: str, more: list[str], message: str, folder: 
     assert made.stderr.startswith("error: ") and message in made.stderr and made.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_in_a_process_of_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
