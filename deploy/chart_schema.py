@@ -159,7 +159,7 @@ DRAFT: Schema = {
     "settings": settings_of(DraftConfig),
 }
 OF_A_PARENT: Schema = {"global": {}, "enabled": FLAG}
-"""What a chart that has this one as a dependency hands down: `enabled` for its `condition`. Nothing here reads them."""
+"""Values that a parent chart passes to this one: `enabled` is for the parent's `condition`. No template reads them."""
 VALUES: Schema = {
     **OF_A_PARENT,
     "nameOverride": TEXT,

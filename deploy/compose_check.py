@@ -21,7 +21,7 @@ from outrider.wire.settings.system import gateway_config
 
 _PART = re.compile("OUTRIDER_(GATEWAY|TARGET|DRAFT)_")
 _FOLDERS = {"MODEL": "OUTRIDER_TARGET_MODEL", "DRAFT": "OUTRIDER_DRAFT_MODEL"}
-"""By what the user writes: where the container has that folder."""
+"""By variable of the user: the variable that has the folder's path in the container."""
 _LINKS = "links of a hub's cache lead out of the folder; copy it with `cp -rL`, or download it with `--local-dir`"
 
 
@@ -43,7 +43,7 @@ def check(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Those of a part's prefix are checked with its settings."""
+    """Refuse a variable that no part reads. Variables with a part's prefix are checked with its settings."""
     for name in variables:
         if name.startswith("OUTRIDER_") and not _PART.match(name) and name not in OTHER_VARIABLES:
             raise ConfigError(f"{name} is no setting; {meant(name, OTHER_VARIABLES)}")

@@ -17,7 +17,7 @@ _HEAD = """\
 # `make env-example`.
 """
 _READ_BY = {"gateway": (GatewayConfig,), "launcher": (TargetConfig, DraftConfig)}
-"""By service. Workers have theirs from the launcher."""
+"""Settings that each service reads, by service. Workers get theirs from the launcher."""
 
 
 def variable_names(cls: type[GatewayConfig] | type[DraftConfig] | type[TargetConfig]) -> list[str]:

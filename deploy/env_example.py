@@ -87,7 +87,7 @@ _PARTS: dict[str, tuple[str, type[GatewayConfig] | type[DraftConfig] | type[Targ
     "target": ("Of every target pool; what the file of pools says wins.", TargetConfig, ("model", "host", "port")),
     "draft": ("Of every draft pool; what the file of pools says wins.", DraftConfig, ("model", "host", "port")),
 }
-"""By role: a remark, the settings, and those that docker-compose.yml or the file of pools decide."""
+"""By role: a remark, the class of its settings, and the names that docker-compose.yml or the file of pools sets."""
 
 
 def env_example() -> str:

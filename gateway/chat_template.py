@@ -53,7 +53,7 @@ class ChatTemplate:
     """A template that a renderer has compiled."""
 
     name: str
-    """Where the source stands, for errors."""
+    """Names the file or setting that the source is from, for errors."""
     source: str
     tool_source: str
     special_tokens: dict[str, str]

@@ -132,7 +132,7 @@ class Answers:
         self._opened = asyncio.Event()
         """Set by the first slot that a target opens, and by whatever ends an answer before."""
         self._early_failure: BaseException | None = None
-        """What ended an answer before a slot was opened."""
+        """The error that ended an answer before a slot was opened."""
 
     async def __aenter__(self) -> Answers:
         return self

@@ -25,7 +25,7 @@ from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.health_servicer import Health
 
 HEALTH_INTERVAL_S = 0.5
-"""How far gRPC's health may be behind /readyz."""
+"""Seconds that gRPC's health may be behind /readyz."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Where a worker listens that was told no host: nothing that anybody could connect to."""
 

@@ -17,7 +17,7 @@ from shutil import copytree
 from tests.compose.checks import HTTP, Report, all_healthy, all_scraped, completion
 from tests.compose.docs import Commands
 from tests.compose.engine import REPO, Project, get, output, post_many
-from tests.compose.load import METRICS, Load, undisturbed
+from tests.compose.load import METRICS, Load, undisturbed, wait_until
 
 LIVES = """
 import os
@@ -215,7 +215,7 @@ class Cases:
         begun = time.monotonic()
         change()
         took_s = time.monotonic() - begun
-        done = _wait(lambda: State(self._project).started_since(before) >= expected, SETTLE_S)
+        done = wait_until(lambda: State(self._project).started_since(before) >= expected, SETTLE_S)
         served = self._wait_served() and done
         served_s = time.monotonic() - begun
         streams.join()
@@ -273,13 +273,13 @@ class Cases:
         self._report.check(name, done.returncode == 0 and self._wait_healthy(), detail)
 
     def _wait_running(self) -> None:
-        _wait(lambda: _metric("vllm:num_requests_running") >= self._load.num_lines, 60)
+        wait_until(lambda: _metric("vllm:num_requests_running") >= self._load.num_lines, 60)
 
     def _wait_healthy(self) -> bool:
-        return _wait(lambda: all_healthy(self._project), SETTLE_S)
+        return wait_until(lambda: all_healthy(self._project), SETTLE_S)
 
     def _wait_served(self) -> bool:
-        return _wait(lambda: get(f"{HTTP}/readyz")[0] == 200 and all_healthy(self._project), SETTLE_S)
+        return wait_until(lambda: get(f"{HTTP}/readyz")[0] == 200 and all_healthy(self._project), SETTLE_S)
 
 
 def images(*filters: str) -> set[str]:
@@ -291,15 +291,6 @@ def _metric(name: str) -> float:
     _, text = get(f"{METRICS}/metrics")
     values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, values))
-
-
-def _wait(ready: Callable[[], bool], timeout_s: float) -> bool:
-    give_up = time.monotonic() + timeout_s
-    while time.monotonic() < give_up:
-        if ready():
-            return True
-        time.sleep(0.5)
-    return False
 
 
 def _last(printed: str) -> str:

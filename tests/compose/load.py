@@ -146,12 +146,12 @@ def _under_load(
     reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
     reader.start()
     with DraftWatch() as watch:
-        _wait(watch.moving, 30)
+        wait_until(watch.moving, 30)
         time.sleep(2)
         outcome = Outcome(name, time.time())
         fault()
         time.sleep(3)  # a health check that has not looked yet still says healthy
-        outcome.settled = _wait(lambda: settled() and watch.moving(), timeout_s)
+        outcome.settled = wait_until(lambda: settled() and watch.moving(), timeout_s)
         time.sleep(2)
         outcome.draft_stalls = watch.stalls(outcome.at)
     assert process.stdin is not None
@@ -162,7 +162,8 @@ def _under_load(
     return outcome
 
 
-def _wait(ready: Callable[[], bool], timeout_s: float) -> bool:
+def wait_until(ready: Callable[[], bool], timeout_s: float) -> bool:
+    """Return whether `ready` came true within the time."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         if ready():

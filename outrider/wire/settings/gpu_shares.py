@@ -54,9 +54,11 @@ def needed_bytes(num_weight_bytes: float) -> float:
     return num_weight_bytes + OVERHEAD_BYTES
 
 
-def utilization_of(share: float) -> float:
-    """Return `gpu_memory_utilization` of a worker that has that share of a GPU."""
-    return int(1000 * share * GPU_FRACTION) / 1000
+def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
+    """Return `gpu_memory_utilization` of a worker that has that share of this fraction of a GPU, rounded down to
+    thousandths.
+    """
+    return int(1000 * share * fraction) / 1000
 
 
 def utilizations(pools: Iterable[Pool]) -> dict[str, float]:
@@ -76,7 +78,7 @@ def utilizations(pools: Iterable[Pool]) -> dict[str, float]:
             f"{GPU_FRACTION:g} may be taken; lower theirs, or name another device",
             param="gpu_memory_utilization",
         )
-    return {name: int(1000 * share * remaining) / 1000 for name, share in gpu_shares(open_pools).items()}
+    return {name: utilization_of(share, remaining) for name, share in gpu_shares(open_pools).items()}
 
 
 def num_weight_bytes(model: str) -> int | None:
@@ -119,7 +121,9 @@ def _find(model: str, name: str) -> Path | None:
 
 
 def _amounts_by_role(pools: Sequence[Pool]) -> dict[str, float]:
-    numbers = {role: sum(pool.max for pool in pools if pool.role == role) for role in ("target", "draft")}
+    numbers = {"target": 0, "draft": 0}
+    for pool in pools:
+        numbers[pool.role] += pool.max
     of_drafts = 0.25 if numbers["target"] else 1.0
     amounts = {"target": 1 - of_drafts, "draft": of_drafts}
     return {pool.name: amounts[pool.role] / numbers[pool.role] for pool in pools}
