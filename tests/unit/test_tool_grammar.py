@@ -293,7 +293,7 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
 
 
 async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
-    template = inline_template("plain", tool_source="{{ tools[0].function.name }}")
+    template = inline_template("plain", tool_use="{{ tools[0].function.name }}")
     assert await template.render([], True, {}, max_chars=100) == "plain"
     assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
     assert template.takes_tools and not inline_template("{{ messages }} tools").takes_tools
