@@ -17,6 +17,12 @@ OF_OTHERS = ("assistant", "tool", "function")
 """Roles whose pictures and files the caller did not choose: a line stands for each."""
 
 
+CONTENT: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+}
+"""What a content may be, for /openapi.json."""
+
+
 class TextPart(TypedDict):
     type: Literal["text"]
     text: str

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, Demand
 from gateway.api.base_schemas import Strict, described
-from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.api.message_schemas import AnyTool, MessageBody
 from gateway.api.schemas import ChatBody, other_parameters, without_others
 from gateway.tools.offer import MAX_LISTED_TOOLS
 from outrider.wire.errors import InvalidRequest
@@ -37,7 +37,7 @@ class TokenizeBody(Strict):
     continue_final_message: bool | None = described("as chat's. Default: false")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
     documents: list[dict[str, Any]] | None = described("as chat's")
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
 
     @model_validator(mode="before")
     @classmethod
