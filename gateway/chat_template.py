@@ -58,6 +58,8 @@ class ChatTemplate:
     tool_source: str
     special_tokens: dict[str, str]
     takes_tools: bool
+    marks_turns: bool
+    """Whether it marks who speaks; false where it writes the messages' text alone, for a model that continues text."""
     renderers: Renderers
 
     @classmethod
@@ -70,14 +72,16 @@ class ChatTemplate:
                     f"{file.name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed; {_REMEDY}"
                 )
         try:
-            _, checked = await renderers.run(b"", {"kind": "check", "sources": [file.source, tool_source]})
+            plain, checked = await renderers.run(b"", {"kind": "check", "sources": [file.source, tool_source]})
         except WorkRefused as error:
             raise ConfigError(f"{file.name} {error.message}; {_REMEDY}") from None
         except WorkExceeded as error:
             raise ConfigError(f"{file.name} takes more than {error} to compile; {_REMEDY}") from None
         except Overloaded as error:
             raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
-        return cls(file.name, file.source, tool_source, special_tokens, checked["takes_tools"], renderers)
+        return cls(
+            file.name, file.source, tool_source, special_tokens, checked["takes_tools"], plain["marks_turns"], renderers
+        )
 
     async def render(
         self,

@@ -187,6 +187,10 @@ class ServedFacts:
     """None when no draft is connected now."""
     drafters: tuple[Drafter, ...] = ()
     """Those that can draft for a request while their worker is there: one that is away may be back."""
+    default_drafter: Drafter | None = None
+    """Who drafts for requests that name no drafter: one of `drafters`, or None."""
+    chat_template: str | None = None
+    """`turns` for a template that marks who speaks, `plain` for one that writes the text alone; None without one."""
     no_trees: str | None = None
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
     no_beams: str | None = None

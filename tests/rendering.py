@@ -32,5 +32,11 @@ def inline_template(
     tool_source = source if tool_source is None else tool_source
     _, checked = work({"kind": "check", "sources": [source, tool_source]})
     return ChatTemplate(
-        "the test's template", source, tool_source, special_tokens or {}, checked["takes_tools"], InlineRenderers()
+        "the test's template",
+        source,
+        tool_source,
+        special_tokens or {},
+        checked["takes_tools"],
+        checked["marks_turns"],
+        InlineRenderers(),
     )

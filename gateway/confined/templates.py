@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.wire.errors import InvalidRequest
 
+_MESSAGE = "How do you do?"
+"""Any message of a user."""
 MAX_WHY_CHARS = 1000
 """Characters of an error of a template that are shown."""
 
@@ -40,13 +42,27 @@ def _check(source: str) -> dict[str, bool]:
     """Return what a template reads. Raise InvalidRequest when it cannot be compiled."""
     try:
         _compiled(source)
-        return {"takes_tools": "tools" in meta.find_undeclared_variables(_environment().parse(source))}
+        takes_tools = "tools" in meta.find_undeclared_variables(_environment().parse(source))
+        return {"takes_tools": takes_tools, "marks_turns": _marks_turns(source)}
     except MemoryError:
         raise
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(f"has a syntax error at line {error.lineno}: {_shown(error.message)}") from None
     except Exception as error:  # Jinja writes Python, whose compiler refuses some of it in many ways
         raise InvalidRequest(f"cannot be compiled: {type(error).__name__}: {_shown(error)}") from None
+
+
+def _marks_turns(source: str) -> bool:
+    """Return whether a template writes more than the message itself: marks of who speaks, as chat models learn them.
+
+    A template that refuses so plain a chat was made for a model of its own kind, and is taken for one that does.
+    """
+    names = {"messages": [{"role": "user", "content": _MESSAGE}], "add_generation_prompt": True}
+    try:
+        text = _render(source, {**names, "tools": None, "documents": None}, len(_MESSAGE) + MAX_WHY_CHARS)
+    except InvalidRequest:
+        return True
+    return text is None or text.strip() != _MESSAGE
 
 
 def _render(source: str, names: dict[str, Any], max_chars: int) -> str | None:

@@ -38,7 +38,7 @@ def test_figures(open_page: OpenPage) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures(open_page: OpenPage, scheme: str) -> None:
-    page = open_page(color_scheme=scheme)
+    page = open_page(color_scheme=scheme, width=1280)
 
     def with_short_names(route: Route) -> None:
         response = route.fetch()
@@ -50,6 +50,7 @@ def test_pictures(open_page: OpenPage, scheme: str) -> None:
     send(page, CODE, Temperature=0.8, Max_tokens=96, Seed=5)
     wait_done(page)
     page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).last.click()
+    page.evaluate("document.getElementById('settings').open = false")
     page.locator("h1").hover()
     ending = "" if scheme == "light" else "-dark"
     chat, replay = (REPO / f"docs/images/page-{name}{ending}.png" for name in ("chat", "replay"))
