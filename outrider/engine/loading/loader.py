@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import reprlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from transformers.utils import is_accelerate_available
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
+from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
@@ -33,6 +35,7 @@ from outrider.engine.loading.model_files import (
     MAX_QUOTED,
     check_folder,
     first_line,
+    gguf_path,
     model_file,
     read_model_json,
 )
@@ -47,7 +50,7 @@ from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
-from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID
@@ -84,9 +87,9 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
 
 
 def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.device], Group] | None) -> ModelRunner:
-    folder = local_folder(config.model)
-    if folder is not None:
-        check_folder(folder)
+    path = local_path(config.model)
+    if path is not None and path.is_dir():
+        check_folder(path)
     made_of = read_config(config.model)
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
@@ -200,12 +203,16 @@ def resolve_device(device: str) -> torch.device:
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """Read the configuration of a folder or hub id. Raises ConfigError."""
+    """Read the configuration of a folder, GGUF file or hub id. Raises ConfigError."""
+    gguf = gguf_path(model)
     raw = read_model_json(model, CONFIG)
     if raw is not None:  # else transformers says what is missing
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if gguf is None:
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        else:
+            config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):
             raise ValueError(f"architectures is {config.architectures}, must be a list of names")
         if getattr(config, "transformers_weights", None) is not None:
@@ -213,6 +220,8 @@ def read_config(model: str) -> PreTrainedConfig:
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
         keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
@@ -354,6 +363,12 @@ def _load_weights(
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    gguf, quiet = gguf_path(model), contextlib.nullcontext()
+    if gguf is not None:
+        wanted = own_dtype(gguf) if wanted == "auto" else wanted
+        check_unpacked(gguf, device, wanted)
+        options |= weight_options(gguf)
+        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -363,9 +378,10 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        network, info = _auto_class(config).from_pretrained(
-            model, config=config, dtype=wanted, output_loading_info=True, **options
-        )
+        with quiet:
+            network, info = _auto_class(config).from_pretrained(
+                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
