@@ -102,6 +102,7 @@ async function during(work) {
 async function send() {
   const body = bodyOf();
   say("Asking.");
+  document.querySelector(".answer").scrollIntoView({ block: "nearest" }); // on a phone it is below the form
   await during(async () => {
     const got = await run(body, body.model);
     if (body.messages)
@@ -242,7 +243,7 @@ function chooseMode({ chat_template: template }) {
 
 function showSettings() {
   const [temperature, k, tokens] = ["temperature", "k", "max-tokens"].map((id) => byId(id).value);
-  byId("settings-now").textContent = `temperature ${temperature || "default"}, K ${k}, at most ${tokens} tokens`;
+  byId("settings-now").textContent = `temperature ${temperature || "default"}, K ${k}, ${tokens} tokens`;
 }
 
 function showMode() {
