@@ -7,19 +7,22 @@ wrong text without any error. `paths.choice` runs it on every path it tries.
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from outrider.engine.kv_pool import BlockTable
+from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.paths.forward_path import NORMED
+from outrider.engine.paths.forward_path import NORMED, GivesFeatures
 from outrider.engine.step_plan import Row, Source
 
 NUM_BLOCKS = 16
 """Blocks of 16 tokens: enough for the three sequences of the test, and their sources."""
+MIN_TOKENS = 16
+"""Tokens of the shortest context that is served."""
 TOLERANCE = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Largest logit difference allowed, as a share of the largest logit. A wrong position or mask gives about 1."""
 
@@ -41,6 +44,10 @@ class Remembered:
         if key not in self._known:
             self._known[key] = self._model.forward(token_ids, source_ids)
         return self._known[key]
+
+    def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
+        """As `UncachedModel.hidden_states`."""
+        return self._model.hidden_states(token_ids)
 
 
 def _sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
@@ -87,6 +94,16 @@ class _Sequence:
             truth = _truth(self.model, row.last_ids(row.num_tokens), self.source)[-row.num_logits :]
             self.errors.append(_error(logits, truth))
 
+    def begin_with(self, other: _Sequence, num_tokens: int) -> None:
+        """Begin with `other`'s first tokens, in its blocks where they are full: as a hit of the prefix cache and a
+        rollback into the last of those blocks, which the next write then copies."""
+        prefix = self.runner.pool.prefix
+        prefix.publish(other.table, other.ids)
+        self.ids[:num_tokens] = other.ids[:num_tokens]
+        prefix.adopt(self.table, other.ids[:-1])
+        self.table.truncate(num_tokens)
+        self.num_cached = self.table.num_tokens
+
     def rewrite(self, keep: int, generator: random.Random) -> None:
         """Forget all but `keep` tokens and go on with others, as after a rejection."""
         self.table.truncate(keep)
@@ -95,7 +112,7 @@ class _Sequence:
 
 
 def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
-    """Prefill, decode, verify and roll back ragged rows; return the largest difference over the largest logit.
+    """Prefill, decode, verify, share and roll back ragged rows; return the largest difference over the largest logit.
 
     Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
     """
@@ -110,14 +127,60 @@ def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> flo
     )
     with torch.inference_mode():
         _step(runner, [(a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1)])  # two prompts of different length
+        if a.source is None:  # or it would be another source's prefix
+            c.begin_with(a, min(13, len(c.ids) - 8))
         _step(runner, [(a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), (c, len(c.ids) - 6, 0)])  # verify, decode, join
         a.rewrite(len(a.ids) - 5, generator)  # one of five drafts kept
         _step(runner, [(a, len(a.ids) - 4, 1), (b, len(b.ids), 5), (c, len(c.ids) - 4, 2)])
         b.rewrite(len(b.ids) - 4, generator)
         _step(runner, [(b, len(b.ids), 4)])  # alone
+        b.rewrite(len(b.ids) - 3, generator)
+        _step(runner, [(b, len(b.ids) - 2, 1)])  # a step without drafts after one whose drafts were rejected
+        _step(runner, [(a, len(a.ids), 4), (b, len(b.ids), 2)])
     for sequence in (a, b, c):
         _free(sequence.table, sequence.source)
     return _largest([error for sequence in (a, b, c) for error in sequence.errors])
+
+
+def layer_that_raised(error: BaseException) -> int | None:
+    """Return the index of the decoder layer that the error was raised in; None where it was in none."""
+    index = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        found = getattr(module, "layer_idx", None)
+        if isinstance(module, nn.Module) and isinstance(found, int):
+            index = found
+    return index
+
+
+def layer_that_differs(runner: ModelRunner, model: UncachedModel | Remembered) -> int | None:
+    """Return the index of the first decoder layer whose output is not transformers', in a course of a prompt, a
+    rollback, a step and a verify; None where the hidden states cannot be had, or none differs. Replaces the pool.
+    """
+    if not isinstance(runner.path, GivesFeatures) or runner.facts.decoder_start_ids:
+        return None
+    generator, num_layers = random.Random(3), runner.facts.num_layers
+    runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
+    ids = [generator.randrange(runner.facts.vocab_size) for _ in range(MIN_TOKENS)]
+    table = runner.pool.new_table()
+    try:
+        runner.path.set_taps(range(num_layers + 1))
+        with torch.inference_mode():
+            runner.forward([Row.of(table, [*ids[:5], *ids[7:9]], 0, 0)])
+            table.truncate(5)
+            parts = []
+            for start, end in ((5, 10), (10, 11), (11, MIN_TOKENS)):
+                runner.forward([Row.of(table, ids[:end], start, 0)])
+                parts.append(runner.features.float())
+            found, truth = torch.cat(parts), model.hidden_states(ids)[5:, :-1]  # [T, num_layers + 1, H] each
+        distances = [_distance(found[:, tap], truth[:, tap]) for tap in range(num_layers + 1)]
+    except Exception:  # whatever the class does with its layers: the caller has an error to report already
+        return None
+    finally:
+        runner.path.set_taps([])
+        runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
+    wrong = [tap for tap, distance in enumerate(distances) if not distance <= TOLERANCE[runner.facts.dtype]]
+    return wrong[0] - 1 if wrong and wrong[0] else None
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
