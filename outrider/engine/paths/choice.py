@@ -196,7 +196,7 @@ def check_cache(runner: ModelRunner, truth: Remembered) -> float:
     """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
     try:
         error = largest_error(runner, truth)
-    except torch.OutOfMemoryError:  # the model runs: there is too little memory
+    except (PathUnavailable, torch.OutOfMemoryError):  # of no cache; the model runs: there is too little memory
         raise
     except Exception as reason:  # whatever a class does with a cache it does not know
         where = _named(runner.facts, layer_that_raised(reason))

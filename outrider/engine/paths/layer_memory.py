@@ -72,7 +72,7 @@ KINDS: Mapping[str, LayerMemory] = {
         packs_rows=False,
         has_columns_as_positions=True,
         tree_refusal="its indexer selects blocks of columns, which in a tree are no positions",
-        test_limits={"block_size": 4, "topk_blocks": 3},
+        test_limits={"block_size": 4, "topk_blocks": 4},
     ),
     "conv": LayerMemory(
         "the inputs of a short convolution",
