@@ -13,8 +13,6 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -40,6 +38,7 @@ from outrider.engine.loading.model_files import (
     read_model_json,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.text_part import plain_form, served_class
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -299,25 +298,19 @@ def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
 def check_class(config: PreTrainedConfig) -> None:
     """Refuse what has no class that writes text, or layers whose memory is not served, before weights are read."""
     name = bound_text((config.architectures or [type(config).__name__])[0])
-    if type(config) not in _auto_class(config)._model_mapping:
-        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+    model_class = network_class(config)
     try:
         types = layer_types(config)
     except Exception as error:  # as in read_config
         raise unusable(config.name_or_path, error) from error
-    refusal = memory_refusal(types, is_stateful=getattr(network_class(config), "_is_stateful", False))
+    refusal = memory_refusal(types, is_stateful=getattr(model_class, "_is_stateful", False))
     if refusal is not None:
         raise ConfigError(f"{name} {refusal}", param="model")
 
 
 def network_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class for a configuration that `check_class` lets through."""
-    return _auto_class(config)._model_mapping[type(config)]
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return served_class(config).model_class
 
 
 def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
@@ -381,7 +374,7 @@ def _load_weights(
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
         with quiet:
-            network, info = _auto_class(config).from_pretrained(
+            network, info = model_class.from_pretrained(
                 gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
             )
     except torch.OutOfMemoryError:
@@ -396,8 +389,10 @@ def _load_weights(
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
             param="model",
         )
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     network = network.eval().requires_grad_(False)
+    if served_class(config).is_text_part:
+        network = plain_form(network)
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
