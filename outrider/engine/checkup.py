@@ -108,8 +108,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         return
     found.append(target)
     yield "target", ("ok", str(target), "")
-    for note in target.notes:
-        yield "target", ("warning", note, "")
+    if target.notes:
+        yield "files of the target", ("warning", "; ".join(target.notes), "")
     for draft in task.drafts:
         try:
             model, find = check_draft(draft, target, task)
@@ -118,8 +118,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
             continue
         found += [] if model is None else [model]
         yield f"draft {draft}", find
-        for note in () if model is None else model.notes:
-            yield f"draft {draft}", ("warning", note, "")
+        if model is not None and model.notes:
+            yield f"files of the draft {draft}", ("warning", "; ".join(model.notes), "")
     if has_device:
         yield "memory", room(found, task.device)
     else:
