@@ -98,7 +98,7 @@ class ChatTemplate:
         caller: on whose share of the renderers. Raise InvalidRequest with the template's own words when it refuses the
         messages, and in ours when it takes too much; TextTooLong for a text of more than `max_chars` characters.
         """
-        names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self.special_tokens}
+        names: dict[str, Any] = {**self.special_tokens, "messages": [self._known(message) for message in messages]}
         names |= {"tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")

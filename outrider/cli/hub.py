@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 DEFAULT_REVISION = "main"
+OTHER_TOKENIZERS = (".model", "merges.txt")
+"""Ends of the files of which a tokenizer.json is made where there is none, besides the JSON among them."""
 _AT_ONCE = 8
 """Files fetched at once, as huggingface_hub has it. Doubled, a far hub's pauses between files weigh half as much."""
 _READ_BYTES = 2**20
@@ -76,7 +78,8 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             _make_folder(to)
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
-        small = [name for name in listed if "/" not in name and name.endswith((".json", ".jinja"))]
+        endings = (".json", ".jinja") if "tokenizer.json" in listed else (".json", ".jinja", *OTHER_TOKENIZERS)
+        small = [name for name in listed if "/" not in name and name.endswith(endings)]
         files = _files(model, commit, [listed[name] for name in small], to)
         index = next((file for file in files if file.name == INDEX), None)
         if index is not None:

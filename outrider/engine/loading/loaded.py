@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
@@ -134,4 +134,8 @@ def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     make_slot = SourceSlot if has_encoder else Slot
     sizes = (config.max_slots, runner.facts.context_limit)
     slots = SlotTable(runner.pool, *sizes, make_slot, takes_sources=has_encoder)
-    return Loaded(config, epoch, slots, tokenizer_files(config.model), runner=runner)
+    tokenizer = read_tokenizer(config.model)
+    beyond = tokens_beyond(tokenizer.tokenizer, runner.facts.vocab_size)
+    if beyond is not None:
+        log.warning("%s: %s", config.model, beyond)
+    return Loaded(config, epoch, slots, tokenizer.files, runner=runner)
