@@ -134,15 +134,15 @@ def _file_in(folder: Path, name: str) -> Path | None:
     path = folder / name
     if not path.is_file():
         return None
-    _check_inside(path)
+    _check_inside(path, folder)
     return path
 
 
-def _check_inside(path: Path) -> None:
-    """Raise ConfigError for a link that leads out of the folder it lies in; a snapshot in a hub's cache has its
-    contents in the same repository's blobs.
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ConfigError for a link that leads out of the model's folder; a snapshot in a hub's cache has its contents
+    in the same repository's blobs.
     """
-    folder = path.parent.resolve()
+    folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
         folder = folder.parents[1]
     if not path.resolve().is_relative_to(folder):
@@ -184,7 +184,7 @@ def _hub_file(model: str, name: str) -> Path | None:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
-    _check_inside(path)
+    _check_inside(path, path.parents[name.count("/")])
     return path
 
 
