@@ -73,6 +73,10 @@ class GenerationRequest:
     """No output is wanted: the one token that is made all the same is not told."""
     keeps_stop: bool = False
     """The stop string or stop id that ends the output is a part of its text."""
+    answer_stop_ids: frozenset[int] = frozenset()
+    """Ids that end the output behind its reasoning; those of `params` end it anywhere."""
+    stops_in_reasoning: bool = False
+    """Stop strings end the output inside its reasoning, too."""
     shows_special: bool = False
     """Special tokens are a part of the text."""
 

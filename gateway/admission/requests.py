@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -172,9 +172,10 @@ class Demand:
     output: OutputFormat | None = None
     """What the answers have to be; None = anything."""
     num_prompt_logprobs: int | None = None
-    """As in GenerationRequest, as are the next three."""
+    """As in GenerationRequest, as are the next four."""
     is_empty: bool = False
     keeps_stop: bool = False
+    stops_in_reasoning: bool = False
     shows_special: bool = False
     may_be_cut: bool = False
     """More max_tokens than the context leaves are those that it leaves."""
@@ -239,7 +240,10 @@ async def build_requests(
             demand.adds_special,
             _max_prompt_tokens(demand, facts),
         )
-        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, corpus_id, key_name, scheduling)
+        special_ids = reader.tokenizer.special_ids
+        requests += _answers(
+            demand, facts, base, prepared, prediction_ids, salt, corpus_id, key_name, scheduling, special_ids
+        )
     return tuple(requests)
 
 
@@ -607,6 +611,7 @@ def _answers(
     corpus_id: bytes,
     key_name: str | None,
     scheduling: Scheduling,
+    special_ids: Set[int],
 ) -> list[GenerationRequest]:
     ids = prepared.ids
     if prepared.grammar and demand.params.ignore_eos:
@@ -628,6 +633,12 @@ def _answers(
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
     if params.min_tokens > max_tokens or params.beams is not None:
         params.check(facts.vocab_size)
+    answer_stop_ids: frozenset[int] = frozenset()
+    may_reason = prepared.reading is not None and prepared.reading.marks is not None
+    if may_reason and not demand.stops_in_reasoning and params.beams is None:
+        answer_stop_ids = frozenset(params.stop_token_ids) - special_ids
+        at_once = tuple(each for each in params.stop_token_ids if each in special_ids)
+        params = dataclasses.replace(params, stop_token_ids=at_once)
     return [
         GenerationRequest(
             request_id=demand.request_id,
@@ -646,6 +657,8 @@ def _answers(
             num_prompt_logprobs=demand.num_prompt_logprobs if choice == 0 else None,  # all choices tell its scores
             is_empty=demand.is_empty,
             keeps_stop=demand.keeps_stop,
+            answer_stop_ids=answer_stop_ids,
+            stops_in_reasoning=demand.stops_in_reasoning,
             shows_special=demand.shows_special,
         )
         for choice in range(demand.num_choices)

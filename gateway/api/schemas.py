@@ -786,6 +786,11 @@ class ChatBody(_Body):
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
 
+    stop_in_reasoning: bool | None = described(
+        "stops end the answer inside its reasoning, too. Default: false, they wait for its end, but for ids of special "
+        "tokens"
+    )
+
     def demand(self, request_id: str) -> Demand:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new not in (None, old):
@@ -813,7 +818,9 @@ class ChatBody(_Body):
             tools = replace(tools, continued=messages[-1]["content"] or "")
         chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues)
         max_tokens = old if new is None else new
-        return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        demand = self._demand(request_id, names, (chat,), max_tokens, num_logprobs)
+        return replace(demand, stops_in_reasoning=bool(self.stop_in_reasoning))
 
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -235,10 +235,10 @@ def test_markers_that_are_special_tokens_are_seen_by_the_reader() -> None:
         reader, parts = reading.reader(), []
         for token_id in ids:
             parts += reader.push(detokenizer.push([token_id]).text_delta)
-        parts += reader.push(detokenizer.finish()) + reader.finish(False)
+        parts += reader.push(detokenizer.finish()[0]) + reader.finish(False)
         assert told(parts) == ("née", "", [ROME, ADDED])
         hidden = Detokenizer(tokenizer, ())
-        assert hidden.push(ids).text_delta + hidden.finish() == tokenizer.decode(ids) != f"née {calls}"
+        assert hidden.push(ids).text_delta + hidden.finish()[0] == tokenizer.decode(ids) != f"née {calls}"
 
 
 # --- templates ---------------------------------------------------------------------------------------------------
