@@ -271,7 +271,7 @@ class MessagesBody(CountBody):
     """POST /v1/messages."""
 
     max_tokens: int = Field(
-        description="at least 1; reasoning included. More than the context leaves means what it leaves",
+        description="at least 1; reasoning included. More than the context leaves means what it leaves, as chat's",
         json_schema_extra={"minimum": 1},
     )
     stop_sequences: Annotated[Strings, Field(max_length=MAX_STOPS)] | None = described(
@@ -289,4 +289,4 @@ class MessagesBody(CountBody):
             "stop_in_reasoning": self.stop_in_reasoning,
             "user": user,
         }
-        return replace(super().demand(request_id, **asked, **others), may_be_cut=True)
+        return super().demand(request_id, **asked, **others)

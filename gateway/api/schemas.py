@@ -457,8 +457,8 @@ class _Body(Strict):
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
     )
     max_tokens: int | None = described(
-        "at least 1. Prompt and output together must fit the context. Default: "
-        f"{DEFAULT_MAX_TOKENS}; chats: what the context leaves",
+        "at least 1. More than the context leaves means what it leaves, unless the gateway was started with "
+        f"`--max-tokens-beyond-context refuse`. Default: {DEFAULT_MAX_TOKENS}; chats: what the context leaves",
         minimum=1,
     )
     temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
@@ -684,8 +684,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. Prompt and output together "
-        "must fit the context. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context leaves "
+        "means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
