@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -197,6 +197,8 @@ class ServedFacts:
     """Why no beams can be searched now; None when they can."""
     decoder_start_ids: tuple[int, ...] = ()
     """What outputs begin with where an encoder reads the prompt; empty without one."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
 
 
 class Generator(Protocol):

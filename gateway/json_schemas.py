@@ -370,8 +370,8 @@ def _check_pattern(pattern: Any, place: Place) -> None:
         raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
     if any(found["passed"] is None for found in _LOOKS.finditer(pattern)):
         raise PatternRefused(
-            f"is {reprlib.repr(pattern)}, and look-around and backreferences cannot be enforced; leave the pattern out, "
-            "or write one without them",
+            f"is {reprlib.repr(pattern)}, and look-around and backreferences cannot be enforced; leave the pattern "
+            "out, or write one without them",
             *place,
         )
 

@@ -100,8 +100,8 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def first_ids(self, text: str, num_ids: int) -> list[int]:
-        """Return the first `num_ids` of the text's ids. Read only the beginning of a long text, whose last ids there may
-        be others than in the whole.
+        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may be
+        others than in the whole.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         ids = self.encode(text[:num_chars], False)

@@ -39,6 +39,7 @@ from outrider.wire.params import (
     check_cache_salt,
     check_token_ids,
 )
+from outrider.wire.sampling_defaults import MAX_TOKENS, apply_defaults
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
 from outrider.wire.settings.config import GatewayConfig
 
@@ -154,6 +155,8 @@ class Demand:
     ids."""
     max_tokens: int | None
     """None = what the context leaves."""
+    named: frozenset[str] | None = None
+    """Fields of `params` that the request names: those that the checkpoint states apply to others. None = all."""
     seed: int | None
     """64 bits; None = one is drawn for each prompt."""
     num_choices: int = 1
@@ -209,8 +212,11 @@ async def build_requests(
     lenience = _lenience(demand.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
     grammar = await grammars.output(demand.output)
+    params = demand.params
+    if demand.named is not None:
+        params = apply_defaults(params, demand.named, facts.sampling_defaults)
     base = dataclasses.replace(
-        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
+        params, bad_words=(*params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     most = 1 if base.beams is not None else facts.context_limit
@@ -636,7 +642,7 @@ def _answers(
     if facts.decoder_start_ids:
         _check_source(demand, facts.context_limit, len(ids))
         source_ids, ids = ids, facts.decoder_start_ids
-    max_tokens = _max_tokens(demand, facts.context_limit, len(ids), may_be_cut)
+    max_tokens = _max_tokens(demand, facts, len(ids), may_be_cut)
     check_token_ids(demand.names.prompt, source_ids or ids, facts.vocab_size)
     _check_num_scores(demand, len(ids))
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
@@ -693,12 +699,13 @@ def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
         )
 
 
-def _max_tokens(demand: Demand, context_limit: int, num_prompt: int, may_be_cut: bool) -> int:
+def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
     """Return the most output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit.
 
     may_be_cut: more max_tokens than the context leaves are those that it leaves.
     """
-    left, name = context_limit - num_prompt, demand.names.prompt
+    context_limit, name = facts.context_limit, demand.names.prompt
+    left = context_limit - num_prompt
     if left < 1:
         raise ContextExceeded(
             f"{name} has {num_prompt} tokens, the context limit is {context_limit} for prompt and output together; "
@@ -711,7 +718,10 @@ def _max_tokens(demand: Demand, context_limit: int, num_prompt: int, may_be_cut:
             f"{context_limit} at most {left} can follow; lower it, or shorten {name}",
             param="min_tokens",
         )
-    if demand.max_tokens is None or (may_be_cut and demand.max_tokens > left):
+    if demand.max_tokens is None:
+        stated = left if demand.named is None else facts.sampling_defaults.get(MAX_TOKENS, left)
+        return max(min(left, int(stated)), demand.params.min_tokens)
+    if may_be_cut and demand.max_tokens > left:
         return left
     if demand.max_tokens > left:
         raise ContextExceeded(

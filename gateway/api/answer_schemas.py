@@ -282,6 +282,8 @@ class Model(_Answer):
     vocab_size: int
     draft: str | None
     drafters: list[str]
+    sampling_defaults: dict[str, float]
+    """What the checkpoint states for parameters that a request leaves out, as it is applied."""
     type: Literal["model"]
     """This and the next two are for Anthropic's clients."""
     display_name: str

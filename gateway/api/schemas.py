@@ -461,13 +461,15 @@ class _Body(Strict):
         f"`--max-tokens-beyond-context refuse`. Default: {DEFAULT_MAX_TOKENS}; chats: what the context leaves",
         minimum=1,
     )
-    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
-    top_p: float | None = described("Default: 1", RANGES["top_p"])
-    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
-    min_p: float | None = described("Default: 0", RANGES["min_p"])
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("Default: the checkpoint's, or 0", RANGES["min_p"])
     presence_penalty: float | None = described("over the output. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("over the output. Default: 0", RANGES["frequency_penalty"])
-    repetition_penalty: float | None = described("over prompt and output. Default: 1", RANGES["repetition_penalty"])
+    repetition_penalty: float | None = described(
+        "over prompt and output. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
     logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases), Field(max_length=MAX_LOGIT_BIAS)] | None = (
         described(
             f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
@@ -638,6 +640,8 @@ class _Body(Strict):
         beams = self._beams()
         if beams is not None:
             given.setdefault("temperature", 0.0)
+        if self.top_k is not None:
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k  # -1 is vLLM's way to say off
         return Demand(
             request_id=request_id,
             model=self.model or "",
@@ -645,13 +649,13 @@ class _Body(Strict):
             names=names,
             params=SamplingParams(
                 **given,
-                top_k=0 if self.top_k in (None, -1) else self.top_k,  # -1 is vLLM's way to say off
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 num_logprobs=logprobs,
                 beams=beams,
             ),
+            named=frozenset(given),
             max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % 2**64,
             num_choices=1 if self.n is None else self.n,
