@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -73,6 +73,10 @@ class GenerationRequest:
     """No output is wanted: the one token that is made all the same is not told."""
     keeps_stop: bool = False
     """The stop string or stop id that ends the output is a part of its text."""
+    answer_stop_ids: frozenset[int] = frozenset()
+    """Ids that end the output behind its reasoning; those of `params` end it anywhere."""
+    stops_in_reasoning: bool = False
+    """Stop strings end the output inside its reasoning, too."""
     shows_special: bool = False
     """Special tokens are a part of the text."""
 
@@ -197,6 +201,8 @@ class ServedFacts:
     """Why no beams can be searched now; None when they can."""
     decoder_start_ids: tuple[int, ...] = ()
     """What outputs begin with where an encoder reads the prompt; empty without one."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
 
 
 class Generator(Protocol):

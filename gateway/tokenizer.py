@@ -103,6 +103,17 @@ class Tokenizer:
             num_chars *= 2
         return self.encode(text, add_special_tokens)
 
+    def first_ids(self, text: str, num_ids: int) -> list[int]:
+        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may be
+        others than in the whole.
+        """
+        num_chars = _num_chars_read_first(text, num_ids)
+        ids = self.encode(text[:num_chars], False)
+        while len(ids) < num_ids and num_chars < len(text):
+            num_chars *= 2
+            ids = self.encode(text[:num_chars], False)
+        return ids[:num_ids]
+
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
         to cut it without another result.

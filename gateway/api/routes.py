@@ -420,5 +420,6 @@ def _model(facts: ServedFacts) -> Json:
     }
     created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()
     anthropics = {"type": "model", "display_name": facts.id, "created_at": created_at}
+    defaults = {"sampling_defaults": dict(facts.sampling_defaults)}
     openais = {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider"}
-    return {**openais, **sizes, **drafts, **anthropics}
+    return {**openais, **sizes, **drafts, **defaults, **anthropics}

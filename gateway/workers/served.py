@@ -32,6 +32,7 @@ from outrider.wire.kinds import DRAFTERS, GRAMMAR, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
+from outrider.wire.sampling_defaults import usable_defaults
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.rpc import describe_failure
@@ -201,7 +202,13 @@ class ServedModel:
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
+            sampling_defaults=self._sampling_defaults(info),
         )
+
+    def _sampling_defaults(self, info: pb.WorkerInfo) -> dict[str, float]:
+        if self.config.generation_config != "auto":
+            return {}
+        return usable_defaults({each.name: value for each, value in info.sampling_defaults.ListFields()})
 
     def load(self) -> ModelLoad:
         """Return what there is to do now, by what each target said last: they are asked twice a second."""
@@ -342,6 +349,14 @@ class ServedModel:
                 "them a model_name"
             )
         self._reference = reference
+        if defaults := self._sampling_defaults(reference.info):
+            shown = ", ".join(f"{key} {value:g}" for key, value in sorted(defaults.items()))
+            log.info(
+                "requests to %s that name no sampling parameters get those of its generation_config.json: %s "
+                "(--generation-config none leaves them out)",
+                name,
+                shown,
+            )
         self._target_name = self._label(reference)
         self._name(name)
         self.referenced.set()
