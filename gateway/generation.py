@@ -193,6 +193,15 @@ class ServedFacts:
     """Why no beams can be searched now; None when they can."""
     decoder_start_ids: tuple[int, ...] = ()
     """What outputs begin with where an encoder reads the prompt; empty without one."""
+    model_path: str = ""
+    """Absolute path, or hub id, that the model was started from."""
+
+    def is_at(self, name: str) -> bool:
+        """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
+        relative = name.removeprefix("./").strip("/")
+        if not self.model_path.startswith("/"):
+            return name == self.model_path
+        return relative != "" and self.model_path.endswith(f"/{relative}")
 
 
 class Generator(Protocol):

@@ -198,6 +198,7 @@ class ServedModel:
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
+            model_path=self.reference.model_path,
         )
 
     def load(self) -> ModelLoad:

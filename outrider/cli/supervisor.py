@@ -24,10 +24,11 @@ from typing import Protocol
 import httpx
 
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.model_id import local_folder
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.settings.gpu_shares import utilizations
+from outrider.wire.settings.gpu_shares import num_weight_bytes, utilizations
 from outrider.wire.settings.pools import Pool, format_cores, share_cores
 from outrider.wire.settings.system import (
     FROM_POOLS,
@@ -37,7 +38,7 @@ from outrider.wire.settings.system import (
     flags,
     gateway_config,
 )
-from outrider.wire.transport.address import check_free
+from outrider.wire.transport.address import check_free, next_free
 
 STEADY_S = 30.0
 """Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
@@ -200,6 +201,7 @@ class Supervisor:
         self._needs_drafts = needs_drafts
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
+        self._config = with_grpc_port(self._config)
         for index in range(self._config.gateways):
             wanted = self._gateway_config(index, target="127.0.0.1:0")
             check_free(wanted.host, wanted.port, "--port")
@@ -207,6 +209,7 @@ class Supervisor:
             check_free(wanted.host, wanted.metrics_port or 0, "--metrics-port")
             if wanted.api_keys is not None:
                 read_keys(wanted.api_keys)  # what is wrong with it is said before the models load
+        self._find_models()
         if self._config.ray is None:
             self._start_plain()
         else:
@@ -216,6 +219,23 @@ class Supervisor:
         if needs_drafts and refused:
             raise IncompatiblePair(f"the {refused[0]}")
         return Endpoints(gateways, self._workers, self._registry)
+
+    def _find_models(self) -> None:
+        """Look for the models of workers on this machine; one that is no folder is said to be asked of the hub, which
+        may take a minute to say no. Raises ConfigError for a path that leads nowhere.
+        """
+        if self._config.ray is not None and self._config.ray.address is not None:
+            return
+        for pool in self._config.pools:
+            if not pool.has_model or (pool.role == "draft" and not self._needs_drafts):
+                continue
+            model = pool.worker.model
+            try:
+                is_hub_id = local_folder(model) is None
+            except ConfigError as error:
+                raise ConfigError(f"{pool.setting}: {error.message}", param=error.param) from None
+            if is_hub_id and num_weight_bytes(model) is None:
+                self._progress(pool.setting, "fetching", f"{model}: there is no such folder here, so a hub is asked")
 
     def watch(self) -> None:
         """Block until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
@@ -320,7 +340,7 @@ class Supervisor:
 
     def _start_plain(self) -> None:
         pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
-        utilization = own_gpu_memory(self._config.pools)
+        utilization = own_gpu_memory(self._config.pools, self._config.gpu_memory_utilization)
         for name, cores in own_cores(pools).items():
             pool = pools[name]
             own = {"cpu_cores": cores, "gpu_memory_utilization": utilization.get(pool.name)}
@@ -463,9 +483,26 @@ class Supervisor:
             self._go_on_without(name, child)
 
 
-def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:
+def with_grpc_port(config: SystemConfig) -> SystemConfig:
+    """Return the settings with gRPC on the next free port after HTTP's, where that one alone is named. Raises
+    ConfigError for settings that are wrong.
+    """
+
+    def is_named(setting: str) -> bool:
+        return setting in config.gateway or f"OUTRIDER_GATEWAY_{setting}".upper() in os.environ
+
+    if is_named("grpc_port") or not is_named("port"):
+        return config
+    # 0: the two defaults must not be taken for ports that are the same
+    gateway = gateway_config({**config.gateway, "grpc_port": 0}, target="127.0.0.1:0")
+    found = next_free(gateway.host, gateway.port, {gateway.metrics_port}) if gateway.port else 0
+    return replace(config, gateway={**config.gateway, "grpc_port": found})
+
+
+def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
     """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU of this machine and do not say it
-    themselves. Raises ConfigError.
+    themselves. wanted: what the workers of a GPU may take of it together, also one that is alone there. Raises
+    ConfigError.
     """
     by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
@@ -476,7 +513,7 @@ def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:
             by_gpu.setdefault(device.partition(":")[2] or "0", []).append(pool)
     found: dict[str, float] = {}
     for users in by_gpu.values():
-        found.update(utilizations(users))
+        found.update(utilizations(users, wanted))
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor
-from outrider.cli.up import _show_ready
+from outrider.cli.up import show_ready
 from outrider.wire.errors import IncompatiblePair
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import merged
@@ -37,7 +37,7 @@ class Quiet:
 def said(gateway: dict[str, str], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
-    _show_ready(Console(file=out, width=300), endpoints, settings)
+    show_ready(Console(file=out, width=300), endpoints, settings)
     return out.getvalue()
 
 
