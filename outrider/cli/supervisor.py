@@ -25,6 +25,7 @@ import httpx
 
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
 from outrider.wire.model_id import local_folder
+from outrider.wire.phases import phase_in
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
@@ -98,7 +99,7 @@ class Reporter(Protocol):
     """Shows how the start goes on."""
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """Show that a part is "starting", "loading" or "ready" (`state`)."""
+        """Show that a part is "starting", "loading" or "ready" (`state`), or what it does meanwhile. Thread-safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ class Endpoints:
     workers: list[StartedWorker]
     registry: str | None
     """host:port of the launcher's registry; None without Ray."""
+    chats: bool = False
+    """Whether the model is known to be made for chats."""
 
     @property
     def http(self) -> str:
@@ -167,9 +170,17 @@ class Supervisor:
     """Runs one system. Use as `with`, in a process that does nothing else: leaving the block ends all its children."""
 
     def __init__(
-        self, config: SystemConfig, stop: StopFlag, on_log: OnLog | None = None, gateway_module: str = "gateway"
+        self,
+        config: SystemConfig,
+        stop: StopFlag,
+        on_log: OnLog | None = None,
+        gateway_module: str = "gateway",
+        *,
+        api_key: str | None = None,
     ) -> None:
+        """api_key: to look at the models with, where a key is asked for."""
         self._gateway_module = gateway_module
+        self._api_key = api_key
         self._config = config
         self._reporter: Reporter | None = None
         self._needs_drafts = True
@@ -218,7 +229,8 @@ class Supervisor:
         refused = [reason for gateway in gateways for reason in gateway.refused if reason.startswith("draft ")]
         if needs_drafts and refused:
             raise IncompatiblePair(f"the {refused[0]}")
-        return Endpoints(gateways, self._workers, self._registry)
+        self._reporter = None
+        return Endpoints(gateways, self._workers, self._registry, self._chats(gateways[0].url))
 
     def _find_models(self) -> None:
         """Look for the models of workers on this machine; one that is no folder is said to be asked of the hub, which
@@ -420,7 +432,7 @@ class Supervisor:
         hidden = {f"OUTRIDER_GATEWAY_{setting}".upper() for setting in without}
         env = {key: value for key, value in os.environ.items() if key not in hidden}
         args = [sys.executable, *args]
-        child = Child(name, args, stdin=stdin, on_log=self._on_log, notify=self._stop_flag.notify, env=env)
+        child = Child(name, args, stdin=stdin, on_log=self._log, notify=self._stop_flag.notify, env=env)
         self._children[name] = child
         return child
 
@@ -461,6 +473,15 @@ class Supervisor:
             self._stop_flag.wait(_POLL_S)
         raise Unavailable(f"the gateway serves no request after {_SERVED_TIMEOUT_S:g} s: {reason}")
 
+    def _chats(self, url: str) -> bool:
+        """Return whether the first model's chat template marks who speaks; False where that cannot be seen."""
+        headers = {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
+        try:
+            reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=5.0, trust_env=False, verify=False)
+            return bool(reply.json()["data"][0]["chat_template"] == "turns")
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return False
+
     def _show(self, name: str, event: Event) -> None:
         """What the launcher says of its workers while the system runs, and that a part serves again."""
         if event["event"] == "ready" and name in self._restarts:
@@ -468,6 +489,14 @@ class Supervisor:
             self._warn(name, "it serves again")
         if event["event"] == "progress" and self._on_log is not None:
             self._on_log(event["part"], f"{event['state']} {event['detail']}")
+
+    def _log(self, name: str, line: str) -> None:
+        """Show a line of a part's log, or, while all starts, what a worker does now. Called from threads."""
+        phase = phase_in(name, line) if self._reporter is not None else None
+        if phase is not None:
+            self._progress(*phase, "")
+        elif self._on_log is not None:
+            self._on_log(name, line)
 
     def _warn(self, name: str, text: str) -> None:
         if self._on_log is not None:

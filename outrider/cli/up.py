@@ -12,24 +12,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperCommand
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, errors_as_lines, note_console, print_error, serving_console
 from outrider.cli.progress import StartProgress
+from outrider.cli.ready import show_ready
 from outrider.cli.setting_options import with_settings
-from outrider.cli.supervisor import Endpoints, PartFailed, Supervisor
+from outrider.cli.supervisor import PartFailed, Supervisor
 from outrider.cli.vllm_flags import translated
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings.api_keys import ApiKey as KeyEntry
 from outrider.wire.settings.api_keys import digest_of, write_keys
 from outrider.wire.settings.config import DefaultDrafter
 from outrider.wire.settings.pools import Values
-from outrider.wire.settings.system import DEMO_NAME, SystemConfig, merged, read_yaml
+from outrider.wire.settings.system import merged, read_yaml
 
 _ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
 """Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""
@@ -184,7 +183,8 @@ def up(
         ignore_log_rotation()
         stop = StopFlag()
         stop.install()
-        with Supervisor(system_config, stop, log_to(console, verbose)) as system:
+        key = api_key[0] if api_key else os.environ.get(KEY_VARIABLE)
+        with Supervisor(system_config, stop, log_to(console, verbose), api_key=key) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress, needs_drafts=draft is not None)
             show_ready(console, endpoints, system_config)
@@ -230,43 +230,3 @@ def failures_as_lines(console: Console) -> Iterator[None]:
         for line in error.log_lines if isinstance(error, PartFailed) else ():
             console.print(f"  {line}", markup=False, style="dim")
         raise typer.Exit(EXIT_FAILED) from None
-
-
-def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
-    tls_dir = None if settings.ray is None else settings.ray.tls_dir
-    with_draft = any(one.role == "draft" for one in endpoints.workers)
-    own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.label)].own
-    no_draft = "; no draft: " + ("plain decoding" if own is None else f"the target drafts for itself by {own.label}")
-    workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
-    console.print(Text.assemble("\n", ("ready", "bold green"), f"  {workers}{'' if with_draft else no_draft}"))
-    for gateway in endpoints.gateways:
-        console.print(f"  HTTP  {gateway.url}/v1   metrics {gateway.metrics_url}/metrics")
-        console.print(f"  gRPC  {gateway.grpc}")
-        if settings.gateway.get("page", True):
-            console.print(f"  page  {gateway.url}/")
-    for refused in dict.fromkeys(refused for gateway in endpoints.gateways for refused in gateway.refused):
-        console.print(Text.assemble("  ", ("not used", "bold yellow"), f"  the {refused}"))
-    for one in endpoints.workers:
-        console.print(f"  {one.name} memory  {one.memory}", highlight=False)
-        if one.metrics is not None:
-            console.print(f"  {one.name} metrics  http://{one.metrics}/metrics")
-    if endpoints.registry is not None:
-        certificates = "" if tls_dir is None else f" --tls-dir {tls_dir}"
-        console.print(
-            f"  registry  {endpoints.registry}   (outrider scale --registry {endpoints.registry}{certificates})"
-        )
-    key, secured = bool(settings.gateway.get("api_keys")), bool(settings.gateway.get("public_tls_dir"))
-    body = '{"prompt": "import os\\n\\ndef ", "max_tokens": 64, "temperature": 0}'
-    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if key else ""
-    trusted = " --cacert CA.pem" if secured else ""
-    url = f"{endpoints.gateways[0].url}/v1/completions"
-    console.print(f"\n  curl {url}{trusted}{header} -H 'Content-Type: application/json' -d '{body}'", markup=False)
-    trusted = " --tls-ca CA.pem" if secured else ""
-    rounds = " -K 5" if with_draft or own is not None else ""
-    console.print(f"  outrider generate 'import os'{rounds} --address {endpoints.grpc}{trusted}\n", markup=False)
-    if rounds:
-        often = ": often on the demo" if settings.gateway.get("model_name") == DEMO_NAME else ""
-        console.print(f"-K 5 always drafts 5 tokens; without it K adapts, to none where drafts do not pay{often}.")
-    if key:
-        console.print(f"Both read an API key from {KEY_VARIABLE}.", markup=False)
-    console.print("Ctrl-C stops everything.")
