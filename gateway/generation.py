@@ -203,6 +203,15 @@ class ServedFacts:
     """What outputs begin with where an encoder reads the prompt; empty without one."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    model_path: str = ""
+    """Absolute path, or hub id, that the model was started from."""
+
+    def is_at(self, name: str) -> bool:
+        """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
+        relative = name.removeprefix("./").strip("/")
+        if not self.model_path.startswith("/"):
+            return name == self.model_path
+        return relative != "" and self.model_path.endswith(f"/{relative}")
 
 
 class Generator(Protocol):

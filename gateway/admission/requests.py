@@ -339,6 +339,9 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     for facts in served:
         if facts.id == name:
             return facts
+    for facts in served:
+        if facts.is_at(name):
+            return facts
     known = ", ".join(repr(facts.id) for facts in served)
     shown = repr(name[:MAX_ECHO_CHARS]) + ("..." if len(name) > MAX_ECHO_CHARS else "")
     raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")

@@ -53,7 +53,9 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
+from outrider.wire.settings.gpu_shares import num_weight_bytes
 
 log = get_logger(__name__)
 
@@ -101,6 +103,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
+    log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
@@ -120,6 +123,14 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
+
+
+def _reading(model: str) -> str:
+    """Say that a model's weights are read now, and how much that is."""
+    num_bytes = num_weight_bytes(model)
+    if num_bytes is not None:
+        return f"reading weights, {num_bytes / 1e6:,.0f} MB"
+    return "reading weights" if local_folder(model) is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
