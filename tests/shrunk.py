@@ -7,7 +7,7 @@ No class is written down here. Of the layers of a class, the first of each kind 
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -27,6 +27,7 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"index_topk_blocks", 3),
     (r"(index_)?block_size", 4),
     (r"first_k_dense_replace|num_dense_layers|.*_offset|.*start_index|num_nextn_predict_layers", 1),
+    (r"relative_attention_num_buckets", 8),
     (r".*(_period|_interval|_frequency|_step|window_pattern|_every_n_layers|layer_group_size)", 2),
     (r".*(experts_per_tok|experts_per_token|moe_top_?k|moe_k|top_k_experts)", 2),
     (r".*n(um)?_shared_experts|topk_group", 1),
@@ -34,56 +35,109 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"n_group|num_expert_group", 2),
     (r"num_decoder_layers|decoder_layers", 3),
     (r"(num_)?(hidden_|encoder_|global_|resampler_)?(layers|blocks|depth)|n_layers?", 2),
-    (r".*heads?", 4),
-    (r".*(lora_rank|laurel_rank|norm_rank|lowrank)|hidden_size_per_layer_input|.*rope_head_dim|rotary_dim", HEAD // 2),
-    (r".*(head_(dim|size)|d_head|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel", HEAD),
+    (r"index(er)?_n_heads", 16),  # of fewer, several keys have a score of exactly 0, and which are chosen is chance
+    (r"(.*_)?n_groups", 2),
+    (r".*(key_value|kv)_(n_)?heads|kv_n_heads", 2),
+    (r"(?!d_head).*heads?", 4),
+    (r".*(lora_rank|laurel_rank|norm_rank|lowrank)|hidden_size_per_layer_input|.*(rope|nope)_head_dim|rotary_dim", HEAD // 2),
+    (r"v_head_dim", 3 * HEAD // 4),
+    (r".*(head_(dim|size)|d_head|headdim|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel", HEAD),
     (r".*(intermediate_size(_mlp)?|ffn?_(hidden_)?(dim|size)|d_?ff|mlp_dim|dim_ff)", 96),
     (r".*(hidden_size|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim", 4 * HEAD),
 )
 """What is left of a number, by its field's name: the first that matches. Smaller ones stay."""
 LARGEST = 64
 """What is left of a number whose name says nothing."""
+NEEDED = {"head_dim": HEAD, "num_experts_per_tok": 2, "n_routed_experts": 4}
+"""Fields without a default that classes compute with nevertheless."""
 KEPT = frozenset(["transformers_version", "architectures", "id2label", "label2id", "dtype", "chunk_size_feed_forward"])
 """Fields of every class that say nothing of its shape."""
+COMPUTED = re.compile(
+    r"qk_head_dim|num_layers_per_stack|number_of_.*|.*(idxs?|index(es)?|indices|layer_ids|source_layers)|moe_layers"
+)
+"""Fields that a class makes from others, or that number layers: left out where they have no default."""
 DEPTH = re.compile(r"num_hidden_layers|num_layers|n_layers?|depth")
-COMPUTED = re.compile(r"qk_head_dim|num_layers_per_stack|number_of_.*|.*(idxs?|index(es)?|indices|layer_ids)|moe_layers")
-"""Fields that a class makes from others, or that number layers."""
-ENDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
-TOKEN = re.compile(r".*(_token_ids?|_token_index|_id)")
+ENDS = re.compile(r"(bos|eos|pad|decoder_start|forced_eos|forced_bos)_token_id")
+TOKEN = re.compile(r".*(_token_id|_token_index|_id)")
+
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": SECTIONS}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": SECTIONS}},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2}},
+    "dots1": {"n_shared_experts": 2, "n_routed_experts": 128},
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_section": [22, 22, 20]}}},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
+    "nemotron": {"num_key_value_heads": 8},
+    "paddleocr_vl": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_section": [16, 24, 24]}}},
+    "step3p7": {"text_config": {**LAYERS, "sliding_window": 512}},
+    "xmod": {"default_language": "en_XX"},
+}
+"""What checkpoints of a class state and its own default leaves out, without which it does not run."""
 
 
-def shrunk(model_type: str, **published: Any) -> PreTrainedConfig:
-    """Return the tiny configuration of a class. published: fields in which its checkpoints differ from its default."""
-    return shrink(CONFIG_MAPPING[model_type](**published))
+def shrunk(model_type: str, **stated: Any) -> PreTrainedConfig:
+    """Return the tiny configuration of a class. stated: fields of its configuration that are not its default."""
+    return shrink(CONFIG_MAPPING[model_type](**{**PUBLISHED.get(model_type, {}), **stated}))
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a new configuration of the same class, of a few layers and 128 channels."""
+    values = stated_fields(config)
+    depth = next((value for name, value in values.items() if DEPTH.fullmatch(name) and type(value) is int), 0)
+    layers = layers_of_each_kind(values, depth)
+    special_ids = iter(range(VOCAB - 1, 0, -1))
+    small: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, PreTrainedConfig):
+            small[name] = shrink(value)
+        elif ENDS.fullmatch(name) and value is not None:
+            small[name] = 0
+        elif TOKEN.fullmatch(name) and type(value) is int and value >= 0:
+            small[name] = next(special_ids)
+        elif "rope" in name and isinstance(value, dict):
+            small[name] = shrink_rope(value, type(config))
+        elif name == "per_layer_config":
+            small[name] = shrink_layers(value, values, layers)
+        elif layers and DEPTH.fullmatch(name) and value == depth:
+            small[name] = len(layers)
+        elif layers and isinstance(value, list | tuple) and len(value) == depth:
+            small[name] = [shrink_value(name, value[layer]) for layer in layers]
+        else:
+            small[name] = shrink_value(name, value)
+    if num_shared := values.get("num_kv_shared_layers"):
+        small["num_kv_shared_layers"] = sum(layer >= depth - num_shared for layer in layers)
+    return type(config)(**consistent(small, values, config))
+
+
+def stated_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the fields that make a configuration, without those that its class makes from others."""
     values: dict[str, Any] = {}
     for field in fields(type(config)):
         is_computed = COMPUTED.fullmatch(field.name) and field.default is None
         if field.init and field.name not in KEPT and not is_computed:
-            values[field.name] = getattr(config, field.name)
-    depth = next((values[name] for name in values if DEPTH.fullmatch(name) and isinstance(values[name], int)), 0)
-    layers = layers_of_each_kind(values, depth)
-    special_ids = iter(range(VOCAB - 1, 0, -1))
-    for name, value in values.items():
-        if isinstance(value, PreTrainedConfig):
-            values[name] = shrink(value)
-        elif name in ENDS:
-            values[name] = None if value is None else 0
-        elif TOKEN.fullmatch(name):
-            values[name] = next(special_ids) if isinstance(value, int) and value >= 0 else value
-        elif "rope" in name and isinstance(value, dict):
-            values[name] = shrink_rope(value, type(config))
-        elif layers and DEPTH.fullmatch(name) and value == depth:
-            values[name] = len(layers)
-        elif layers and isinstance(value, list | tuple) and len(value) == depth:
-            values[name] = type(value)(shrink_value(name, value[layer]) for layer in layers)
-        else:
-            values[name] = shrink_value(name, value)
-    small_heads = next((values[name] for name in ("num_attention_heads", "n_heads") if name in values), None)
-    return type(config)(**values)
+            values[field.name] = vars(config).get(field.name, field.default)
+    if by_layer := config.to_dict().get("per_layer_config"):
+        values["per_layer_config"] = by_layer
+    return values
+
+
+def consistent(small: dict[str, Any], values: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the small fields with what a class demands of several of them together."""
+    for name, size in NEEDED.items():
+        if name in small and small[name] is None:
+            small[name] = size
+    num_heads = values.get("num_attention_heads")
+    if num_heads is not None and values.get("num_key_value_heads") == num_heads:
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    if values.get("head_dim") is not None and values["head_dim"] == values.get("qk_rope_head_dim"):
+        small["head_dim"] = small["qk_rope_head_dim"]
+    if "is_decoder" in small and not config.is_encoder_decoder:
+        small["is_decoder"] = True
+    return small
 
 
 def shrink_value(name: str, value: Any) -> Any:
@@ -103,7 +157,7 @@ def layers_of_each_kind(values: dict[str, Any], depth: int) -> list[int]:
     """
     by_layer = [value for value in values.values() if isinstance(value, list | tuple) and len(value) == depth]
     num_shared = values.get("num_kv_shared_layers") or 0
-    if not by_layer and not num_shared or not depth:
+    if not depth or not (by_layer or num_shared):
         return []
     first: dict[tuple[Any, ...], int] = {}
     for layer in range(depth):
@@ -112,12 +166,27 @@ def layers_of_each_kind(values: dict[str, Any], depth: int) -> list[int]:
     return sorted(first.values()) if len(first) > 1 else [0, depth - 1]
 
 
+def shrink_layers(by_layer: dict[int, dict[str, Any]], values: dict[str, Any], layers: list[int]) -> dict[int, Any]:
+    """Return what single layers have otherwise, in the proportion that they have it to the rest."""
+    small: dict[int, Any] = {}
+    for new, old in enumerate(layers):
+        for name, value in by_layer.get(old, {}).items():
+            base = values.get(name)
+            is_size = type(value) is int and type(base) is int
+            size = shrink_value(name, base) * value // base if is_size else shrink_value(name, value)
+            small.setdefault(new, {})[name] = size
+    return small
+
+
 def shrink_rope(rope: dict[str, Any], config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """Return rotary parameters of a context that ends early, in sections where the class has sections."""
     small: dict[str, Any] = {}
     for name, value in rope.items():
         small[name] = shrink_rope(value, config_class) if isinstance(value, dict) else shrink_value(name, value)
-    if "mrope_section" in config_class.ignore_keys_at_rope_validation and "rope_type" in rope:
-        pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
-        small["mrope_section"] = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
+    has_sections = "mrope_section" in rope or "mrope_section" in config_class.ignore_keys_at_rope_validation
+    if has_sections and "rope_type" in rope:
+        sections = rope.get("mrope_section", [24, 20, 20])
+        num_pairs = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
+        first, second = (section * num_pairs // sum(sections) for section in sections[:2])
+        small["mrope_section"] = [first, second, num_pairs - first - second]
     return small
