@@ -38,12 +38,15 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"index(er)?_n_heads", 16),  # of fewer, several keys have a score of exactly 0, and which are chosen is chance
     (r"(.*_)?n_groups", 2),
     (r".*(key_value|kv)_(n_)?heads|kv_n_heads", 2),
-    (r"(?!d_head).*heads?", 4),
+    (r"(?!.*d_head).*heads?", 4),
     (r".*(lora_rank|laurel_rank|norm_rank|lowrank)|hidden_size_per_layer_input|.*(rope|nope)_head_dim|rotary_dim", HEAD // 2),
     (r"v_head_dim", 3 * HEAD // 4),
+    (r"mamba_(d_head|head_dim|headdim)", 2 * HEAD),  # 4 of them are twice the width
+    (r"mamba_d_ssm", 8 * HEAD),
+    (r"vision_feature_layer", 1),
     (r".*(head_(dim|size)|d_head|headdim|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel", HEAD),
     (r".*(intermediate_size(_mlp)?|ffn?_(hidden_)?(dim|size)|d_?ff|mlp_dim|dim_ff)", 96),
-    (r".*(hidden_size|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim", 4 * HEAD),
+    (r".*(hidden_size(_global)?|adapter_(in|out|input)_(dim|size)|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim", 4 * HEAD),
 )
 """What is left of a number, by its field's name: the first that matches. Smaller ones stay."""
 LARGEST = 64
@@ -60,20 +63,33 @@ DEPTH = re.compile(r"num_hidden_layers|num_layers|n_layers?|depth")
 ENDS = re.compile(r"(bos|eos|pad|decoder_start|forced_eos|forced_bos)_token_id")
 TOKEN = re.compile(r".*(_token_id|_token_index|_id)")
 
-SECTIONS = {"rope_type": "default", "rope_theta": 10000.0}
-LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 16}
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": SECTIONS}}},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": SECTIONS}},
-    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2}},
     "dots1": {"n_shared_experts": 2, "n_routed_experts": 128},
-    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_section": [22, 22, 20]}}},
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [22, 22, 20]}}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "falcon_h1": {"mamba_d_head": 64, "mamba_n_heads": 16},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]]},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
     "nemotron": {"num_key_value_heads": 8},
-    "paddleocr_vl": {"text_config": {"rope_parameters": {**SECTIONS, "mrope_section": [16, 24, 24]}}},
-    "step3p7": {"text_config": {**LAYERS, "sliding_window": 512}},
+    "paddleocr_vl": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [16, 24, 24]}}},
+    "qwen4_exp": {"text_config": {**INDEXER, "indexer_compress_ratio": 4}},
+    "qwen4_exp_text": {**INDEXER, "indexer_compress_ratio": 4},
+    "step3p7": {
+        "text_config": {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_hidden_layers": 2,
+            "sliding_window": 512,
+        }
+    },
     "xmod": {"default_language": "en_XX"},
 }
 """What checkpoints of a class state and its own default leaves out, without which it does not run."""
@@ -120,6 +136,8 @@ def stated_fields(config: PreTrainedConfig) -> dict[str, Any]:
         is_computed = COMPUTED.fullmatch(field.name) and field.default is None
         if field.init and field.name not in KEPT and not is_computed:
             values[field.name] = vars(config).get(field.name, field.default)
+    if "rope_theta" in vars(config):  # of the few classes that have no field for it
+        values["rope_theta"] = config.rope_theta
     if by_layer := config.to_dict().get("per_layer_config"):
         values["per_layer_config"] = by_layer
     return values
@@ -135,6 +153,8 @@ def consistent(small: dict[str, Any], values: dict[str, Any], config: PreTrained
         small["num_key_value_heads"] = small["num_attention_heads"]
     if values.get("head_dim") is not None and values["head_dim"] == values.get("qk_rope_head_dim"):
         small["head_dim"] = small["qk_rope_head_dim"]
+    if "expand" in small and "num_heads" in small:
+        small["head_dim"] = small["expand"] * small["hidden_size"] // small["num_heads"]
     if "is_decoder" in small and not config.is_encoder_decoder:
         small["is_decoder"] = True
     return small
