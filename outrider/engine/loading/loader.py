@@ -12,8 +12,6 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -37,6 +35,7 @@ from outrider.engine.loading.model_files import (
     read_model_json,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.text_part import plain_form, served_class
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -286,9 +285,6 @@ def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
 def check_class(config: PreTrainedConfig) -> None:
     """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
     name = bound_text((config.architectures or [type(config).__name__])[0])
-    if type(config) not in _auto_class(config)._model_mapping:
-        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
     model_class = network_class(config)
     layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
@@ -302,11 +298,7 @@ def check_class(config: PreTrainedConfig) -> None:
 
 def network_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class for a configuration that `check_class` lets through."""
-    return _auto_class(config)._model_mapping[type(config)]
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return served_class(config).model_class
 
 
 def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
@@ -363,7 +355,7 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        network, info = _auto_class(config).from_pretrained(
+        network, info = model_class.from_pretrained(
             model, config=config, dtype=wanted, output_loading_info=True, **options
         )
     except torch.OutOfMemoryError:
@@ -378,8 +370,10 @@ def _load_weights(
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
             param="model",
         )
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     network = network.eval().requires_grad_(False)
+    if served_class(config).is_text_part:
+        network = plain_form(network)
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
