@@ -93,6 +93,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 """What checkpoints of a class state and its own default leaves out, without which it does not run."""
+_WINDOWS = ["sliding_attention", "full_attention"] * 2
+_BLOCKS = ["full_attention", "minimax_m3_sparse"] * 2
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon (ALiBi)": ("falcon", {"alibi": True}),
+    "falcon (grouped)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 8}),
+    "gemma4_text (MoE)": (
+        "gemma4_text",
+        {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+    ),
+    "gemma4_text (shared KV)": ("gemma4_text", {"num_kv_shared_layers": 12}),
+    "glm_moe_dsa (shared indexers)": (
+        "glm_moe_dsa",
+        {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
+    ),
+    "internvl (qwen3)": ("internvl", {"text_config": {"model_type": "qwen3"}}),
+    "laguna (windows)": ("laguna", {"num_hidden_layers": 4, "layer_types": _WINDOWS}),
+    "minimax_m3_vl (sparse)": ("minimax_m3_vl", {"text_config": {"num_hidden_layers": 4, "layer_types": _BLOCKS}}),
+    "minimax_m3_vl_text (sparse)": ("minimax_m3_vl_text", {"num_hidden_layers": 4, "layer_types": _BLOCKS}),
+    "mistral3 (ministral3)": ("mistral3", {"text_config": {"model_type": "ministral3"}}),
+    "mistral3 (mistral4)": ("mistral3", {"text_config": {"model_type": "mistral4"}}),
+    "qwen2 (windows)": ("qwen2", {"use_sliding_window": True, "max_window_layers": 16}),
+}
+"""What checkpoints of a class state that keep or compute something else than its default: rows of their own."""
 
 
 def shrunk(model_type: str, **stated: Any) -> PreTrainedConfig:
@@ -155,6 +178,8 @@ def consistent(small: dict[str, Any], values: dict[str, Any], config: PreTrained
         small["head_dim"] = small["qk_rope_head_dim"]
     if "expand" in small and "num_heads" in small:
         small["head_dim"] = small["expand"] * small["hidden_size"] // small["num_heads"]
+    if config.is_encoder_decoder:
+        small["decoder_start_token_id"] = 0
     if "is_decoder" in small and not config.is_encoder_decoder:
         small["is_decoder"] = True
     return small
