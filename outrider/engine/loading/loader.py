@@ -43,6 +43,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
+from outrider.engine.paths.layer_memory import layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -213,7 +214,10 @@ def read_config(model: str) -> PreTrainedConfig:
         keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+        version = transformers.__version__
+        raise ConfigError(
+            f"cannot read the configuration of {model} with transformers {version}: {first_line(error)}", param="model"
+        ) from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
     if not isinstance(num_layers, int) or num_layers < 1:
@@ -283,17 +287,16 @@ def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
+    """Refuse what has no class that writes text, or layers whose memory is not served, before weights are read."""
     name = bound_text((config.architectures or [type(config).__name__])[0])
     model_class = network_class(config)
-    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
-    if getattr(model_class, "_is_stateful", False) or stateful:
-        raise ConfigError(
-            f"{name} keeps a running state{f' ({stateful[0]} layers)' if stateful else ''} that cannot be rolled back "
-            "to an earlier token, which speculative decoding needs; use an attention-only model",
-            param="model",
-        )
+    try:
+        types = layer_types(config)
+    except Exception as error:  # as in read_config
+        raise unusable(config.name_or_path, error) from error
+    refusal = memory_refusal(types, is_stateful=getattr(model_class, "_is_stateful", False))
+    if refusal is not None:
+        raise ConfigError(f"{name} {refusal}", param="model")
 
 
 def network_class(config: PreTrainedConfig) -> Any:
@@ -399,6 +402,7 @@ def _facts(
         quantization=quantization,
         num_ranks=num_ranks,
         num_layers=num_decoder_layers(network.config),
+        layer_types=layer_types(network.config),
         hidden_size=network.config.get_text_config(decoder=True).hidden_size,
         decoder_start_ids=decoder_start_of(network.config, generation),
     )

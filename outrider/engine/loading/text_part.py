@@ -28,6 +28,7 @@ from transformers import (
 from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.utils import is_timm_available
 
+from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_text
@@ -37,7 +38,9 @@ log = get_logger(__name__)
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
 NUM_COMPARED = 24
-"""Tokens for which a plain class must give the wrapper's logits: more than an image's special tokens have ids apart."""
+"""Ids at equal distances for which a plain class must give the wrapper's logits."""
+MAX_COMPARED = 256
+"""Ids of that comparison, a prompt that every model takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +132,32 @@ class AbsentTower(PreTrainedModel):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
+class AbsentPart(nn.Module):
+    """Takes the place of a part that is left out: some classes read its device also when there is no image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("nothing", torch.empty(0), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.nothing.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.nothing.dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("only the text part of this model is loaded")
+
+
 def _stand_in_for_timm() -> None:
     if not is_timm_available():
         AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
 
 
 def leave_out(network: PreTrainedModel) -> list[str]:
-    """Replace what text never runs by None; return the names of those modules and parameters.
+    """Replace the modules that text never runs; return their names.
 
     Text runs the decoder, the embedding, the head, and the modules that they lie in. Raises ConfigError for a network
     without a head.
@@ -148,10 +170,11 @@ def leave_out(network: PreTrainedModel) -> list[str]:
             param="model",
         )
     used = {id(decoder), id(head), id(network.get_input_embeddings())}
-    names = [*_beside(network, "", used), *_within(decoder, _name_in(network, decoder))]
+    prefix = next(name for name, each in network.named_modules() if each is decoder)
+    names = [*_beside(network, "", used), *_within(decoder, f"{prefix}." if prefix else "", type(decoder.config))]
     for name in names:
         parent, _, child = name.rpartition(".")
-        setattr(network.get_submodule(parent), child, None)
+        setattr(network.get_submodule(parent), child, AbsentPart())
     return names
 
 
@@ -161,16 +184,12 @@ def _own_head(network: PreTrainedModel) -> nn.Module | None:
     return decoder.get_output_embeddings() if isinstance(decoder, PreTrainedModel) else None
 
 
-def _name_in(network: nn.Module, module: nn.Module) -> str:
-    return next(name for name, each in network.named_modules() if each is module)
-
-
 def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
-    """Yield what has weights and neither is one of the modules in use nor holds one."""
+    """Yield the modules with weights that neither are in use nor hold one that is. Parameters of a wrapper's own are
+    kept: a class initialises them by name, and they are a vector each.
+    """
     if id(module) in used:
         return
-    for name, _ in module.named_parameters(recurse=False):
-        yield f"{prefix}{name}"
     for name, child in module.named_children():
         if any(id(inner) in used for inner in child.modules()):
             yield from _beside(child, f"{prefix}{name}.", used)
@@ -178,41 +197,59 @@ def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _within(decoder: nn.Module, prefix: str) -> Iterator[str]:
-    """Yield the towers inside a decoder: models whose input is no ids."""
-    for name, module in decoder.named_modules(prefix=prefix):
-        for child_name, child in module.named_children():
-            is_tower = isinstance(child, PreTrainedModel) and child.main_input_name not in (
-                "input_ids",
-                "inputs_embeds",
-            )
-            if is_tower or child_name in UNREAD_PARTS.get(type(module).__name__, ()):
-                yield f"{name}.{child_name}"
+def _within(module: nn.Module, prefix: str, own: type[PreTrainedConfig]) -> Iterator[str]:
+    """Yield the towers inside a decoder: models of another configuration than its `own`."""
+    unread = UNREAD_PARTS.get(type(module).__name__, ())
+    for name, child in module.named_children():
+        is_tower = isinstance(child, PreTrainedModel) and type(child.config) is not own
+        if is_tower or name in unread:
+            yield f"{prefix}{name}"
+        else:
+            yield from _within(child, f"{prefix}{name}.", own)
 
 
 @torch.inference_mode()
 def plain_form(network: PreTrainedModel) -> PreTrainedModel:
     """Return transformers' causal language model around the text part's own modules, where it computes the same.
 
-    The wrapper's forward stays the truth: the plain class is taken only if it gives the same logits, of ids from all
-    over the vocabulary. More paths run plain classes. network: loaded.
+    The wrapper's forward stays the truth: the plain class is taken only if it gives the same logits. More paths run
+    plain classes. network: loaded. Raises ConfigError for a wrapper that does not run on text alone.
     """
     decoder = network.get_decoder()
-    if decoder is network or decoder is network.base_model:
-        return network
-    candidate = _around(decoder, network)
-    if candidate is None:
-        return network
-    vocab_size = network.config.get_text_config(decoder=True).vocab_size
-    ids = torch.linspace(0, vocab_size - 1, NUM_COMPARED, device=network.device).long()[None]  # [1, T]
+    candidate = None if decoder in (network, network.base_model) else _around(decoder, network)
+    ids = torch.tensor([_ids_to_compare(network.config)], device=network.device)  # [1, T]
     try:
         own = network(input_ids=ids, use_cache=False).logits
-        same = torch.equal(own, candidate(input_ids=ids, use_cache=False).logits)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a class does that computes text in another way
-        same = False
+    except Exception as error:  # whatever a class does without an image
+        raise ConfigError(
+            f"{type(network).__name__} does not run on text alone ({type(error).__name__}: {first_line(error)}), so it "
+            "has no text part to serve; use a model of text",
+            param="model",
+        ) from error
+    if candidate is None:
+        return network
+    same = torch.equal(own, candidate(input_ids=ids, use_cache=False).logits)
     return candidate if same else network
+
+
+def _ids_to_compare(config: PreTrainedConfig) -> list[int]:
+    """Return ids from all over the vocabulary, and every number in the configuration that may be a special token's:
+    some wrappers have embeddings of their own for those of images.
+    """
+    vocab_size = config.get_text_config(decoder=True).vocab_size
+    ids = {index * (vocab_size - 1) // NUM_COMPARED for index in range(NUM_COMPARED + 1)}
+    pending: list[Any] = [config.to_dict()]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif type(value) is int and 0 <= value < vocab_size:
+            ids.add(value)
+    return sorted(ids)[-MAX_COMPARED:]
 
 
 def _around(decoder: nn.Module, network: PreTrainedModel) -> PreTrainedModel | None:
