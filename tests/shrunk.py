@@ -66,6 +66,7 @@ TOKEN = re.compile(r".*(_token_id|_token_index|_id)")
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXER = {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 16}
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "emu3": {"vocabulary_map": {"<image>": 5}},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
@@ -76,7 +77,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "falcon_h1": {"mamba_d_head": 64, "mamba_n_heads": 16},
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]]},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
     "nemotron": {"num_key_value_heads": 8},

@@ -235,7 +235,7 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
     except Exception as error:  # as in read_config
         raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
     if generation.eos_token_id is None:
-        generation.eos_token_id = config.get_text_config(decoder=True).eos_token_id
+        generation.eos_token_id = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
     for name in ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
         _check_ids(model, name, getattr(generation, name))
     return generation
