@@ -197,6 +197,10 @@ class PromptReader:
             )
         return tuple(ids)
 
+    async def first_ids(self, text: str, max_ids: int) -> tuple[int, ...]:
+        """Return the first `max_ids` of the text's ids, without those that the tokenizer adds to texts."""
+        return tuple(await self.work(len(text), self.tokenizer.first_ids, text, max_ids))
+
     def _check_fits(self, name: str, text: str) -> None:
         """Raise ContextExceeded for a text of more characters than the tokens that are read stand for."""
         bounds = self.tokenizer.bounds

@@ -35,13 +35,15 @@ class Layer(Strict):
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
     )
-    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
-    top_p: float | None = described("Default: 1", RANGES["top_p"])
-    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
-    min_p: float | None = described("as chat's. Default: 0", RANGES["min_p"])
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("as chat's. Default: the checkpoint's, or 0", RANGES["min_p"])
     presence_penalty: float | None = described("as chat's. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("as chat's. Default: 0", RANGES["frequency_penalty"])
-    repetition_penalty: float | None = described("as chat's. Default: 1", RANGES["repetition_penalty"])
+    repetition_penalty: float | None = described(
+        "as chat's. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
     seed: int | None = described("as chat's. Default: random", **SEED.schema)
     speculation: SpeculationBody | None = described("as chat's. Default: the server's")
     cache_salt: str | None = described("as chat's", minLength=1, maxLength=MAX_SALT_BYTES)

@@ -337,16 +337,22 @@ class MessagesBody(CountBody):
     ignored: ClassVar[dict[str, str]] = MESSAGES_IGNORED
 
     max_tokens: int = Field(
-        description="at least 1; reasoning included. More than the context leaves means what it leaves",
+        description="at least 1; reasoning included. More than the context leaves means what it leaves, as chat's",
         json_schema_extra={"minimum": 1},
     )
     stop_sequences: Annotated[Strings, Field(max_length=MAX_STOPS)] | None = described(
         f"up to {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters; as chat's `stop`"
     )
+    stop_in_reasoning: bool | None = described("as chat's. Default: false")
     metadata: Metadata | None = described("`user_id`: as chat's `user`")
 
     def demand(self, request_id: str, **others: Any) -> Demand:
         """Raises InvalidRequest."""
         user = None if self.metadata is None else self.metadata.user_id
-        asked = {"max_tokens": self.max_tokens, "stop": self.stop_sequences, "user": user}
-        return replace(super().demand(request_id, **asked, **others), may_be_cut=True)
+        asked = {
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "stop_in_reasoning": self.stop_in_reasoning,
+            "user": user,
+        }
+        return super().demand(request_id, **asked, **others)

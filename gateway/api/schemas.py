@@ -331,17 +331,19 @@ class _Body(Strict):
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
     )
     max_tokens: int | None = described(
-        "at least 1. Prompt and output together must fit the context. Default: "
-        f"{DEFAULT_MAX_TOKENS}; chats: what the context leaves",
+        "at least 1. More than the context leaves means what it leaves, unless the gateway was started with "
+        f"`--max-tokens-beyond-context refuse`. Default: {DEFAULT_MAX_TOKENS}; chats: what the context leaves",
         minimum=1,
     )
-    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
-    top_p: float | None = described("Default: 1", RANGES["top_p"])
-    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
-    min_p: float | None = described("Default: 0", RANGES["min_p"])
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("Default: the checkpoint's, or 0", RANGES["min_p"])
     presence_penalty: float | None = described("over the output. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("over the output. Default: 0", RANGES["frequency_penalty"])
-    repetition_penalty: float | None = described("over prompt and output. Default: 1", RANGES["repetition_penalty"])
+    repetition_penalty: float | None = described(
+        "over prompt and output. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
     logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases), Field(max_length=MAX_LOGIT_BIAS)] | None = (
         described(
             f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
@@ -512,6 +514,8 @@ class _Body(Strict):
         beams = self._beams()
         if beams is not None:
             given.setdefault("temperature", 0.0)
+        if self.top_k is not None:
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k  # -1 is vLLM's way to say off
         return Demand(
             request_id=request_id,
             model=self.model or "",
@@ -519,13 +523,13 @@ class _Body(Strict):
             names=names,
             params=SamplingParams(
                 **given,
-                top_k=0 if self.top_k in (None, -1) else self.top_k,  # -1 is vLLM's way to say off
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 num_logprobs=logprobs,
                 beams=beams,
             ),
+            named=frozenset(given),
             max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % 2**64,
             num_choices=1 if self.n is None else self.n,
@@ -558,8 +562,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. Prompt and output together "
-        "must fit the context. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context leaves "
+        "means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
@@ -664,6 +668,11 @@ class ChatBody(_Body):
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
 
+    stop_in_reasoning: bool | None = described(
+        "stops end the answer inside its reasoning, too. Default: false, they wait for its end, but for ids of special "
+        "tokens"
+    )
+
     def demand(self, request_id: str) -> Demand:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new not in (None, old):
@@ -693,7 +702,9 @@ class ChatBody(_Body):
             tools = replace(tools, continued=text_of_content(messages[-1]["content"]))
         chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues, documents)
         max_tokens = old if new is None else new
-        return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        demand = self._demand(request_id, names, (chat,), max_tokens, num_logprobs)
+        return replace(demand, stops_in_reasoning=bool(self.stop_in_reasoning))
 
 
 def _documents(given: list[dict[str, Any]] | None, variables: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -307,6 +307,11 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    generation_config: Literal["auto", "none", "vllm"] = "auto"
+    """Sampling parameters of HTTP requests that name none: auto = those that the checkpoint's generation_config.json
+    states, none (which vLLM calls vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""
+    max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
+    """What max_tokens means that is more than the context leaves: what it leaves (clamp), or a 400 (refuse)."""
     max_compile_s: Seconds = 1.0
     """CPU seconds that checking a request's grammar, or rendering its chat template, may take; a request that takes
     more is refused with 400."""
