@@ -75,7 +75,7 @@ class Model:
     kv_bytes: int
     """About, of a context of full length."""
     class_name: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:

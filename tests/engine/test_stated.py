@@ -80,6 +80,8 @@ def scaled(kind: str, factor: float | None = 4.0, length: int = 64, **more: Any)
         (scaled("yarn"), 256),
         (scaled("yarn", original_max_position_embeddings=64), 256),  # Qwen's, where somebody adds it
         (scaled("yarn", original_max_position_embeddings=16), 64),  # DeepSeek's: stretched already
+        (scaled("yarn", original_max_position_embeddings=48), 192),  # Qwen 3's, with room for an answer in the stated
+        (scaled("yarn", original_max_position_embeddings=256), 64),  # cut by hand
         (scaled("yarn", factor=None, original_max_position_embeddings=16), 64),
         (scaled("dynamic"), 64),
         (scaled("llama3", original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0), 64),
