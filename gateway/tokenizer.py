@@ -103,6 +103,17 @@ class Tokenizer:
             num_chars *= 2
         return self.encode(text, add_special_tokens)
 
+    def first_ids(self, text: str, num_ids: int) -> list[int]:
+        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may be
+        others than in the whole.
+        """
+        num_chars = _num_chars_read_first(text, num_ids)
+        ids = self.encode(text[:num_chars], False)
+        while len(ids) < num_ids and num_chars < len(text):
+            num_chars *= 2
+            ids = self.encode(text[:num_chars], False)
+        return ids[:num_ids]
+
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
         to cut it without another result.
@@ -199,7 +210,8 @@ async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, rendere
     """
     tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
     configured = _config_of(files.tokenizer_config_json).get("chat_template")
-    template = template_of_files(files.chat_template, configured, override)
+    additional = files.additional_chat_templates
+    template = template_of_files(files.chat_template, configured, override, additional)
     if template is not None:
         tokenizer.template = await ChatTemplate.compiled(template, tokenizer.special_tokens, renderers)
     return tokenizer

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE
 from outrider.wire.model_json import parse_weight_map
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
         endings = (".json", ".jinja") if "tokenizer.json" in listed else (".json", ".jinja", *OTHER_TOKENIZERS)
-        small = [name for name in listed if "/" not in name and name.endswith(endings)]
+        small = [name for name in listed if _is_small(name, endings)]
         files = _files(model, commit, [listed[name] for name in small], to)
         index = next((file for file in files if file.name == INDEX), None)
         if index is not None:
@@ -93,6 +93,13 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             return to
         patterns = [glob.escape(file.name) for file in files]
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+
+
+def _is_small(name: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a file of a repository is a configuration, of the tokenizer or a chat template."""
+    if name in ADDITIONAL_TEMPLATES.values():
+        return True
+    return "/" not in name and name.endswith(endings)
 
 
 def find(model: str, revision: str, to: Path | None) -> Path:

@@ -38,7 +38,7 @@ from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
-from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.model_id import full_name, local_path
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
@@ -128,7 +128,7 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
 
 def _refused(error: ConfigError, model: str) -> Find:
     try:
-        is_hub_id = local_folder(model) is None
+        is_hub_id = local_path(model) is None
     except ConfigError:
         is_hub_id = False
     return "problem", error.message, f"a hub id is read once it is here: outrider pull {model}" if is_hub_id else ""
@@ -175,9 +175,9 @@ def native() -> Find:
 
 def read_model(model: str, task: Task) -> Model:
     """Check what can be told without weights. Raises ConfigError as the worker's loader does."""
-    folder = local_folder(model)
-    if folder is not None:
-        check_folder(folder)
+    path = local_path(model)
+    if path is not None and path.is_dir():
+        check_folder(path)
     config = read_config(model)
     check_class(config)
     text = config.get_text_config(decoder=True)
@@ -197,8 +197,8 @@ def read_model(model: str, task: Task) -> Model:
     itemsize = _itemsize(config, task)
     network = check_weights(model, config)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
-    if folder is not None and method_of(config) is not None:  # loaded as it is stored
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if path is not None and method_of(config) is not None:  # loaded as it is stored
+        weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     else:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
@@ -160,7 +160,7 @@ def test_weights_go_straight_to_a_gpu_and_one_that_is_too_small_is_refused_with_
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB\nsecond line")
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", from_pretrained)
     message = r"cuda:0 has too little memory for .* allocate 4.00 GiB; .* lower its gpu_memory_utilization or kv_cache"
     with pytest.raises(ConfigError, match=message):
         load(original, device="cuda")

@@ -59,7 +59,7 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
     }
     named = {file: ids for file, ids in found.items() if ids}
     if not named:
-        own = config.get_text_config(decoder=True).eos_token_id
+        own = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
         return Ends(_checked_ids(model, "eos_token_id", own), None)
     united = tuple(dict.fromkeys(end for ids in named.values() for end in ids))
     first = next(iter(named.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,6 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -25,6 +24,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
 from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
@@ -32,11 +32,13 @@ from outrider.engine.loading.model_files import (
     check_folder,
     check_no_adapter,
     first_line,
+    gguf_path,
     model_file,
     read_model_json,
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.text_part import plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
@@ -45,12 +47,15 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
+from outrider.engine.paths.layer_memory import layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
-from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
+from outrider.wire.settings.gpu_shares import num_weight_bytes
 
 log = get_logger(__name__)
 
@@ -78,9 +83,9 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
 
 
 def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.device], Group] | None) -> ModelRunner:
-    folder = local_folder(config.model)
-    if folder is not None:
-        check_folder(folder)
+    path = local_path(config.model)
+    if path is not None and path.is_dir():
+        check_folder(path)
     made_of = read_config(config.model)
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
@@ -98,6 +103,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
+    log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
@@ -117,6 +123,14 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
+
+
+def _reading(model: str) -> str:
+    """Say that a model's weights are read now, and how much that is."""
+    num_bytes = num_weight_bytes(model)
+    if num_bytes is not None:
+        return f"reading weights, {num_bytes / 1e6:,.0f} MB"
+    return "reading weights" if local_folder(model) is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
@@ -168,13 +182,17 @@ def resolve_device(device: str) -> torch.device:
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """Read the configuration of a folder or hub id. Raises ConfigError."""
+    """Read the configuration of a folder, GGUF file or hub id. Raises ConfigError."""
     check_no_adapter(model)
+    gguf = gguf_path(model)
     raw = read_model_json(model, CONFIG)
     if raw is not None:  # else transformers says what is missing
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if gguf is None:
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        else:
+            config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):
             raise ValueError(f"architectures is {config.architectures}, must be a list of names")
         if getattr(config, "transformers_weights", None) is not None:
@@ -182,8 +200,13 @@ def read_config(model: str) -> PreTrainedConfig:
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
         keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+        version = transformers.__version__
+        raise ConfigError(
+            f"cannot read the configuration of {model} with transformers {version}: {first_line(error)}", param="model"
+        ) from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
     if not isinstance(num_layers, int) or num_layers < 1:
@@ -211,29 +234,21 @@ def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
+    """Refuse what has no class that writes text, or layers whose memory is not served, before weights are read."""
     name = bound_text((config.architectures or [type(config).__name__])[0])
-    if type(config) not in _auto_class(config)._model_mapping:
-        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
     model_class = network_class(config)
-    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
-    if getattr(model_class, "_is_stateful", False) or stateful:
-        raise ConfigError(
-            f"{name} keeps a running state{f' ({stateful[0]} layers)' if stateful else ''} that cannot be rolled back "
-            "to an earlier token, which speculative decoding needs; use an attention-only model",
-            param="model",
-        )
+    try:
+        types = layer_types(config)
+    except Exception as error:  # as in read_config
+        raise unusable(config.name_or_path, error) from error
+    refusal = memory_refusal(types, is_stateful=getattr(model_class, "_is_stateful", False))
+    if refusal is not None:
+        raise ConfigError(f"{name} {refusal}", param="model")
 
 
 def network_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class for a configuration that `check_class` lets through."""
-    return _auto_class(config)._model_mapping[type(config)]
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return served_class(config).model_class
 
 
 def _load_weights(
@@ -243,6 +258,12 @@ def _load_weights(
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    gguf, quiet = gguf_path(model), contextlib.nullcontext()
+    if gguf is not None:
+        wanted = own_dtype(gguf) if wanted == "auto" else wanted
+        check_unpacked(gguf, device, wanted)
+        options |= weight_options(gguf)
+        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -252,9 +273,10 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        network, info = _auto_class(config).from_pretrained(
-            model, config=config, dtype=wanted, output_loading_info=True, **options
-        )
+        with quiet:
+            network, info = model_class.from_pretrained(
+                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
@@ -268,8 +290,10 @@ def _load_weights(
             param="model",
         )
     check_tied_weights(model, network)
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     network = network.eval().requires_grad_(False)
+    if served_class(config).is_text_part:
+        network = plain_form(network)
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
@@ -295,6 +319,7 @@ def _facts(
         quantization=quantization,
         num_ranks=num_ranks,
         num_layers=num_decoder_layers(network.config),
+        layer_types=layer_types(network.config),
         hidden_size=network.config.get_text_config(decoder=True).hidden_size,
         decoder_start_ids=decoder_start_of(network.config, generation),
     )

@@ -1,4 +1,4 @@
-"""Find the files of a model folder or hub id and check them before torch reads anything. Used by the workers.
+"""Find the files of a model and check them before torch reads anything. Used by the workers.
 
 A folder may come from anybody: a file of it lies in it, also where it is a link, and is of a bounded size.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE, local_folder
+from outrider.wire.model_id import GGUF_SUFFIX, INDEX, SAFE, is_gguf, local_path, split_hub_id
 from outrider.wire.model_json import parse_object, parse_weight_map
 from outrider.wire.peer_text import bound_text
 from outrider.wire.tokenizer_json import TOKENIZER_JSON
@@ -33,6 +33,8 @@ MAX_QUOTED = 400
 def check_folder(folder: Path) -> None:
     """Raise ConfigError naming the first file that a model folder lacks, or an index of anything but safetensors."""
     check_no_adapter(str(folder))
+    if _file_in(folder, CONFIG) is None:
+        _refuse_gguf_folder(str(folder), sorted(path.name for path in folder.glob(f"*{GGUF_SUFFIX}")), "/")
     _require(folder, CONFIG, "the model's configuration")
     if all(_file_in(folder, name) is None for name in TOKENIZER_SOURCES):
         _require(folder, TOKENIZER_JSON, "the tokenizer as the tokenizers library writes it")
@@ -57,6 +59,15 @@ def check_no_adapter(model: str) -> None:
 def _require(folder: Path, name: str, what: str) -> None:
     if _file_in(folder, name) is None:
         raise ConfigError(f"{folder} has no {name} ({what})", param="model")
+
+
+def _refuse_gguf_folder(model: str, files: list[str], joint: str) -> None:
+    """Raise ConfigError, naming a file, where what should be a model's folder holds GGUF files. joint: before it."""
+    if files:
+        others = f"; of {len(files)} such files name one" if len(files) > 1 else ""
+        raise ConfigError(
+            f"{model} has no {CONFIG} and holds GGUF: name the file, {model}{joint}{files[0]}{others}", param="model"
+        )
 
 
 def weight_map(model: str) -> dict[str, Path] | None:
@@ -92,26 +103,46 @@ def read_model_json(model: str, name: str) -> dict[str, Any] | None:
 
 
 def model_file(model: str, name: str) -> Path | None:
-    """Return a file of a folder or, as a local copy, of a hub id; None where there is none. Raises ConfigError, also
-    for a link that leads out of the folder.
+    """Return a file of a folder or, as a local copy, of a hub id; None where there is none, and for GGUF, which holds
+    all in one. Raises ConfigError, also for a link that leads out of the folder.
     """
-    folder = local_folder(model)
+    if is_gguf(model):
+        return None
+    folder = local_path(model)
     return _hub_file(model, name) if folder is None else _file_in(folder, name)
+
+
+def gguf_path(model: str) -> Path | None:
+    """Return the GGUF file that the setting names, of a hub its local copy; None for others. Raises ConfigError."""
+    if not is_gguf(model):
+        return None
+    path = local_path(model)
+    if path is None:
+        repository, name = split_hub_id(model)
+        assert name is not None  # else it would be here
+        path = _hub_file(repository, name)
+    if path is None:
+        raise ConfigError(
+            f"there is no {name} in {repository}, or the hub was not reached; fetch it where there is a network: "
+            f"outrider pull {model}",
+            param="model",
+        )
+    return path
 
 
 def _file_in(folder: Path, name: str) -> Path | None:
     path = folder / name
     if not path.is_file():
         return None
-    _check_inside(path)
+    _check_inside(path, folder)
     return path
 
 
-def _check_inside(path: Path) -> None:
-    """Raise ConfigError for a link that leads out of the folder it lies in; a snapshot in a hub's cache has its
-    contents in the same repository's blobs.
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ConfigError for a link that leads out of the model's folder; a snapshot in a hub's cache has its contents
+    in the same repository's blobs.
     """
-    folder = path.parent.resolve()
+    folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
         folder = folder.parents[1]
     if not path.resolve().is_relative_to(folder):
@@ -153,7 +184,7 @@ def _hub_file(model: str, name: str) -> Path | None:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
-    _check_inside(path)
+    _check_inside(path, path.parents[name.count("/")])
     return path
 
 

@@ -16,9 +16,11 @@ import transformers
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
-from outrider.engine.loading.model_files import TOKENIZER_SOURCES, first_line, model_file, read_file
+from outrider.engine.loading.gguf_tokenizer import gguf_tokenizer_files
+from outrider.engine.loading.model_files import TOKENIZER_SOURCES, first_line, gguf_path, model_file, read_file
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES
 from outrider.wire.model_json import parse_object
 from outrider.wire.peer_text import bound_text
 from outrider.wire.tokenizer_json import (
@@ -62,6 +64,10 @@ def read_tokenizer(model: str) -> FoundTokenizer:
 
 def find_tokenizer(model: str) -> FoundTokenizer | None:
     """Return what `read_tokenizer` does, None where there is no file of a tokenizer."""
+    gguf = gguf_path(model)
+    if gguf is not None:
+        files = gguf_tokenizer_files(gguf)
+        return FoundTokenizer(files, load_tokenizer(files.tokenizer_json, str(gguf)))
     path = model_file(model, TOKENIZER_JSON)
     data = _converted(model) if path is None else read_file(path)
     if data is None:
@@ -78,8 +84,13 @@ def find_tokenizer(model: str) -> FoundTokenizer | None:
         listed = _listed_beside(model, config, tokenizer)
     if _complete(model, tokenizer, listed, config):
         data = tokenizer.to_str().encode()
-    template = _optional(model, TEMPLATE)
-    files = pb.TokenizerFiles(tokenizer_json=data, tokenizer_config_json=config_data, chat_template=template)
+    named = {name: _optional(model, file) for name, file in ADDITIONAL_TEMPLATES.items()}
+    files = pb.TokenizerFiles(
+        tokenizer_json=data,
+        tokenizer_config_json=config_data,
+        chat_template=_optional(model, TEMPLATE),
+        additional_chat_templates={name: template for name, template in named.items() if template},
+    )
     return FoundTokenizer(files, tokenizer)
 
 
