@@ -158,6 +158,7 @@ TEXT = "a<|tool|> b</think>\n[x]</s>"
     [
         {"tokenizer_config.json": {"added_tokens_decoder": {"301": {**THINK}, "300": {**TOOL, "special": True}}}},
         {"tokenizer_config.json": {"added_tokens_decoder": {"0": {**TOOL, "content": "</s>", "special": False}}}},
+        {"tokenizer_config.json": {"added_tokens_decoder": {"68": {**THINK, "content": "b", "special": True}}}},
         {"added_tokens.json": {"</think>": 301, "<|tool|>": 300}},
         {
             "tokenizer_config.json": {"bos_token": None, "eos_token": None},
@@ -281,7 +282,7 @@ def test_an_encoder_decoder_model_without_one_of_its_tables_is_refused_by_its_na
     with pytest.raises(ConfigError, match=r"lack shared\.weight"):
         load(folder)
     put(folder, decoder__embed_tokens__weight=network.shared.weight.clone())
-    load(folder, attention_path="auto")
+    check_weights(str(folder), read_config(str(folder)))
 
 
 def test_two_tables_of_a_tied_model_are_refused_unless_they_are_one(folder: Path) -> None:
