@@ -232,6 +232,10 @@ def test_another_form_of_a_tokenizer_is_converted(folder: Path) -> None:
     check_folder(folder)
     ours, theirs = Tokenizer.from_files(tokenizer_files(str(folder))), AutoTokenizer.from_pretrained(folder)
     assert ours.encode(TEXT, False) == theirs.encode(TEXT, add_special_tokens=False)
+    change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")  # which looks for another file
+    with pytest.raises(ConfigError, match=r"it writes 'hello' as ''"):
+        tokenizer_files(str(folder))
+    change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
     (folder / "vocab.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"has vocab\.json and no tokenizer\.json, and transformers cannot convert"):
         tokenizer_files(str(folder))
