@@ -148,6 +148,12 @@ async def test_parts_are_joined_by_the_template_where_it_reads_them_and_else_by_
     assert await rendered(loop("{{ m.content }}"), chat) == "[user]one\ntwo"
 
 
+async def test_parts_are_read_without_tools_where_a_template_takes_texts_alone_with_them() -> None:
+    template = BOTH + "{% if tools %}{{ messages[0].content + 'with tools' }}{% endif %}"
+    chat = [{"role": "user", "content": PARTS}]
+    assert await rendered(template, chat) == expected(template, chat)
+
+
 async def test_documents_go_to_a_template_that_has_a_place_for_them() -> None:
     template = "{% for d in documents or [] %}<{{ d.title }}: {{ d.text }}>{% endfor %}" + loop("{{ m.content }}")
     theirs = expected(template, [USER], documents=DOCUMENTS)
