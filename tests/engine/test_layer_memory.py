@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.model_runner import ModelFacts
 from outrider.engine.paths.block_cache import BlockLayer, num_decoder_layers
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.paths.dense import DenseLayer
