@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from transformers import PreTrainedConfig
@@ -40,6 +40,7 @@ from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder, tokenizer_files
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.paths.layer_memory import token_width
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
@@ -200,7 +201,7 @@ def read_model(model: str, task: Task) -> Model:
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
         weights = num_parameters * itemsize
-    return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, type(network).__name__)
+    return Model(info, files.tokenizer_json, weights, token_width(config) * itemsize * limit, type(network).__name__)
 
 
 def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Find]:
@@ -285,14 +286,6 @@ def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     else:
         dtype = getattr(config, "dtype", None) or torch.float32
     return dtype.itemsize
-
-
-def _kv_bytes(text: Any, itemsize: int) -> int:
-    """Return about what keys and values of a token take."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    num_layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
-    return int(2 * num_layers * heads * head_dim * itemsize)
 
 
 def main() -> int:
