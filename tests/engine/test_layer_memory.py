@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.loading.loader import read_config
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.paths.block_cache import BlockLayer, num_decoder_layers
 from outrider.engine.paths.choice import choose_path
@@ -143,6 +145,12 @@ def test_what_is_not_in_the_table_is_refused_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(KINDS, "conv", LayerMemory("inputs", cache_method="update_later"))  # type: ignore[index]
     refusal = memory_refusal(["conv"], is_stateful=False)
     assert refusal is not None and f"transformers {transformers.__version__} has no cache; install a newer" in refusal
+
+
+def test_a_class_that_transformers_lacks_is_refused_with_the_version(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of_next_year", "architectures": ["OfNextYearForCausalLM"]}')
+    with pytest.raises(ConfigError, match=rf"with transformers {transformers.__version__}: .*`of_next_year`"):
+        read_config(str(tmp_path))
 
 
 def test_an_indexer_that_the_self_test_cannot_narrow_is_refused() -> None:
