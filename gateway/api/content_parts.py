@@ -17,6 +17,10 @@ OF_OTHERS = ("assistant", "tool", "function")
 """Roles whose pictures and files the caller did not choose: a line stands for each."""
 
 
+class NoTextPart(ValueError):
+    """A part asks to be looked at and is no text."""
+
+
 class TextPart(TypedDict):
     type: Literal["text"]
     text: str
@@ -61,7 +65,7 @@ def text_of_part(part: dict[str, Any], role: str) -> str | None:
         return written
     if role in OF_OTHERS:
         return f"[{_shown_kind(kind)} left out]"
-    raise ValueError(f"has a part of type {kind!r}; only text parts are read here")
+    raise NoTextPart(f"has a part of type {kind!r}; only text parts are read here")
 
 
 def _written_text(part: dict[str, Any], role: str) -> str | None:

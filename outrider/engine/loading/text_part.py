@@ -114,7 +114,7 @@ def _text_part_of(model_class: Any) -> Any:
     """Return a class of the same name whose networks are built without what text never runs."""
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        _stand_in_for_timm()
+        stand_in_for_timm()
         model_class.__init__(self, config, *args, **kwargs)
         leave_out(self)
 
@@ -150,7 +150,7 @@ class AbsentPart(nn.Module):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
-def _stand_in_for_timm() -> None:
+def stand_in_for_timm() -> None:
     if not is_timm_available():
         AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
 
