@@ -8,6 +8,7 @@ from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
 from gateway.confined.template_shape import text_of_content
+from outrider.wire.errors import InvalidRequest
 
 TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 """Types of parts whose text is under `text`."""
@@ -19,6 +20,10 @@ OF_OTHERS = ("assistant", "tool", "function")
 
 class NoTextPart(ValueError):
     """A part asks to be looked at and is no text."""
+
+
+class NoTextBlock(InvalidRequest):
+    """As NoTextPart, where pydantic would make nothing of a ValueError."""
 
 
 class TextPart(TypedDict):

@@ -33,7 +33,7 @@ from gateway.admission.requests import (
     Infill,
 )
 from gateway.api.base_schemas import Strict, described
-from gateway.api.content_parts import NoTextPart, PlainText
+from gateway.api.content_parts import NoTextBlock, NoTextPart, PlainText
 from gateway.api.message_schemas import MessageBody, ToolBody
 from gateway.confined.template_shape import text_of_content
 from gateway.generation import AcceptanceRule, ServedFacts, SpeculationOptions
@@ -731,16 +731,15 @@ def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedF
     """
     try:
         return cls.model_validate(data)
+    except NoTextBlock as error:
+        error.message += _text_only(data.get("model"), models())
+        raise
     except ValidationError as error:
         invalid = _invalid(error)
-        if isinstance(_raised(error), NoTextPart):
+        raised = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+        if isinstance(raised, NoTextPart):
             invalid.message += _text_only(data.get("model"), models())
         raise invalid from None
-
-
-def _raised(error: ValidationError) -> Any:
-    """Return the error of our own that the first one was made from, None for one of pydantic's."""
-    return error.errors(include_url=False)[0].get("ctx", {}).get("error")
 
 
 def _text_only(name: Any, models: Iterable[ServedFacts]) -> str:
