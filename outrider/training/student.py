@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
+from outrider.engine.loading.loader import network_class, read_config
 from outrider.engine.loading.model_files import TOKENIZER_FILES, model_file
 from outrider.training.optimizing import mixed_precision
 from outrider.training.teacher import Batch, Seen, places_of
@@ -67,7 +67,8 @@ class Draft:
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
         self._folder, self._device = folder, device
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        model_class = network_class(read_config(folder))
+        network: Any = model_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         own = network.config.get_text_config(decoder=True).vocab_size
         if own != vocab_size:
             raise ConfigError(

@@ -53,6 +53,12 @@ class ServedClass:
     """Whether it also reads images, video or sound, of which only its text part is served."""
 
 
+def whole_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' own class of a configuration that is served, with all of its parts."""
+    plain = _plain_class(config)
+    return plain if plain is not None and config.is_encoder_decoder else _multimodal_class(config) or plain
+
+
 def served_class(config: PreTrainedConfig) -> ServedClass:
     """Return the class that a configuration is served by, from the configuration alone.
 
