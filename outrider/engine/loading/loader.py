@@ -132,7 +132,7 @@ def _reading(model: str) -> str:
     num_bytes = num_weight_bytes(model)
     if num_bytes is not None:
         return f"reading weights, {num_bytes / 1e6:,.0f} MB"
-    return "reading weights" if local_folder(model) is not None else "fetching weights from the hub, and reading them"
+    return "reading weights" if local_path(model) is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
