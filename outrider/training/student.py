@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from outrider.engine.loading.loader import network_class, read_config
-from outrider.engine.loading.model_files import TOKENIZER_FILES, model_file
+from outrider.engine.loading.tokenizer_files import TEMPLATE, tokenizer_files
 from outrider.training.optimizing import mixed_precision
 from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
+from outrider.wire.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,15 @@ class Draft:
 
     def save(self, folder: Path) -> None:
         copy.deepcopy(self.module).to(torch.bfloat16).save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            if (file := model_file(self._folder, name)) is not None:
-                shutil.copyfile(file, folder / name)
+        files = tokenizer_files(self._folder)
+        contents = {
+            TOKENIZER_JSON: files.tokenizer_json,
+            TOKENIZER_CONFIG: files.tokenizer_config_json,
+            TEMPLATE: files.chat_template,
+        }
+        for name, content in contents.items():
+            if content:
+                (folder / name).write_bytes(content)
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
