@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -25,8 +26,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
-from transformers.utils import is_timm_available
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.utils import is_timm_available, is_vision_available
 
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
@@ -37,6 +38,8 @@ log = get_logger(__name__)
 
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
+READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
+"""Children beside the decoder that text runs, for the special ids that they embed: as UNREAD_PARTS."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -127,16 +130,6 @@ def _text_part_of(model_class: Any) -> Any:
     return type(model_class.__name__, (model_class,), {"__init__": build, "__module__": model_class.__module__})
 
 
-class AbsentTower(PreTrainedModel):
-    """Stands in for a vision tower of the timm library where that is not installed: it is left out again at once."""
-
-    config_class = TimmWrapperConfig
-    config: TimmWrapperConfig
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("only the text part of this model is loaded")
-
-
 class AbsentPart(nn.Module):
     """Takes the place of a part that is left out: some classes read its device also when there is no image."""
 
@@ -156,9 +149,17 @@ class AbsentPart(nn.Module):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
+@functools.cache
 def stand_in_for_timm() -> None:
-    if not is_timm_available():
-        AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
+    """Have towers of the timm library built as nothing where it is not installed: they are left out again at once."""
+    if is_timm_available() and is_vision_available():
+        return
+    for model_type, class_name in MODEL_MAPPING_NAMES.items():
+        if class_name == "TimmWrapperModel":
+            config_class = CONFIG_MAPPING[model_type]
+            allowed = {"_supports_sdpa": True, "_supports_flash_attn": True, "_supports_attention_backend": True}
+            tower = type("AbsentTower", (PreTrainedModel,), {"config_class": config_class, "config": None, **allowed})
+            AutoModel.register(config_class, tower, exist_ok=True)
 
 
 def leave_out(network: PreTrainedModel) -> list[str]:
@@ -195,7 +196,10 @@ def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
     """
     if id(module) in used:
         return
+    read = READ_PARTS.get(type(module).__name__, ())
     for name, child in module.named_children():
+        if name in read:
+            continue
         if any(id(inner) in used for inner in child.modules()):
             yield from _beside(child, f"{prefix}{name}.", used)
         elif any(True for _ in child.parameters()):
