@@ -40,6 +40,8 @@ UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")
 """Children that text never runs, of modules that it does run: the module's class and their names."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
 """Children beside the decoder that text runs, for the special ids that they embed: as UNREAD_PARTS."""
+UNIMPLEMENTED = "_forward_unimplemented"
+"""Name of torch's forward of a class that has none."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -54,6 +56,24 @@ class ServedClass:
     """Built from the whole configuration."""
     is_text_part: bool
     """Whether it also reads images, video or sound, of which only its text part is served."""
+
+
+def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the part that writes, of a model that only holds several together (Qwen's Omni: a
+    thinker, a talker and a voice), and any other as it is.
+    """
+    model_class = _multimodal_class(config)
+    if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
+        return config
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    for part in parts:
+        part_class = None if part is None else _multimodal_class(part)
+        if part_class is not None:
+            part.name_or_path, part.architectures = config.name_or_path, [part_class.__name__]
+            if getattr(config, "quantization_config", None) is not None:
+                part.quantization_config = config.quantization_config
+            return part
+    return config
 
 
 def whole_class(config: PreTrainedConfig) -> Any:
