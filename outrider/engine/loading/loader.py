@@ -38,7 +38,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import plain_form, served_class
+from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
@@ -106,6 +106,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
+    facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -118,8 +119,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
-        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, ", text only" if facts.is_text_part else ""),
+        *(class_name, facts.num_parameters, facts.dtype, facts.device),
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
@@ -190,7 +192,7 @@ def read_config(model: str) -> PreTrainedConfig:
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
         if gguf is None:
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            config = part_that_writes(AutoConfig.from_pretrained(model, trust_remote_code=False))
         else:
             config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):

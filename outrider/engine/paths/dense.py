@@ -199,10 +199,12 @@ class DensePath:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
         kinds = memories(layer_types(model.config)).values()
-        self._has_equal_rows = any(kind.has_columns_as_positions for kind in kinds)
+        text_config = model.config.get_text_config(decoder=True)
+        has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
+        self._has_equal_rows = has_temperature or any(kind.has_columns_as_positions for kind in kinds)
         self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
         takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
-        self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=takes_positions)
+        self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
         self.features = torch.empty(0)
