@@ -544,7 +544,7 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
     }
     for name in (name for name, is_given in beside.items() if is_given):
         raise InvalidRequest(
-            f"{name} and use_beam_search do not go together; leave one of them out (docs/openai.md, beam search)",
+            f"{name} and use_beam_search do not go together; leave one of them out",
             param=name,
         )
 

@@ -109,6 +109,39 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
 
 
+TODAY = {
+    "guided_json": '"structured_outputs": {"json": ...}',
+    "guided_regex": '"structured_outputs": {"regex": ...}',
+    "guided_choice": '"structured_outputs": {"choice": [...]}',
+    "guided_grammar": '"structured_outputs": {"grammar": ...}',
+    "guided_json_object": '"structured_outputs": {"json_object": true}',
+    "guided_decoding_backend": None,
+    "guided_whitespace_pattern": None,
+    "grammar": '"structured_outputs": {"grammar": ...}',
+    "json_schema": '"response_format": {"type": "json_schema", "json_schema": ...}',
+    "enable_thinking": '"chat_template_kwargs": {"enable_thinking": ...}',
+    "max_new_tokens": '"max_tokens"',
+    "n_predict": '"max_tokens"',
+    "repeat_penalty": '"repetition_penalty"',
+    "do_sample": '"temperature", of which 0 is greedy',
+    "num_beams": '"use_beam_search": true and "n"',
+    "stop_words": '"stop"',
+}
+"""Names of other servers, and older ones, with what is written here; None = there is nothing of the kind."""
+
+
+def without_former(value: Any) -> Any:
+    """Return a body without names of other servers that are null. Raises InvalidRequest naming what is written here."""
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & TODAY.keys():
+        if value[name] is not None:
+            today = TODAY[name]
+            remedy = "leave it out" if today is None else f"write {today} instead"
+            raise InvalidRequest(f"{name} is no parameter here; {remedy}", param=name)
+    return {name: each for name, each in value.items() if name not in TODAY}
+
+
 def string_or_strings(value: Any) -> Any:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
@@ -577,7 +610,7 @@ class _Body(Strict):
     @classmethod
     def _without_others(cls, value: Any) -> Any:
         """Raises InvalidRequest naming what is not offered and asks for something."""
-        return without_others(value, NEUTRAL, IGNORED)
+        return without_others(without_former(value), NEUTRAL, IGNORED)
 
     @property
     def include_usage(self) -> bool:
@@ -844,7 +877,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     for part in (each for each in first["loc"] if not str(each).startswith("<")):  # <kind>, where there are several
         param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
     if first["type"] == "extra_forbidden":
-        return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
+        text = f"unknown parameter {param}; leave it out, or see GET /openapi.json of this gateway for those offered"
+        return InvalidRequest(text, param=param)
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param)
     message = first.get("ctx", {}).get("error", first["msg"])
