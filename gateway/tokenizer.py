@@ -204,7 +204,8 @@ async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, rendere
     """
     tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
     configured = _config_of(files.tokenizer_config_json).get("chat_template")
-    template = template_of_files(files.chat_template, configured, override)
+    additional = files.additional_chat_templates
+    template = template_of_files(files.chat_template, configured, override, additional)
     if template is not None:
         tokenizer.template = await ChatTemplate.compiled(template, tokenizer.special_tokens, renderers)
     return tokenizer

@@ -521,6 +521,7 @@ class MessageEvent(BaseModel):
 class MessageErrorFields(_Answer):
     type: str
     message: str
+    details: dict[str, Any] = {}
 
 
 class MessageError(_Answer):

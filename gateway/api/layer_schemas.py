@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, model_validator
 
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
-from gateway.api.schemas import (
-    SEED,
-    ChatBody,
-    MessageBody,
-    SpeculationBody,
-    Strict,
-    described,
-    parse_body,
-)
+from gateway.api.base_schemas import Strict, described
+from gateway.api.message_schemas import MessageBody
+from gateway.api.schemas import SEED, ChatBody, SpeculationBody, parse_body
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
@@ -31,26 +22,6 @@ AS_CHATS = (
     *("repetition_penalty", "seed", "speculation", "cache_salt", "priority", "max_tpot_ms", "stream"),
 )
 """Fields that mean what chat's of the same names do."""
-
-
-class Lenient(Strict):
-    """An object that clients send back as they got it: empty fields that are not known here are dropped."""
-
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"enum": [None, []]}})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        known = _known(cls)
-        return {name: each for name, each in value.items() if name in known or each not in (None, [])}
-
-
-@cache
-def _known(cls: type[BaseModel]) -> frozenset[str | None]:
-    """Return the names of a class's fields."""
-    return frozenset(name for key, field in cls.model_fields.items() for name in (key, field.alias))
 
 
 def chat_message(**fields: Any) -> MessageBody:
@@ -105,4 +76,4 @@ class Layer(Strict):
         demand = asked.demand(request_id)
         (chat,) = demand.prompts
         assert isinstance(chat, Chat)
-        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer),))
+        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer, merges_leading=True),))

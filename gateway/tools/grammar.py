@@ -113,7 +113,7 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
     """Return what a tool's arguments have to be. Of one that is not strict it is what can be enforced: any object where
     its schema cannot, and no properties that the schema does not name.
     """
-    param = f"tools[{at}].{tool.schema_field}"
+    param = tool.place(at)
     schema = tool.parameters or NO_PARAMETERS
     if not tool.strict:
         if offer.choice == "auto":
@@ -121,7 +121,7 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
         elif "properties" in schema:
             schema = {"additionalProperties": False, **schema}
     try:
-        return json.loads(schema_text({"type": "object", **schema}, param, strict=tool.strict))
+        return json.loads(schema_text({"type": "object", **schema}, param, strict=bool(tool.strict)))
     except InvalidRequest:
         if tool.strict:
             raise

@@ -82,7 +82,7 @@ class Reader:
     ) -> None:
         """Family: None = there are no calls. names: tools that may be called. marks: None = there is no reasoning.
 
-        in_reasoning: the prompt began it. max_calls: what follows so many calls is content; None = no limit.
+        in_reasoning: the prompt began it. max_calls: what follows so many calls is dropped; None = no limit.
         """
         self._family = family
         self._names = names
@@ -171,8 +171,9 @@ class Reader:
 
     def _read_content(self, final: bool) -> Iterator[Part]:
         family = self._family
-        if family is None or self.num_calls == self._max_calls:
-            family = None
+        if family is not None and self.num_calls == self._max_calls:
+            self._buffer = ""
+            return
         marker = "" if family is None or family.marker is None else family.marker
         at = self._buffer.find(marker) if marker else -1
         text = self._buffer if at < 0 else self._buffer[:at]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE
 from outrider.wire.model_json import parse_weight_map
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             _make_folder(to)
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
-        small = [name for name in listed if "/" not in name and name.endswith((".json", ".jinja"))]
+        small = [name for name in listed if _is_small(name)]
         files = _files(model, commit, [listed[name] for name in small], to)
         index = next((file for file in files if file.name == INDEX), None)
         if index is not None:
@@ -90,6 +90,13 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             return to
         patterns = [glob.escape(file.name) for file in files]
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+
+
+def _is_small(name: str) -> bool:
+    """Whether a file of a repository is read whole: configurations and chat templates."""
+    if name in ADDITIONAL_TEMPLATES.values():
+        return True
+    return "/" not in name and name.endswith((".json", ".jinja"))
 
 
 def find(model: str, revision: str, to: Path | None) -> Path:

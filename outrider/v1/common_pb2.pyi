@@ -463,14 +463,23 @@ class GetTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TokenizerFiles(_message.Message):
-    __slots__ = ("tokenizer_json", "tokenizer_config_json", "chat_template")
+    __slots__ = ("tokenizer_json", "tokenizer_config_json", "chat_template", "additional_chat_templates")
+    class AdditionalChatTemplatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    ADDITIONAL_CHAT_TEMPLATES_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     tokenizer_config_json: bytes
     chat_template: bytes
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ...) -> None: ...
+    additional_chat_templates: _containers.ScalarMap[str, bytes]
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_config_json: _Optional[bytes] = ..., chat_template: _Optional[bytes] = ..., additional_chat_templates: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class OpenSlot(_message.Message):
     __slots__ = ("slot", "committed_ids", "num_prompt_tokens", "params", "deliver_to", "target_epoch", "cache_salt", "traceparent", "drafter", "protocol", "speculation", "prediction_ids", "source_ids", "num_prompt_logprobs", "scheduling", "corpus_id")

@@ -20,6 +20,7 @@ from gateway.admission.prompts import (
     NUM_THREADS,
     THREAD_NICENESS,
     Chat,
+    ChatSettings,
     PromptReader,
     TextThreads,
 )
@@ -44,8 +45,13 @@ UNFIT = "ab " * 30_000
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
 
 
+def reader_of(**changes: Any) -> PromptReader:
+    settings = ChatSettings.of_config(config())
+    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, settings, **changes)
+
+
 def reader() -> PromptReader:
-    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes)
+    return reader_of()
 
 
 @pytest.fixture
@@ -117,7 +123,15 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
 
 
 async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> None:
-    counting = PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, counts=True)
+    counting = PromptReader(
+        TOKENIZER,
+        FACTS.context_limit,
+        b"",
+        THREADS,
+        config().max_body_bytes,
+        ChatSettings.of_config(config()),
+        counts=True,
+    )
     assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
     chat = Chat((HELLO | {"content": UNFIT},))
     assert UNFIT in await counting.render("messages", chat)

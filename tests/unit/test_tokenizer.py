@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.requests import bad_word_ids
-from gateway.chat_template import find_template
+from gateway.chat_template import template_of_files
 from gateway.confined.pool import ConfinedPool, WorkFailed
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.drafting.token_bytes import read_spelling
@@ -203,13 +203,20 @@ async def test_developer_is_system_where_a_template_does_not_know_it() -> None:
 
 
 async def test_which_template_is_taken() -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert [find_template("f", "c"), find_template("", "c"), find_template("", named), find_template("", None)] == [
-        "f",
-        "c",
-        "d",
-        None,
-    ]
+    listed = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, {"name": "x"}, 5]
+    named = {"tool_use": "t", "default": "d", "other": "o", "rag": 5}
+    additional = {"tool_use": b"T"}
+    for found, sources in (
+        (template_of_files(b"f", listed, None), ("f", {})),
+        (template_of_files(b"", "c", None), ("c", {})),
+        (template_of_files(b"", listed, None), ("d", {"tool_use": "t"})),
+        (template_of_files(b"", named, None), ("d", {"tool_use": "t"})),
+        (template_of_files(b"f", None, None, additional), ("f", {"tool_use": "T"})),
+        (template_of_files(b"", "c", None, additional), ("c", {"tool_use": "T"})),
+        (template_of_files(b"f", None, "own", additional), ("own", {})),
+    ):
+        assert found is not None and (found.source, found.named) == sources
+    assert template_of_files(b"", {"tool_use": "t"}, None) is None
     for override in (None, "theirs"):
         tokenizer = await read_tokenizer(files({"chat_template": "own"}), override, InlineRenderers())
         assert tokenizer.template is not None and tokenizer.template.source == (override or "own")

@@ -125,7 +125,7 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, cont
         assert takes(grammar, text, control), text
     for wrong in (calls.replace("Rome", "Oslo"), f"Well, {calls.replace('weather', 'wet')}"):
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), source, control)
     assert takes(grammar, f"Well, {written(family, [ADDED])}", control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
 
@@ -147,7 +147,7 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
         assert takes(grammar, text, control), text
     for wrong in wrongs:
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), source, control)
     assert takes(grammar, written(family, [ADDED]), control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
     _, grammar = planned(offer_of([WEATHER], "auto", None), source + "</think>", control, prompt="<think>")
@@ -157,7 +157,8 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
 
 @pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["hermes"]])
 def test_nothing_is_bound_under_auto_without_strict_tools(source: str) -> None:
-    assert planned(offer_of([ADD], "auto", None), source)[1] == ""
+    for parallel in (True, False):
+        assert planned(offer_of([ADD], "auto", parallel), source)[1] == ""
     assert planned(offer_of([WEATHER], "none", None), source) == (None, "")
 
 
@@ -311,7 +312,7 @@ TOOLS = [
 @pytest.mark.parametrize("name", ["hermes", "reasoning", "llama3", "mistral", "deepseek", "json", "demo"])
 @pytest.mark.parametrize("offered", [True, False])
 async def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
-    """Arguments as objects, content null where it was, and tools as they came."""
+    """Arguments as objects, tools as they came, and content an empty text where the template shows the calls so."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     path = DEMO / "chat_template.jinja" if name == "demo" else TEMPLATES / f"{name}.jinja"
@@ -321,12 +322,12 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
     told = [tool.for_template() for tool in chat.tools.tools]
     text = await inline_template(source).render(chat.messages, True, chat.template_kwargs, told, max_chars=1 << 20)
     plain = json.loads(json.dumps(MESSAGES))
+    plain[1]["content"] = None if name == "deepseek" else ""
     for call in plain[1]["tool_calls"]:
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    tools = [{"type": "function", "function": {k: v for k, v in TOOLS[0]["function"].items() if k != "strict"}}]
     expected, _ = render_jinja_template(
         [plain],
-        tools=tools if offered else None,
+        tools=TOOLS if offered else None,
         chat_template=source,
         add_generation_prompt=True,
         reasoning_effort="low",
@@ -336,7 +337,7 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
 
 
 async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
-    template = inline_template("plain", tool_source="{{ tools[0].function.name }}")
+    template = inline_template("plain", tool_use="{{ tools[0].function.name }}")
     assert await template.render([], True, {}, max_chars=100) == "plain"
     assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
     assert template.takes_tools and not inline_template("{{ messages }} tools").takes_tools

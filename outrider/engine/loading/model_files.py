@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE, local_folder
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE, local_folder
 from outrider.wire.model_json import parse_object, parse_weight_map
 from outrider.wire.peer_text import bound_text
 from outrider.wire.tokenizer_json import TOKENIZER_JSON, load_tokenizer
@@ -77,7 +77,13 @@ def tokenizer_files(model: str) -> pb.TokenizerFiles:
     load_tokenizer(found[0], str(paths[0]))
     if found[1]:
         parse_object(found[1], str(paths[1]))
-    return pb.TokenizerFiles(tokenizer_json=found[0], tokenizer_config_json=found[1], chat_template=found[2])
+    templates = {name: model_file(model, file) for name, file in ADDITIONAL_TEMPLATES.items()}
+    return pb.TokenizerFiles(
+        tokenizer_json=found[0],
+        tokenizer_config_json=found[1],
+        chat_template=found[2],
+        additional_chat_templates={name: _read(path) for name, path in templates.items() if path is not None},
+    )
 
 
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
@@ -98,15 +104,15 @@ def _file_in(folder: Path, name: str) -> Path | None:
     path = folder / name
     if not path.is_file():
         return None
-    _check_inside(path)
+    _check_inside(path, folder)
     return path
 
 
-def _check_inside(path: Path) -> None:
-    """Raise ConfigError for a link that leads out of the folder it lies in; a snapshot in a hub's cache has its
-    contents in the same repository's blobs.
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ConfigError for a link that leads out of the model's folder; a snapshot in a hub's cache has its contents
+    in the same repository's blobs.
     """
-    folder = path.parent.resolve()
+    folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
         folder = folder.parents[1]
     if not path.resolve().is_relative_to(folder):
@@ -148,7 +154,7 @@ def _hub_file(model: str, name: str) -> Path | None:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {name} of {model}: {first_line(error)}", param="model") from None
-    _check_inside(path)
+    _check_inside(path, path.parents[name.count("/")])
     return path
 
 
