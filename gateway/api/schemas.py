@@ -60,6 +60,7 @@ from outrider.wire.params import (
     read_draft_logprobs,
 )
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.settings.config import ContentControlTokens
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -595,8 +596,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context leaves "
-        "means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context "
+        "leaves means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
@@ -701,6 +702,11 @@ class ChatBody(_Body):
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
 
+    control_tokens_in_content: ContentControlTokens | None = described(
+        "allow, or text: control tokens in messages, calls, tools and documents are text like any other, and only "
+        "the template's own are tokens. Default: as the API key and the gateway have it, who allow them unless they "
+        "say text"
+    )
     stop_in_reasoning: bool | None = described(
         "stops end the answer inside its reasoning, too. Default: false, they wait for its end, but for ids of special "
         "tokens"
@@ -733,7 +739,15 @@ class ChatBody(_Body):
             raise InvalidRequest(text, param="continue_final_message")
         if continues:
             tools = replace(tools, continued=text_of_content(messages[-1]["content"]))
-        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues, documents)
+        chat = Chat(
+            messages,
+            self.add_generation_prompt is not False,
+            variables,
+            tools,
+            continues,
+            documents,
+            control_tokens=self.control_tokens_in_content,
+        )
         max_tokens = old if new is None else new
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         demand = self._demand(request_id, names, (chat,), max_tokens, num_logprobs)

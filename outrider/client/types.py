@@ -276,8 +276,8 @@ class Usage:
 
     @property
     def mean_emitted_length(self) -> float | None:
-        """Output tokens of rounds over rounds: without what was accepted behind the end of the answer. None when nothing
-        was drafted.
+        """Output tokens of rounds over rounds: without what was accepted behind the end of the answer. None when
+        nothing was drafted.
         """
         num_emitted = self.num_completion_tokens - self.num_plain_steps
         return max(0, num_emitted) / self.num_rounds if self.num_rounds else None

@@ -121,7 +121,8 @@ class GatewayMetrics:
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
         """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
         self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
-        """With those behind the end of an answer. 1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
+        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, with what lies
+        behind the end of an answer."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
         """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
         self.wasted_tokens = Counter(
