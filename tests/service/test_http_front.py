@@ -210,6 +210,13 @@ async def test_a_tree_arrives_and_is_exact(generator: ScriptedGenerator) -> None
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "speculation.tree"
 
 
+async def test_seed_0_is_a_seed(generator: ScriptedGenerator) -> None:
+    async with in_process(generator) as http:
+        answer = (await http.post(COMPLETIONS, json={"prompt": ["a", "b"], "seed": 0})).json()
+    assert [each.params.seed for each in generator.requests] == [0, 0]
+    assert (answer["usage"]["speculation"]["seed"], answer["usage"]["speculation"]["seeds"]) == (0, [0, 0])
+
+
 async def test_without_a_seed_each_prompt_draws_its_own(generator: ScriptedGenerator) -> None:
     async with in_process(generator) as http:
         answer = (await http.post(COMPLETIONS, json={"prompt": ["same", "same"], "n": 2})).json()
