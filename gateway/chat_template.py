@@ -88,6 +88,11 @@ class ChatTemplate:
         return self._variant(has_tools=True, has_documents=False).source
 
     @property
+    def marks_turns(self) -> bool:
+        """Whether it marks who speaks; false where it writes the text alone, for a model that continues text."""
+        return self.default.shape.marks_turns
+
+    @property
     def takes_tools(self) -> bool:
         return "tools" in self._variant(has_tools=True, has_documents=False).reads
 
@@ -123,7 +128,7 @@ class ChatTemplate:
                 "a message",
                 param="documents",
             )
-        names: dict[str, Any] = {"messages": list(messages), **self.special_tokens}
+        names: dict[str, Any] = {**self.special_tokens, "messages": list(messages)}
         names |= {"tools": list(tools) or None, "documents": list(documents) or None}
         names["add_generation_prompt"] = add_generation_prompt
         if clash := sorted(names.keys() & extra.keys()):

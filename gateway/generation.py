@@ -204,6 +204,10 @@ class ServedFacts:
     """None when no draft is connected now."""
     drafters: tuple[Drafter, ...] = ()
     """Those that can draft for a request while their worker is there: one that is away may be back."""
+    default_drafter: Drafter | None = None
+    """Who drafts for requests that name no drafter: one of `drafters`, or None."""
+    chat_template: str | None = None
+    """`turns` for a template that marks who speaks, `plain` for one that writes the text alone; None without one."""
     no_trees: str | None = None
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
     no_beams: str | None = None
@@ -212,6 +216,15 @@ class ServedFacts:
     """What outputs begin with where an encoder reads the prompt; empty without one."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    model_path: str = ""
+    """Absolute path, or hub id, that the model was started from."""
+
+    def is_at(self, name: str) -> bool:
+        """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
+        relative = name.removeprefix("./").strip("/")
+        if not self.model_path.startswith("/"):
+            return name == self.model_path
+        return relative != "" and self.model_path.endswith(f"/{relative}")
 
 
 class Generator(Protocol):

@@ -25,9 +25,14 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.model_json import decode_text, parse_object
 from outrider.wire.peer_text import bound_text
-from outrider.wire.tokenizer_json import MAX_QUOTED, TOKENIZER_JSON, described, load_tokenizer
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from outrider.wire.tokenizer_json import (
+    MAX_QUOTED,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    described,
+    load_tokenizer,
+    read_special_tokens,
+)
 
 BYTES_PER_TOKEN = 8
 """Of a long text so many bytes a token are read first: of English twice as many as needed."""
@@ -62,8 +67,7 @@ class Tokenizer:
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
         """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
-        config = _config_of(files.tokenizer_config_json)
-        special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
+        special = read_special_tokens(files.tokenizer_config_json)
         text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
         try:
             return cls(text, special, None)
@@ -211,7 +215,9 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")("outrider-each" if self._byte_fallback else "replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD."""
+        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD. An id past
+        the vocabulary is no text.
+        """
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece.decode("utf-8", "replace")
@@ -296,13 +302,7 @@ def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
 
 
 def _config_of(data: bytes) -> dict[str, Any]:
-    return parse_object(data or b"{}", "tokenizer_config.json")
-
-
-def _content(token: Any) -> str | None:
-    """Read a special token as tokenizer_config.json spells it: text, or an object with `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
+    return parse_object(data or b"{}", TOKENIZER_CONFIG)
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:

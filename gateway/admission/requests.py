@@ -208,6 +208,8 @@ async def build_requests(
     _check_drafted(demand.speculation, config.max_draft_tokens)
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
+    for word in words:
+        check_rows("bad_words", word, facts.vocab_size, reader.tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
@@ -246,6 +248,8 @@ async def build_requests(
             demand.adds_special,
             _max_prompt_tokens(demand, facts),
         )
+        if not isinstance(prompt, tuple):
+            check_rows(demand.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
         special_ids = reader.tokenizer.special_ids
         requests += _answers(
             demand,
@@ -335,6 +339,9 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     for facts in served:
         if facts.id == name:
             return facts
+    for facts in served:
+        if facts.is_at(name):
+            return facts
     known = ", ".join(repr(facts.id) for facts in served)
     shown = repr(name[:MAX_ECHO_CHARS]) + ("..." if len(name) > MAX_ECHO_CHARS else "")
     raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
@@ -350,6 +357,17 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
         for text in (bare, f" {bare}"):
             found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
     return tuple(found)
+
+
+def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raise InvalidRequest naming the first token of a text that the model, of `vocab_size` rows, does not have."""
+    for token_id in ids:
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                f"{name} needs the token {tokenizer.token_name(token_id)!r} ({token_id}), and the model has rows for "
+                f"the ids up to {vocab_size - 1} alone; leave it out",
+                param=name,
+            )
 
 
 def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
@@ -557,7 +575,7 @@ async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptRead
     written = next((text for text in special if text in demand.prediction), None)  # an unknown word is none
     if written is not None:
         raise InvalidRequest(f"{name} holds {written!r}, a special token, which is no text; leave it out", param=name)
-    check_token_ids(name, ids, facts.vocab_size)
+    check_rows(name, ids, facts.vocab_size, tokenizer)
     return ids
 
 

@@ -39,6 +39,9 @@ class TemplateShape:
     arguments: ArgumentsForm = "object"
     """The form of a call's arguments that is shown as JSON."""
 
+    marks_turns: bool = True
+    """Whether it writes more of a user's message than its text; a template that refuses it, as a chat's, is said to."""
+
     def arguments_forms(self) -> tuple[ArgumentsForm, ArgumentsForm]:
         """Return both forms, the one that is tried first in front."""
         return ("text", "object") if self.arguments == "text" else ("object", "text")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,8 @@ from gateway.confined.template_messages import ROLES, unknown_role, ways_of
 from gateway.confined.template_shape import PROBE_TOOL, Message, TemplateShape, shape_of
 from outrider.wire.errors import InvalidRequest
 
+_MESSAGE: Message = {"role": "user", "content": "How do you do?"}
+"""Any message of a user."""
 MAX_WHY_CHARS = 1000
 """Characters of an error of a template that are shown."""
 MAX_ROLE_CHARS = 80
@@ -63,16 +65,18 @@ def _check(source: str) -> list[str]:
 def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the template's TemplateShape."""
 
-    def render(messages: list[Message]) -> str:
-        variables = {**names, "messages": messages, "tools": [PROBE_TOOL], "documents": None}
+    def render(messages: list[Message], **more: Any) -> str:
+        variables = {**names, "messages": messages, "documents": None, **more}
         try:
-            return _written(source, {**variables, "add_generation_prompt": False}, MAX_PROBE_CHARS) or ""
+            return _written(source, variables, MAX_PROBE_CHARS) or ""
         except MemoryError:
             raise
         except Exception:  # it takes no such messages
             return ""
 
-    return asdict(shape_of(render))
+    shape = shape_of(functools.partial(render, tools=[PROBE_TOOL], add_generation_prompt=False))
+    asked = render([_MESSAGE], tools=None, add_generation_prompt=True)
+    return asdict(replace(shape, marks_turns=asked.strip() != _MESSAGE["content"]))
 
 
 def _render(source: str, names: dict[str, Any], shape: TemplateShape, merges: bool, max_chars: int) -> str | None:

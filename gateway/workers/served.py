@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from gateway.admission.queue import AdmissionQueue
-from gateway.chat_template import create_renderers
+from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer, read_tokenizer
@@ -188,6 +188,7 @@ class ServedModel:
         drafter = DRAFTERS[self.config.drafter]
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
         names = [self.draft_name(draft) for draft in drafts if draft.connection is not None]
+        offered = self._drafters()
         return ServedFacts(
             id=self.id,
             context_limit=info.context_limit,
@@ -195,11 +196,14 @@ class ServedModel:
             created=self.reference.created,
             max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
             draft_id=names[0] if names else None,
-            drafters=self._drafters(),
+            drafters=offered,
+            default_drafter=next((each for each in (drafter, drafter.own) if each in offered), None),
+            chat_template=_kind_of(self.reference.tokenizer.template),
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
             sampling_defaults=self._sampling_defaults(info),
+            model_path=self.reference.model_path,
         )
 
     def _sampling_defaults(self, info: pb.WorkerInfo) -> dict[str, float]:
@@ -490,6 +494,13 @@ class ServedModel:
     def _fits(self, draft: DraftMember) -> bool:
         """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
+
+
+def _kind_of(template: ChatTemplate | None) -> str | None:
+    """Return what `ServedFacts.chat_template` says of a template."""
+    if template is None:
+        return None
+    return "turns" if template.marks_turns else "plain"
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:

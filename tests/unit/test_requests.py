@@ -246,6 +246,24 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     assert caught.value.param == "prediction.content"
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (lambda text: parse_body(CompletionBody, {"prompt": text}), "prompt"),
+        (lambda text: parse_body(ChatBody, {"messages": [{"role": "user", "content": text}]}), "messages"),
+        (lambda text: parse_body(CompletionBody, {"prompt": "a", "bad_words": [text]}), "bad_words"),
+        (lambda text: predicting(text), "prediction.content"),
+    ],
+)
+async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_token(body: Any, name: str) -> None:
+    last = max(range(TOKENIZER.vocab_size), key=lambda each: (TOKENIZER.token_text(each).isalpha(), each))
+    demand = body(TOKENIZER.token_text(last).strip())
+    demand = demand if isinstance(demand, Demand) else demand.demand("r-1")
+    facts = dataclasses.replace(FACTS, vocab_size=last)
+    with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
+        await build_requests(demand, facts, reader(), config(), inline_checker())
+
+
 async def test_of_a_prediction_as_much_is_read_as_an_output_may_have() -> None:
     for times in (1, 6, 40):
         content = "a b " * times * FACTS.context_limit

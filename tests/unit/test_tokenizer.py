@@ -132,6 +132,16 @@ async def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_ch
     assert tokenizer.encode("hi")[0] == 0 != tokenizer.encode("hi")[1]
 
 
+async def test_templates_know_the_special_tokens_that_a_model_names_itself() -> None:
+    own = {"tool_token": "<t>", "extra_special_tokens": {"boi": {"content": "<b>"}, "messages": "taken"}}
+    config = {"bos_token": {"content": "<s>"}, "add_bos_token": True, **own}
+    parts = files(config, "{{ bos_token }}{{ tool_token }}{{ boi }}")
+    tokenizer = await read_tokenizer(parts, None, InlineRenderers())
+    assert tokenizer.template is not None
+    assert await tokenizer.template.render([{"role": "user", "content": "hi"}], True, {}, max_chars=100) == "<s><t><b>"
+    assert "add_bos_token" not in tokenizer.special_tokens
+
+
 # --- chat templates ----------------------------------------------------------------------------------------------
 
 TEMPLATES = {

@@ -369,6 +369,22 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
     assert ('"city": "Rome"' in text) and ("The weather." in text) == offered
 
 
+@pytest.mark.parametrize(
+    ("source", "marks"),
+    [
+        ("{% for message in messages %}{{ message.content }}\n{% endfor %}", False),
+        ("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}", True),
+        (
+            "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}",
+            True,
+        ),
+        ("{{ raise_exception('This model judges pairs of messages.') }}", True),
+    ],
+)
+def test_a_template_that_writes_the_text_alone_marks_no_turns(source: str, marks: bool) -> None:
+    assert inline_template(source).marks_turns is marks
+
+
 async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
     template = inline_template("plain", tool_use="{{ tools[0].function.name }}")
     assert await template.render([], True, {}, max_chars=100) == "plain"

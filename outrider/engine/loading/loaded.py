@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
-from outrider.engine.loading.model_files import GENERATION, read_model_json, tokenizer_files
+from outrider.engine.loading.model_files import GENERATION, read_model_json
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
@@ -138,8 +139,12 @@ def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     make_slot = SourceSlot if has_encoder else Slot
     sizes = (config.max_slots, runner.facts.context_limit)
     slots = SlotTable(runner.pool, *sizes, make_slot, takes_sources=has_encoder)
-    files = tokenizer_files(config.model)
-    return Loaded(config, epoch, slots, files, runner=runner, sampling_defaults=_sampling_defaults(config))
+    tokenizer = read_tokenizer(config.model)
+    beyond = tokens_beyond(tokenizer.tokenizer, runner.facts.vocab_size)
+    if beyond is not None:
+        log.warning("%s: %s", config.model, beyond)
+    defaults = _sampling_defaults(config)
+    return Loaded(config, epoch, slots, tokenizer.files, runner=runner, sampling_defaults=defaults)
 
 
 def _sampling_defaults(config: WorkerConfig) -> dict[str, float]:
