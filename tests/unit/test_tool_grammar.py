@@ -245,9 +245,7 @@ def test_a_mark_counts_by_its_text_for_reader_and_grammar_alike(parts: tuple[str
 
 @pytest.mark.parametrize("parts", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_mark_inside_a_window_of_drafts_binds_what_is_drafted_behind_it(parts: tuple[str, ...]) -> None:
-    """The mask of a draft prefix is that of the same tokens committed, wherever the window begins: one definition for the
-    target's law and the draft's.
-    """
+    """The mask behind drafts is that of the same tokens committed, wherever the window begins: for target and draft."""
     data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     data.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in ("so.</think>\n", "</think>")])
     tokenizer = Tokenizer(data.to_str(), {}, inline_template("</think>"))
