@@ -233,6 +233,16 @@ async def test_a_stop_inside_a_call_cuts_it_as_a_limit_does() -> None:
     assert choice["stop_reason"] == "there"
 
 
+async def test_the_end_of_calls_that_a_limit_cuts_is_no_content() -> None:
+    words = (CALLED[1].removeprefix("I look."), CALL, "\n</tool", "_call>")
+    for max_tokens in (2, 3, 4):
+        choice = await told(words, tools=[TOOL], max_tokens=max_tokens)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+        assert len(choice["message"]["tool_calls"]) == 1
+    text = await told((words[0], CALL, "\n</other"), tools=[TOOL], max_tokens=3)
+    assert text["message"]["content"] == "</other"
+
+
 @pytest.mark.parametrize("stop", [[], ["\u200d👩"], ["é"], ["\ufffd"], ["b"]])
 async def test_characters_byte_by_byte_are_whole_at_every_length(stop: list[str]) -> None:
     text = "a👩‍👩‍👧é\ufffdb"
