@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.confined.template_shape import Message
@@ -27,6 +27,7 @@ class ControlTokens:
         self._texts = [text for text in texts if len(text) > 1]  # a single character cannot be cut
         self._pattern = trie_pattern(self._texts)
         self._max_chars = max(map(len, self._texts), default=0)
+        self._joined = "\0".join(self._texts)
         self._begins = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in self._texts for at in range(1, len(text)))
 
@@ -42,7 +43,7 @@ class ControlTokens:
         for at in range(max(0, len(text) - self._max_chars), len(text)):
             if text[at:] in self._begins:
                 found.add(at + 1)
-        is_inside = len(text) < self._max_chars and any(text in each for each in self._texts)
+        is_inside = len(text) < self._max_chars and text in self._joined
         if text and (is_inside or any(text[:size] in self._ends for size in range(1, self._max_chars))):
             found.add(0)
         return sorted(found)
@@ -59,6 +60,12 @@ class ContentMarks:
     def message(self, message: Message) -> Message:
         """Return a message with marks in all that its template may show."""
         return {name: self._field(name, value) for name, value in message.items()}
+
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
+    ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return all that a chat's template is given with marks. Raise RecursionError for what nests too deep."""
+        return [self.message(each) for each in messages], self.values(tools), self.values(documents)
 
     def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return tools or documents with marks in their texts."""

@@ -281,8 +281,9 @@ class PromptReader:
         marks = self._marks(chat)
         if marks is not None:
             try:
-                messages = [marks.message(each) for each in messages]
-                tools, documents = marks.values(tools), marks.values(documents)
+                # On a thread: it looks at each character.
+                texts = (messages, tools, documents)
+                messages, tools, documents = await self.work(INLINE_CHARS + 1, marks.chat, *texts)
             except RecursionError:
                 raise InvalidRequest("messages, tools or documents nest too deep; make them flatter") from None
         if chat.continues:
