@@ -731,7 +731,7 @@ def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut:
             param=name,
         )
     if demand.params.min_tokens > left:
-        raise ContextExceeded(
+        raise InvalidRequest(
             f"min_tokens is {demand.params.min_tokens}, and {name} has {num_prompt} tokens, of the context limit "
             f"{context_limit} at most {left} can follow; lower it, or shorten {name}",
             param="min_tokens",
