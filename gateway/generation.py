@@ -149,6 +149,19 @@ class AnswerUsage:
     num_rejected_prediction_tokens: int = 0
     """Tokens of the prediction that are not in the output so far."""
 
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Output tokens of rounds that had drafts: a step without them makes one token."""
+        return max(0, self.num_completion_tokens - self.num_plain_steps)
+
+    @property
+    def num_overrun_tokens(self) -> int:
+        """Accepted draft tokens behind the end of the output. A round that is cut among them has no token of the
+        target's own, which others have besides theirs.
+        """
+        num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
+        return max(0, num_missing - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:

@@ -33,6 +33,10 @@ class SpeculationUsage(_Answer):
     num_accepted_tokens: int
     acceptance_rate: float | None
     mean_accepted_length: float | None
+    num_overrun_tokens: int
+    """Of the accepted ones, those behind the end of the answer."""
+    mean_emitted_length: float | None
+    """Output tokens of rounds over rounds."""
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
     lenience: float | None = Field(description="null = the answer has exactly the target's law.")
