@@ -26,6 +26,12 @@ class NoTextBlock(InvalidRequest):
     """As NoTextPart, where pydantic would make nothing of a ValueError."""
 
 
+CONTENT: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+}
+"""What a content may be, for /openapi.json."""
+
+
 class TextPart(TypedDict):
     type: Literal["text"]
     text: str

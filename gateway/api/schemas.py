@@ -34,7 +34,7 @@ from gateway.admission.requests import (
 )
 from gateway.api.base_schemas import Strict, described
 from gateway.api.content_parts import NoTextBlock, NoTextPart, PlainText
-from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.api.message_schemas import AnyTool, MessageBody
 from gateway.confined.template_shape import text_of_content
 from gateway.generation import AcceptanceRule, ServedFacts, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
@@ -687,7 +687,7 @@ class ChatBody(_Body):
         "objects with `title` and `text`, for a chat template that has a place for them; without one they are refused. "
         "Default: none"
     )
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
         "functions of different names, at most `--max-tools`, of `--max-tools-bytes` in all; the chat template must "
         "take tools, see [below](#tools). Tools of other types are left out"
     )

