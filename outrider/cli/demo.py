@@ -48,7 +48,7 @@ def demo(
         prompts = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
         stop = StopFlag()
         stop.install()
-        with Supervisor(settings, stop, log_to(notes, verbose)) as system:
+        with Supervisor(settings, stop, log_to(notes, verbose, stop)) as system:
             with StartProgress(notes) as progress:
                 endpoints = system.start(progress)
             with Client(endpoints.grpc) as client:

@@ -184,7 +184,7 @@ def up(
         stop = StopFlag()
         stop.install()
         key = api_key[0] if api_key else os.environ.get(KEY_VARIABLE)
-        with Supervisor(system_config, stop, log_to(console, verbose), api_key=key) as system:
+        with Supervisor(system_config, stop, log_to(console, verbose, stop), api_key=key) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress, needs_drafts=draft is not None)
             show_ready(console, endpoints, system_config)
@@ -208,11 +208,13 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
         yield
 
 
-def log_to(console: Console, verbose: bool) -> Any:
-    """Return a function that shows a line of a part's log, or leaves it out."""
+def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
+    """Return a function that shows a line of a part's log, or leaves it out: what parts say of each other's end, once
+    that was asked for, alarms nobody.
+    """
 
     def show(part: str, line: str) -> None:
-        if verbose or _ALARMING.search(line):
+        if verbose or (_ALARMING.search(line) and not stop.is_set()):
             console.print(f"{part}: {line}", markup=False, style="dim" if verbose else None)
 
     return show
