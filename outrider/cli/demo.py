@@ -1,4 +1,4 @@
-"""`outrider demo`: the whole system once, three ways to draft, how fast each is here, and that the text is the target's."""
+"""`outrider demo`: the whole system once, three ways to draft, how fast each is here, and the proof of the text."""
 
 from __future__ import annotations
 
