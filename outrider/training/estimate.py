@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.training.run import peak_bytes
+
 TRIAL_S = 0.2
 """Seconds for which matrix products are timed, by rows of either kind."""
 TRIAL_WIDTH = 1024
@@ -59,12 +61,16 @@ class Sizes:
 
 
 def describe(sizes: Sizes, device: str) -> str:
-    """Return the estimate in a line. Times matrix products on the device for half a second."""
+    """Return the estimate in a line. Times matrix products on the device for half a second.
+
+    What this process holds already, torch above all, is a part of the memory.
+    """
+    memory_bytes = peak_bytes() + sizes.memory_bytes
     writing_s = sizes.written_flops / flops_per_s(WRITTEN_AT_ONCE, device)
     training_s = sizes.trained_flops / flops_per_s(sizes.batch_size * sizes.max_tokens, device)
     return (
         f"about {_time(writing_s)} to write text and {_time(training_s)} to train, by this machine's matrix products; "
-        f"{_size(sizes.memory_bytes)} of memory and {_size(sizes.disk_bytes)} of disk"
+        f"{_size(memory_bytes)} of memory and {_size(sizes.disk_bytes)} of disk"
     )
 
 
