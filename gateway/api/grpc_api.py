@@ -15,7 +15,7 @@ from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, let_others_run, max_values, unexpected
-from gateway.chat_template import Message
+from gateway.confined.template_shape import Message
 from gateway.generation import (
     AnswerUsage,
     FinishReason,
