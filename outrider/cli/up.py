@@ -198,6 +198,8 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
     if not keys:
         yield
         return
+    if "" in keys:
+        raise ConfigError("--api-key is empty, and would let everybody in; give a key, or leave it out")
     if gateway.get("api_keys") is not None:
         raise ConfigError("--api-key and --api-keys contradict each other; put all keys into the file")
     with tempfile.TemporaryDirectory(prefix="outrider-keys-") as folder:

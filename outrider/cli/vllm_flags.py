@@ -165,6 +165,11 @@ FLAGS: dict[str, VllmFlag] = {
     "--api-server-count": VllmFlag(words={"1": ""}, refused="--config FILE with gateways: 2"),
     "--headless": VllmFlag(takes="none", refused="python -m deploy.launcher, the workers without a gateway"),
     "--seed": VllmFlag(refused="seed of each request; a draw depends on nothing else"),
+    "--generation-config": VllmFlag(
+        ["--generation-config"],
+        words={"auto": "auto", "none": "none", "vllm": "vllm"},
+        refused="auto or vllm, with that folder's generation_config.json in the model's folder",
+    ),
     "--override-generation-config": VllmFlag(refused="the values in the requests"),
     # drafting
     "--speculative-model": VllmFlag(refused=_SPECULATIVE),
@@ -241,13 +246,13 @@ def _next_value(name: str, rest: list[str]) -> str:
 
 def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
     """Return what stands for a flag with these values, and what to say of it."""
-    if any(value in flag.words for value in values):
-        values = [flag.words.get(value, value) for value in values]
-        if "" in values:  # it is so without it
-            return [], _said(name, flag.note)
-    if flag.refused:
+    is_known = bool(values) and all(value in flag.words for value in values)
+    if flag.refused and not is_known:
         written = " ".join([name, *values])
         raise ConfigError(f"{written} is vLLM's, and not taken here; instead: {flag.refused}")
+    if any(flag.words.get(value) == "" for value in values):  # it is so without it
+        return [], _said(name, flag.note)
+    values = [flag.words.get(value, value) for value in values]
     if flag.takes == "none":
         return list(flag.ours), _said(name, flag.note)
     if flag.reads is not None:

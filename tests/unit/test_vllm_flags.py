@@ -44,6 +44,7 @@ COMMANDS = [
         "T --no-enable-prefix-caching --max-model-len 8K",
         "T --no-target-prefix-caching --no-draft-prefix-caching --target-context-limit 8192",
     ),
+    ("T --generation-config vllm", "T --generation-config vllm"),
     ("T --api-key a b --verbose", "T --api-key a --api-key b --verbose"),
 ]
 
@@ -58,6 +59,7 @@ def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> 
     [
         ("T --seed 42", "--seed 42 is vLLM's, and not taken here; instead: seed of each request"),
         ("T --speculative-model D --num-speculative-tokens 5", "instead: --speculative-config '{"),
+        ("T --generation-config /folder", "instead: auto or vllm, with that folder's generation_config.json"),
         ("T --max-model-len many", "--max-model-len is 'many', which it cannot be"),
         ("T --max-model-len --port 8000", "--max-model-len has no value"),
         ("T --served-model-name a b", "--served-model-name has 2 names, and a model has one here"),
@@ -93,4 +95,4 @@ def test_what_stands_in_a_flags_place_is_an_option_of_ours() -> None:
     up = group.commands["up"]  # type: ignore[attr-defined]
     options = {name for each in up.params for name in (*each.opts, *each.secondary_opts)}
     assert {flag for each in FLAGS.values() for flag in each.ours} <= options
-    assert {name for name, flag in FLAGS.items() if flag.refused or flag.note} & options == set()
+    assert {name for name, flag in FLAGS.items() if not flag.ours} & options == set()
