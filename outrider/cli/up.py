@@ -171,11 +171,10 @@ def up(
     console = serving_console()
     with failures_as_lines(console), _key_file(api_key or (), flags["gateway"]):
         file = read_yaml(config) if config is not None else {}
-        names_no_draft = draft is None and "draft" not in file and not os.environ.get("OUTRIDER_DRAFT_MODEL")
         system_config = merged(
             file,
             flags,
-            no_draft=no_draft or (model is not None and names_no_draft),
+            no_draft=no_draft or (model is not None and draft is None and not _names_draft(file)),
             no_ray=no_ray,
             certificates=tls_dir,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -190,6 +189,12 @@ def up(
             show_ready(console, endpoints, system_config)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
+
+
+def _names_draft(file: Values) -> bool:
+    """Return whether the file, or the environment, names a draft, or pools."""
+    variables = ("OUTRIDER_DRAFT_MODEL", "OUTRIDER_DRAFT_DRAFTER")
+    return bool({"draft", "drafts", "targets"} & set(file)) or any(os.environ.get(each) for each in variables)
 
 
 @contextmanager
