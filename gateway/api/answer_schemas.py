@@ -29,6 +29,7 @@ class CompletionTokensDetails(_Answer):
 class SpeculationUsage(_Answer):
     num_rounds: int = Field(description="With drafts.")
     num_plain_steps: int = Field(description="Steps without drafts.")
+    plain_reason: str | None = Field(description="Why most of those had none; null = there were none.")
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_rate: float | None

@@ -197,7 +197,10 @@ class Decoder:
             came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
             beside.append((self.model.own_metrics(own), came))
         note_drafts(pair, verdict, beside)
-        note_round(pair, verdict, output, self._why_plain(verdict, output))
+        reason = self._why_plain(verdict, output)
+        note_round(pair, verdict, output, reason)
+        if not verdict.num_drafted:
+            self.session.usage.plain_reasons[reason] += 1
         self.model.num_rounds += any(outcome.HasField("hit") for _, outcome in outcomes)
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:

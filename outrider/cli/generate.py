@@ -110,6 +110,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
             "num_draft_tokens": usage.num_draft_tokens,
             "num_accepted_tokens": usage.num_accepted_tokens,
             "num_plain_steps": usage.num_plain_steps,
+            "plain_reason": usage.plain_reason,
             "num_wasted_tokens": usage.num_wasted_tokens,
             "num_accepted_prediction_tokens": usage.num_accepted_prediction_tokens,
             "num_rejected_prediction_tokens": usage.num_rejected_prediction_tokens,

@@ -109,6 +109,7 @@ async def test_a_completion_has_openai_form_and_what_speculation_did(generator: 
         "speculation": {
             "num_rounds": rounds,
             "num_plain_steps": 0,
+            "plain_reason": None,
             "num_draft_tokens": NUM_DRAFTED * rounds,
             "num_accepted_tokens": 2 * rounds,
             "acceptance_rate": 2 / NUM_DRAFTED,

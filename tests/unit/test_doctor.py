@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import MambaConfig
 from typer.testing import CliRunner
 
@@ -353,3 +354,15 @@ def test_without_the_demo_pair_the_machine_is_still_checked(monkeypatch: pytest.
     made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
     assert "cores:" in made.stdout and "warning  models: no demo target at /nowhere; say --target MODEL" in made.stdout
     assert made.stderr == ""
+
+
+def test_a_remedy_stands_below_what_is_wrong_alone() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    for state in ("ok", "warning"):
+        doctor.show(console, Finding(f"check {state}", state, "found", "do this"))  # type: ignore[arg-type]
+    assert out.getvalue().splitlines() == [
+        "ok       check ok: found",
+        "warning  check warning: found",
+        " " * 9 + "-> do this",
+    ]
