@@ -17,15 +17,11 @@ import torch
 import transformers
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 
-from outrider.engine.loading import memory
-from outrider.engine.loading.memory import readable_bytes
+from outrider.engine.loading.gguf_stated import complete
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
 from outrider.wire.gguf_header import GgufHeader, read_header
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_text
-
-log = get_logger(__name__)
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of text, of a turn and of a message: each ends an answer."""
@@ -49,6 +45,12 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     check_installed(path)
     check_types(header)
     config = copy.deepcopy(_config_of(path, path.stat().st_mtime_ns))
+    try:
+        complete(config, header)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:  # values of other types
+        raise ConfigError(
+            f"what {path} states is not of use: {first_line(error)}; get it again", param="model"
+        ) from None
     ends = [header.values.get(f"tokenizer.ggml.{name}") for name in ENDS]
     own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     config.eos_token_id = sorted({token_id for token_id in (*own, *ends) if token_id is not None}) or None
@@ -98,38 +100,23 @@ def type_name(type_id: int) -> str:
 
 
 def _is_readable(type_id: int) -> bool:
-    from gguf import GGML_QUANT_SIZES, dequantize
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     if type_id not in GGML_QUANT_SIZES:
         return False
-    _, block_bytes = GGML_QUANT_SIZES[type_id]
+    kind = GGMLQuantizationType(type_id)
+    _, block_bytes = GGML_QUANT_SIZES[kind]
     try:
-        dequantize(numpy.zeros((1, block_bytes), numpy.uint8), type_id)
+        dequantize(numpy.zeros((1, block_bytes), numpy.uint8), kind)
     except NotImplementedError:
         return False
     return True
 
 
-def check_unpacked(path: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Say how much memory a file's weights take when they are unpacked. Raises ConfigError where there is less."""
-    tensors = read_header(path).tensors.values()
-    num_bytes = sum(tensor.num_elements for tensor in tensors) * dtype.itemsize
-    free = memory.free_memory_bytes(device)
-    names = sorted({type_name(tensor.type_id) for tensor in tensors})
-    if num_bytes > free:
-        raise ConfigError(
-            f"the weights of {path} take {readable_bytes(num_bytes)} when unpacked to {_name(dtype)}, and "
-            f"{readable_bytes(free)} are free on {device}; set dtype bfloat16, use a smaller model, or free some",
-            param="dtype",
-        )
-    log.info(
-        "%s holds weights as %s: unpacked to %s, %s of memory for %s of file",
-        *(path, ", ".join(names), _name(dtype), readable_bytes(num_bytes), readable_bytes(path.stat().st_size)),
-    )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def stored_types(path: Path) -> str:
+    """Return in words how a file holds its weights."""
+    types = {tensor.type_id for tensor in read_header(path).tensors.values()}
+    return f"they are held as {', '.join(sorted(type_name(each) for each in types))}"
 
 
 def weight_options(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import io
 import reprlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from transformers.utils import is_accelerate_available
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
+from outrider.engine.loading.gguf_files import own_dtype, read_gguf_config, stored_types, weight_options
+from outrider.engine.loading.gguf_stated import check_tensors
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
@@ -39,7 +41,16 @@ from outrider.engine.loading.model_files import (
     model_file,
     read_model_json,
 )
-from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.quantize import (
+    check_int8,
+    check_unpacked,
+    method_of,
+    num_parameters,
+    quantize_int8,
+    unpacked_config,
+    why_to_unpack,
+)
+from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -49,6 +60,7 @@ from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
+from outrider.wire.gguf_header import read_header
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
@@ -94,17 +106,27 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
-    check_weights(config.model, made_of)
-    check_readable(config.model, made_of, device, config.quantization)
-    check_int8(device, config.quantization)
     quantization = method_of(made_of) or config.quantization
+    gguf, packed = gguf_path(config.model), None
+    why_unpacked = None if gguf is None else stored_types(gguf)
+    if gguf is None:
+        why_unpacked = why_to_unpack(config.model, made_of, device, config)
+        if why_unpacked is not None:
+            packed = PackedCheckpoint.read(config.model, made_of.quantization_config)
+            made_of = unpacked_config(made_of)
+    network = check_weights(config.model, made_of, packed)
+    dtype = _dtype_of(made_of, device, config.dtype, gguf, packed)
+    if why_unpacked is not None:
+        check_unpacked(config, why_unpacked, network, dtype, device)
+    check_int8(device, config.quantization)
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
     group = None
     if num_ranks > 1:
-        check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
+        check_can_split(made_of, num_ranks, "gguf" if gguf else quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
-    network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
+    quantization = "none" if packed is not None else quantization
+    network = _load_weights(config.model, made_of, device, dtype, quantization, num_ranks, packed)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
@@ -268,12 +290,12 @@ def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
     return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
+def check_weights(model: str, config: PreTrainedConfig, packed: PackedCheckpoint | None = None) -> PreTrainedModel:
     """Compare the configuration with the headers of the weights; return the network on the meta device.
 
-    Raises ConfigError for what the files do not hold, before any of it is built.
+    packed: what is unpacked at load. Raises ConfigError for what the files do not hold, before any of it is built.
     """
-    headers = read_headers(model)
+    headers = read_headers(model) if packed is None else packed.headers
     is_quantised = method_of(config) is not None
     try:
         with bounded_build(f"the config.json of {model}", len(headers)):
@@ -282,7 +304,13 @@ def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    check_sizes(model, network, headers, is_quantised=is_quantised)
+    gguf = gguf_path(model)
+    if gguf is not None:
+        check_tensors(network, read_header(gguf))
+    if packed is not None:
+        packed.check_shapes(network)
+    is_as_stored = not (is_quantised or gguf or packed)
+    check_sizes(model, network, headers, is_quantised=not is_as_stored)
     return network
 
 
@@ -356,19 +384,44 @@ def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
     return limit
 
 
+def _dtype_of(
+    config: PreTrainedConfig,
+    device: torch.device,
+    wanted: str,
+    gguf: Path | None,
+    packed: PackedCheckpoint | None,
+) -> torch.dtype | str:
+    """Return the dtype that weights are loaded in; "auto" where transformers takes the one they are stored in."""
+    if wanted != "auto":
+        dtype: torch.dtype = getattr(torch, wanted)
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    if gguf is not None:
+        return own_dtype(gguf)
+    if packed is not None:
+        return getattr(config, "dtype", None) or torch.bfloat16
+    return "auto"
+
+
 def _load_weights(
-    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
+    model: str,
+    config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype | str,
+    quantization: str,
+    num_ranks: int,
+    packed: PackedCheckpoint | None,
 ) -> PreTrainedModel:
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
-    gguf, quiet = gguf_path(model), contextlib.nullcontext()
+    gguf, source, quiet = gguf_path(model), model, contextlib.nullcontext()
     if gguf is not None:
-        wanted = own_dtype(gguf) if wanted == "auto" else wanted
-        check_unpacked(gguf, device, wanted)
-        options |= weight_options(gguf)
-        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
+        source, options = str(gguf.parent), options | weight_options(gguf)
+        quiet = contextlib.redirect_stderr(io.StringIO())  # transformers draws its progress there
+    if packed is not None:
+        source, options = None, options | {"state_dict": packed.state(dtype)}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -379,10 +432,10 @@ def _load_weights(
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
         with quiet:
-            network, info = _auto_class(config).from_pretrained(
-                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
+            network, info = model_class.from_pretrained(
+                source, config=config, dtype=dtype, output_loading_info=True, **options
             )
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error

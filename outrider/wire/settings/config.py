@@ -156,6 +156,9 @@ class WorkerConfig(_ProcessConfig):
     quantization: Literal["none", "int8"] = "none"
     """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
     says so itself."""
+    unpack_weights: bool = True
+    """Whether a quantised checkpoint that the device has no kernels for is unpacked at load, to 2 or 4 bytes a weight;
+    false = refused."""
     max_prefill_tokens: Positive | None = None
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
 
