@@ -93,11 +93,12 @@ def step(runner: ModelRunner, feeds: list[tuple[Fed, int, int]]) -> float:
     return max(sequence.error(row, logits) for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True))
 
 
-def largest_error(runner: ModelRunner, truth: Truth) -> float:
+def largest_error(runner: ModelRunner, truth: Truth, *, relative: bool = False) -> float:
     """Four sequences of up to 64 tokens, through everything that a service does with rows. NaN if any logit is."""
+    ids = [some_ids(110, runner.facts.vocab_size, seed) for seed in range(4)]
     a, b, c, d = (
-        Fed(runner, truth, some_ids(110, runner.facts.vocab_size, seed), num_source=(50, 7, 1, 16)[seed])
-        for seed in range(4)
+        Fed(runner, truth, ids[seed], relative=relative, num_source=num_source)
+        for seed, num_source in enumerate((50, 7, 1, 16))
     )
     steps = [
         [(a, 40, 0), (b, 9, 1), (c, 3, 1)],  # prompts: wide, narrow, very short
@@ -186,11 +187,11 @@ def some_parents(count: int, seed: int) -> list[int]:
     return [generator.randrange(max(-1, node - 4), node) for node in range(count)]
 
 
-def largest_tree_error(runner: ModelRunner, truth: Truth) -> float:
+def largest_tree_error(runner: ModelRunner, truth: Truth, *, relative: bool = False) -> float:
     """A tree of 22 nodes in two feeds after more tokens than windows hold, among other rows; one path goes on."""
     ids, vocab_size = some_ids(43, runner.facts.vocab_size, 20), runner.facts.vocab_size
     tree = Grown(runner, runner.pool.new_table(), ids, some_ids(22, vocab_size, 21), some_parents(22, 1), 20)
-    a, b = (Fed(runner, truth, some_ids(60, vocab_size, seed), num_source=seed) for seed in (22, 23))
+    a, b = (Fed(runner, truth, some_ids(60, vocab_size, seed), relative=relative, num_source=seed) for seed in (22, 23))
     step(runner, [(a, 30, 0), (b, 9, 0)])
     runner.forward([Row.of(tree.table, ids, 0, 0, tree.source)])
     errors, parts = list[float](), list[Tensor]()
@@ -203,9 +204,10 @@ def largest_tree_error(runner: ModelRunner, truth: Truth) -> float:
     leaves = sorted(tree.leaves(), key=lambda leaf: len(tree.path_to(leaf)))[-3:]
     for leaf in leaves:
         expected = truth(tree.chain_to(leaf), *ids_of(tree.source))[43:]
-        errors.append(float((logits[tree.path_to(leaf)] - expected).abs().max()))
+        scale = expected.abs().max() if relative else 1.0
+        errors.append(float((logits[tree.path_to(leaf)] - expected).abs().max() / scale))
     tree.keep(leaves[-1])
-    again = Fed(runner, truth, [*tree.ids, *some_ids(4, vocab_size, 24)])
+    again = Fed(runner, truth, [*tree.ids, *some_ids(4, vocab_size, 24)], relative=relative)
     again.table, again.num_cached, again.source = tree.table, len(tree.ids), tree.source
     errors.append(step(runner, [(again, len(again.ids), 4)]))
     for sequence in (again, a, b):

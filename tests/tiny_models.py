@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     BartConfig,
     LlamaConfig,
@@ -137,16 +139,24 @@ def perturbed_copy(source: str, path: Path | str, noise: float, seed: int = 1) -
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Eval mode, float32. The global generator is left as it was."""
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     keep_soft_caps(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto.from_config(config, dtype=torch.float32)
+        model = class_of(config)._from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() >= 2:
                     parameter.normal_(0.0, 0.7 / parameter.shape[-1] ** 0.5 if "embed" not in name else 0.7)
     return model.eval().requires_grad_(False)
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Return the class that a checkpoint of such a configuration states: the widest that writes text."""
+    for auto in (AutoModelForMultimodalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, AutoModelForCausalLM):
+        found: type[PreTrainedModel] | None = auto._model_mapping.get(type(config), None)
+        if found is not None and (auto is not AutoModelForSeq2SeqLM or config.is_encoder_decoder):
+            return found
+    raise ValueError(f"{type(config).__name__} has no class that writes text")
 
 
 def save(model: PreTrainedModel, path: Path | str) -> str:

@@ -49,6 +49,8 @@ class ModelFacts:
     """Decoder layers; 0 where nobody taps them."""
     hidden_size: int = 0
     """Width of the hidden states, as num_layers."""
+    layer_types: tuple[str, ...] = ()
+    """Type of each decoder layer, of `paths.layer_memory`; empty for heads, which keep keys and values."""
     num_lookahead: int = 0
     """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
     decoder_start_ids: tuple[int, ...] = ()
@@ -114,7 +116,7 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes of one token over all layers; 0 before the first forward."""
+        """Bytes that one token takes in all layers; 0 before the first forward."""
         return self.path.kv_bytes_per_token
 
     @torch.inference_mode()

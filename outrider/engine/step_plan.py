@@ -165,14 +165,29 @@ def consecutive_start(table: BlockTable) -> int | None:
     return first * table.block_size if table.blocks == list(range(first, first + len(table.blocks))) else None
 
 
-def group_rows(rows: Sequence[Row]) -> list[list[int]]:
+def group_rows(rows: Sequence[Row], *, of_equal_length: bool = False) -> list[list[int]]:
     """Return the indices of the rows that share a forward, so that a long prompt does not widen every decode row.
+
+    of_equal_length: rows of different lengths share none, for models that take a column for a position.
+    """
+    if not of_equal_length:
+        return _group_widths_of(rows, list(range(len(rows))))
+    by_length: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_length.setdefault(row.num_tokens, []).append(index)
+    groups: list[list[int]] = []
+    for indices in by_length.values():
+        groups += _group_widths_of(rows, indices)
+    return groups
+
+
+def _group_widths_of(rows: Sequence[Row], rest: list[int]) -> list[list[int]]:
+    """Return the indices `rest` of the rows in groups.
 
     Minimises padded columns plus FORWARD_COST_TOKENS a forward, over groups of neighbouring widths. A row too short to
     fill its group's width with its own tokens goes to a narrower one: no column is ever mere padding.
     """
     groups: list[list[int]] = []
-    rest = list(range(len(rows)))
     while rest:
         widths = Counter(rows[i].num_new for i in rest)
         if len(widths) == 1:

@@ -10,6 +10,8 @@ from outrider.wire.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 """Says which file holds each tensor, where there are several."""
+ADDITIONAL_TEMPLATES = {name: f"additional_chat_templates/{name}.jinja" for name in ("tool_use", "rag")}
+"""Files of the chat templates by name that a gateway takes in place of the default one."""
 SAFE = ("model.safetensors", "medusa_lm_head.safetensors")
 """Files with all tensors; the first that is there is read."""
 _PATH = re.compile(r"""(?<![\w.~/-])(?:~|\.{1,2})?/(?!/)[^\s'":,;()]*""")

@@ -20,7 +20,7 @@ from outrider.engine.checkup import Task, findings
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import read_tokenizer
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -72,7 +72,7 @@ def test_its_logits_are_those_that_transformers_has_of_the_file(file: str, folde
 
 
 def test_its_tokenizer_is_the_folders_own(file: str, folder: str) -> None:
-    found, own = tokenizer_files(file), tokenizer_files(folder)
+    found, own = read_tokenizer(file).files, read_tokenizer(folder).files
     assert tokenizer_fingerprint(found.tokenizer_json) == tokenizer_fingerprint(own.tokenizer_json)
     assert found.chat_template.decode() == TEMPLATE
     config = json.loads(found.tokenizer_config_json)
@@ -89,13 +89,13 @@ def test_its_tokenizer_is_the_folders_own(file: str, folder: str) -> None:
 def test_a_text_is_cut_as_the_file_says(cut: str, pieces: list[str], tmp_path: Path) -> None:
     wide = tiny_llama(tmp_path / "wide", vocab_size=4000)  # digits are joined in tokens
     model = write_gguf(wide, tmp_path / "tiny.gguf", cut=cut)
-    assert Tokenizer.from_buffer(tokenizer_files(model).tokenizer_json).encode("Ab12").tokens == pieces
+    assert Tokenizer.from_buffer(read_tokenizer(model).files.tokenizer_json).encode("Ab12").tokens == pieces
 
 
 def test_an_unknown_cut_is_refused(folder: str, tmp_path: Path) -> None:
     model = write_gguf(folder, tmp_path / "tiny.gguf", cut="by-moonlight")
     with pytest.raises(ConfigError, match="cuts a text by 'by-moonlight', which is not known here"):
-        tokenizer_files(model)
+        read_tokenizer(model)
 
 
 def test_the_scaling_of_llama_3_is_read_from_its_divisors(folder: str, tmp_path: Path) -> None:

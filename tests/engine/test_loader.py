@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.memory import Budget, Spare
-from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.self_test import NUM_BLOCKS
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.dense import DenseLayer
 from outrider.wire.errors import ConfigError
@@ -160,7 +160,7 @@ def test_weights_go_straight_to_a_gpu_and_one_that_is_too_small_is_refused_with_
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB\nsecond line")
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", from_pretrained)
     message = r"cuda:0 has too little memory for .* allocate 4.00 GiB; .* lower its gpu_memory_utilization or kv_cache"
     with pytest.raises(ConfigError, match=message):
         load(original, device="cuda")
@@ -187,7 +187,7 @@ def test_memory_that_runs_out_in_the_self_test_is_not_the_paths_fault(
 
 def test_every_end_of_sequence_id_is_known(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert load(str(folder)).facts.eos_token_ids == (7, 9)
+    assert load(str(folder)).facts.eos_token_ids == (7, 9, 0)
 
 
 @pytest.mark.parametrize(

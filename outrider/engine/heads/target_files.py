@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.loading.loader import read_config
+from outrider.engine.loading.loader import network_class, read_config
+from outrider.engine.loading.tied_tables import IN_LAYER
 from outrider.engine.loading.weight_headers import bounded_build
 from outrider.wire.errors import ConfigError
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
-IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""In names of what belongs to a layer: MTP heads inside a checkpoint have a copy of the embedding."""
 
 
 class TargetFiles:
@@ -52,7 +49,7 @@ class TargetFiles:
     def embedding_scale(self) -> float:
         """What the target's embedding module multiplies rows of its table by: the root of the width in Gemma."""
         with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
-            embedding = AutoModelForCausalLM.from_config(self.config).get_input_embeddings()
+            embedding = network_class(self.config)(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
         return scale
 

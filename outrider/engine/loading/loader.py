@@ -3,78 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import reprlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.distributed import DistributedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import is_accelerate_available
 
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.gguf_files import own_dtype, read_gguf_config, stored_types, weight_options
-from outrider.engine.loading.gguf_stated import check_tensors
+from outrider.engine.loading.context import context_limit_of, settle_rope
+from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.gguf_files import read_gguf_config
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
     CONFIG,
-    GENERATION,
-    MAX_QUOTED,
     check_folder,
+    check_no_adapter,
     first_line,
     gguf_path,
     model_file,
     read_model_json,
+    unusable,
 )
-from outrider.engine.loading.quantize import (
-    check_int8,
-    check_unpacked,
-    method_of,
-    num_parameters,
-    quantize_int8,
-    unpacked_config,
-    why_to_unpack,
-)
-from outrider.engine.loading.unpack import PackedCheckpoint
-from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
+from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.text_part import plain_form, served_class
+from outrider.engine.loading.tied_tables import check_tied_weights
+from outrider.engine.loading.weight_headers import bounded_build, check_counts
+from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
+from outrider.engine.paths.layer_memory import layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
-from outrider.wire.gguf_header import read_header
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
-from outrider.wire.tokenizer_json import MAX_TOKEN_ID
+from outrider.wire.settings.gpu_shares import num_weight_bytes
 
 log = get_logger(__name__)
 
-MIN_CONTEXT = 16
-"""Least tokens of a context: the self-test needs them. Doubling it refuses more settings."""
-DEFAULT_CONTEXT = 2048
-"""Tokens of the context of a model that states no limit (ALiBi). Doubling it doubles a slot's largest cache."""
-MAX_CONTEXT = 1 << 24
-"""Tokens of a context. The longest published is 10 million, Llama 4 Scout's."""
 PREFILL_TOKENS_CPU = 256
 """Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
 longer."""
@@ -106,27 +90,24 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
-    quantization = method_of(made_of) or config.quantization
-    gguf, packed = gguf_path(config.model), None
-    why_unpacked = None if gguf is None else stored_types(gguf)
-    if gguf is None:
-        why_unpacked = why_to_unpack(config.model, made_of, device, config)
-        if why_unpacked is not None:
-            packed = PackedCheckpoint.read(config.model, made_of.quantization_config)
-            made_of = unpacked_config(made_of)
-    network = check_weights(config.model, made_of, packed)
-    dtype = _dtype_of(made_of, device, config.dtype, gguf, packed)
-    if why_unpacked is not None:
-        check_unpacked(config, why_unpacked, network, dtype, device)
+    difference = read_ends(config.model, made_of).difference
+    if difference is not None:
+        log.warning("%s", difference)
+    stored_as = method_of(made_of)
+    source = WeightSource.find(made_of, device, config)
+    made_of = source.config
+    source.check_memory(config, check_weights(config.model, made_of, source), device)
     check_int8(device, config.quantization)
+    quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
     group = None
     if num_ranks > 1:
-        check_can_split(made_of, num_ranks, "gguf" if gguf else quantization, config.batch_invariant)
+        packed_as = "gguf" if source.gguf else stored_as
+        check_can_split(made_of, num_ranks, packed_as or quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
-    quantization = "none" if packed is not None else quantization
-    network = _load_weights(config.model, made_of, device, dtype, quantization, num_ranks, packed)
+    log_phase(_reading(config.model))
+    network = _load_weights(source, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
@@ -145,6 +126,14 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
+
+
+def _reading(model: str) -> str:
+    """Say that a model's weights are read now, and how much that is."""
+    num_bytes = num_weight_bytes(model)
+    if num_bytes is not None:
+        return f"reading weights, {num_bytes / 1e6:,.0f} MB"
+    return "reading weights" if local_path(model) is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
@@ -169,35 +158,6 @@ def size_cache(
         _allocate(runner, num_blocks)
     runner.spare = budget.spare(num_blocks * runner.path.block_size * runner.kv_bytes_per_token)
     _log_memory(runner, budget, num_positions)
-
-
-def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
-    """Give the model one set of rotary frequencies for every position below context_limit.
-
-    LongRoPE (Phi 3 and its like) has two, and transformers takes the long one when the longest sequence of a batch is
-    past the length of pretraining. A short sequence would then change with its neighbours, and keys cached under one
-    set would be read with the other. So a model that is served past that length takes the long set for all.
-    """
-    settled = False
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if kinds is None or not hasattr(module, "config"):
-            continue
-        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            parameters = module.config.rope_parameters
-            parameters = parameters if layer_type is None else parameters[layer_type]
-            original = parameters.get("original_max_position_embeddings")
-            if kind == "longrope" and original is not None and context_limit > original:
-                prefix = "" if layer_type is None else f"{layer_type}_"
-                inv_freq = getattr(module, f"{prefix}inv_freq")
-                long, _ = ROPE_INIT_FUNCTIONS[kind](
-                    module.config, inv_freq.device, seq_len=original + 1, layer_type=layer_type
-                )
-                inv_freq.copy_(long)
-                setattr(module, f"{prefix}original_inv_freq", inv_freq.clone())  # short batches would go back to it
-                settled = True
-    if settled:
-        log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
 
 
 def keep_soft_caps(config: PreTrainedConfig) -> None:
@@ -226,6 +186,7 @@ def resolve_device(device: str) -> torch.device:
 
 def read_config(model: str) -> PreTrainedConfig:
     """Read the configuration of a folder, GGUF file or hub id. Raises ConfigError."""
+    check_no_adapter(model)
     gguf = gguf_path(model)
     raw = read_model_json(model, CONFIG)
     if raw is not None:  # else transformers says what is missing
@@ -245,7 +206,10 @@ def read_config(model: str) -> PreTrainedConfig:
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read the configuration of {model}: {first_line(error)}", param="model") from None
+        version = transformers.__version__
+        raise ConfigError(
+            f"cannot read the configuration of {model} with transformers {version}: {first_line(error)}", param="model"
+        ) from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
     if not isinstance(num_layers, int) or num_layers < 1:
@@ -253,175 +217,49 @@ def read_config(model: str) -> PreTrainedConfig:
     return config
 
 
-def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
-    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Raises ConfigError
-    for an id that is none.
-    """
-    raw = read_model_json(model, GENERATION)
-    try:
-        generation = GenerationConfig.from_model_config(config) if raw is None else GenerationConfig.from_dict(raw)
-    except Exception as error:  # as in read_config
-        raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
-    if generation.eos_token_id is None:
-        generation.eos_token_id = config.get_text_config(decoder=True).eos_token_id
-    for name in ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
-        _check_ids(model, name, getattr(generation, name))
-    return generation
-
-
-def _check_ids(model: str, name: str, value: object) -> None:
-    if value is None:
-        return
-    ids = value if isinstance(value, list | tuple) else [value]
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
-            raise ConfigError(
-                f"{name} of {model} (generation_config.json, config.json) is {reprlib.repr(value)}, must be an id from "
-                f"0 to {MAX_TOKEN_ID}{' or a list of them' if name == 'eos_token_id' else ''}; correct it",
-                param="model",
-            )
-
-
-def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer, of what `read_generation` returned."""
-    eos = generation.eos_token_id
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def check_weights(model: str, config: PreTrainedConfig, packed: PackedCheckpoint | None = None) -> PreTrainedModel:
+def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
     """Compare the configuration with the headers of the weights; return the network on the meta device.
 
-    packed: what is unpacked at load. Raises ConfigError for what the files do not hold, before any of it is built.
+    source: as a device takes them; None = as they are stored. Raises ConfigError for what the files do not hold, before
+    any of it is built.
     """
-    headers = read_headers(model) if packed is None else packed.headers
-    is_quantised = method_of(config) is not None
+    source = source or WeightSource.as_stored(model, config)
     try:
-        with bounded_build(f"the config.json of {model}", len(headers)):
+        with bounded_build(f"the config.json of {model}", source.num_tensors):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    gguf = gguf_path(model)
-    if gguf is not None:
-        check_tensors(network, read_header(gguf))
-    if packed is not None:
-        packed.check_shapes(network)
-    is_as_stored = not (is_quantised or gguf or packed)
-    check_sizes(model, network, headers, is_quantised=not is_as_stored)
+    source.check(network)
     return network
 
 
-def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
-    """Return what to say of a configuration that transformers raised an error for. name: of its file."""
-    why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
-    return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
-
-
 def check_class(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be rolled back or has no class that writes text, before its weights are read."""
+    """Refuse what has no class that writes text, or layers whose memory is not served, before weights are read."""
     name = bound_text((config.architectures or [type(config).__name__])[0])
-    if type(config) not in _auto_class(config)._model_mapping:
-        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
     model_class = network_class(config)
-    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    stateful = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
-    if getattr(model_class, "_is_stateful", False) or stateful:
-        raise ConfigError(
-            f"{name} keeps a running state{f' ({stateful[0]} layers)' if stateful else ''} that cannot be rolled back "
-            "to an earlier token, which speculative decoding needs; use an attention-only model",
-            param="model",
-        )
+    try:
+        types = layer_types(config)
+    except Exception as error:  # as in read_config
+        raise unusable(config.name_or_path, error) from error
+    refusal = memory_refusal(types, is_stateful=getattr(model_class, "_is_stateful", False))
+    if refusal is not None:
+        raise ConfigError(f"{name} {refusal}", param="model")
 
 
 def network_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class for a configuration that `check_class` lets through."""
-    return _auto_class(config)._model_mapping[type(config)]
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-
-
-def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
-    """Return what every answer of an encoder-decoder model begins with: the start, and what generation then forces.
-
-    Empty for other models. Raises ConfigError where nothing names it.
-    """
-    if not config.is_encoder_decoder:
-        return ()
-    for names in (generation, config):
-        start = getattr(names, "decoder_start_token_id", None)
-        if start is not None:
-            forced = getattr(generation, "forced_bos_token_id", None)
-            return (start,) if forced is None else (start, forced)
-    raise ConfigError(
-        "neither config.json nor generation_config.json names a decoder_start_token_id, with which an encoder-decoder "
-        "model's answers begin; add it",
-        param="model",
-    )
-
-
-def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return `wanted`, or the tokens that the model was made for. Raises ConfigError when `wanted` does not fit."""
-    text = config.get_text_config(decoder=True)
-    names = ("max_position_embeddings", "max_seq_len", "seq_length")
-    own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)
-    limit = wanted or own or DEFAULT_CONTEXT
-    if limit > MAX_CONTEXT:
-        raise ConfigError(
-            f"the context is {limit} tokens (of context_limit, else of the config.json of {config.name_or_path}), and "
-            f"at most {MAX_CONTEXT} are served; set context_limit",
-            param="context_limit",
-        )
-    if own is not None and limit > own:
-        raise ConfigError(f"context_limit is {limit}, the model was made for {own}", param="context_limit")
-    if limit < MIN_CONTEXT:
-        raise ConfigError(f"context_limit is {limit}, must be at least {MIN_CONTEXT}", param="context_limit")
-    return limit
-
-
-def _dtype_of(
-    config: PreTrainedConfig,
-    device: torch.device,
-    wanted: str,
-    gguf: Path | None,
-    packed: PackedCheckpoint | None,
-) -> torch.dtype | str:
-    """Return the dtype that weights are loaded in; "auto" where transformers takes the one they are stored in."""
-    if wanted != "auto":
-        dtype: torch.dtype = getattr(torch, wanted)
-        return dtype
-    if device.type == "cpu":
-        return torch.float32
-    if gguf is not None:
-        return own_dtype(gguf)
-    if packed is not None:
-        return getattr(config, "dtype", None) or torch.bfloat16
-    return "auto"
+    return served_class(config).model_class
 
 
 def _load_weights(
-    model: str,
-    config: PreTrainedConfig,
-    device: torch.device,
-    dtype: torch.dtype | str,
-    quantization: str,
-    num_ranks: int,
-    packed: PackedCheckpoint | None,
+    source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
+    model, config = source.model, source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
-    gguf, source, quiet = gguf_path(model), model, contextlib.nullcontext()
-    if gguf is not None:
-        source, options = str(gguf.parent), options | weight_options(gguf)
-        quiet = contextlib.redirect_stderr(io.StringIO())  # transformers draws its progress there
-    if packed is not None:
-        source, options = None, options | {"state_dict": packed.state(dtype)}
+    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -431,10 +269,9 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        with quiet:
-            network, info = model_class.from_pretrained(
-                source, config=config, dtype=dtype, output_loading_info=True, **options
-            )
+        with source.reading():
+            place, own = source.arguments(source.dtype(device, dtype))
+            network, info = model_class.from_pretrained(place, output_loading_info=True, **own, **options)
     except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
@@ -447,8 +284,11 @@ def _load_weights(
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
             param="model",
         )
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
+    check_tied_weights(model, network)
     network = network.eval().requires_grad_(False)
+    if served_class(config).is_text_part:
+        network = plain_form(network)
+    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
@@ -474,6 +314,7 @@ def _facts(
         quantization=quantization,
         num_ranks=num_ranks,
         num_layers=num_decoder_layers(network.config),
+        layer_types=layer_types(network.config),
         hidden_size=network.config.get_text_config(decoder=True).hidden_size,
         decoder_start_ids=decoder_start_of(network.config, generation),
     )

@@ -7,15 +7,18 @@ wrong text without any error. `paths.choice` runs it on every path it tries.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 
-from outrider.engine.kv_pool import BlockTable
+from outrider.engine.kv_pool import BlockTable, KVPool
+from outrider.engine.loading.model_files import first_line
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.paths.forward_path import NORMED
+from outrider.engine.paths.forward_path import NORMED, GivesFeatures, PathUnavailable
 from outrider.engine.step_plan import Row, Source
 
 NUM_BLOCKS = 16
@@ -36,11 +39,21 @@ class Remembered:
         self._known: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        """Return the logits [T, V] float32."""
+        """Return the logits [T, V] float32. Raises PathUnavailable where transformers itself does not run the model."""
         key = (tuple(token_ids), tuple(source_ids))
         if key not in self._known:
-            self._known[key] = self._model.forward(token_ids, source_ids)
+            try:
+                self._known[key] = self._model.forward(token_ids, source_ids)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a class does with a dtype or a device that it does not know
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise PathUnavailable(f"transformers {transformers.__version__} does not run it: {why}") from error
         return self._known[key]
+
+    def hidden_states(self, token_ids: Sequence[int]) -> Tensor:
+        """As `UncachedModel.hidden_states`."""
+        return self._model.hidden_states(token_ids)
 
 
 def _sources(runner: ModelRunner, lengths: Sequence[int], generator: random.Random) -> list[Source | None]:
@@ -68,24 +81,26 @@ def _truth(model: UncachedModel | Remembered, ids: Sequence[int], source: Source
 
 @dataclass
 class _Sequence:
-    """Tokens fed so far, in one table, and how far from the truth their logits were."""
+    """Tokens fed so far, in one table."""
 
     runner: ModelRunner
-    model: UncachedModel | Remembered
     ids: list[int]
     table: BlockTable
     source: Source | None
     num_cached: int = 0
-    errors: list[float] = field(default_factory=list)
 
     def row(self, end: int, num_logits: int) -> Row:
         return Row.of(self.table, self.ids[:end], self.num_cached, num_logits, self.source)
 
-    def take(self, row: Row, logits: Tensor) -> None:
-        self.num_cached = row.num_tokens
-        if row.num_logits:
-            truth = _truth(self.model, row.last_ids(row.num_tokens), self.source)[-row.num_logits :]
-            self.errors.append(_error(logits, truth))
+    def begin_with(self, other: _Sequence, num_tokens: int) -> None:
+        """Begin with `other`'s first tokens, in its blocks where they are full: as a hit of the prefix cache and a
+        rollback into the last of those blocks, which the next write then copies."""
+        prefix = self.runner.pool.prefix
+        prefix.publish(other.table, other.ids)
+        self.ids[:num_tokens] = other.ids[:num_tokens]
+        prefix.adopt(self.table, other.ids[:-1])
+        self.table.truncate(num_tokens)
+        self.num_cached = self.table.num_tokens
 
     def rewrite(self, keep: int, generator: random.Random) -> None:
         """Forget all but `keep` tokens and go on with others, as after a rejection."""
@@ -94,30 +109,101 @@ class _Sequence:
         self.ids[keep:] = [generator.randrange(self.runner.facts.vocab_size) for _ in self.ids[keep:]]
 
 
+Look = Callable[[Row, Tensor, Tensor], None]
+"""Takes a row of a step, its logits [num_logits, V] and its hidden states [num_new, taps, H]."""
+
+
 def largest_error(runner: ModelRunner, model: UncachedModel | Remembered) -> float:
-    """Prefill, decode, verify and roll back ragged rows; return the largest difference over the largest logit.
+    """Prefill, decode, verify, share and roll back ragged rows; return the largest difference over the largest logit.
 
     Lets through whatever the model raises. The runner's pool must have NUM_BLOCKS free.
     """
+    errors: list[float] = []
+
+    def look(row: Row, logits: Tensor, features: Tensor) -> None:
+        if row.num_logits:
+            truth = _truth(model, row.last_ids(row.num_tokens), row.source)[-row.num_logits :]
+            errors.append(_error(logits, truth))
+
+    _run_course(runner, look)
+    return _largest(errors)
+
+
+def _run_course(runner: ModelRunner, look: Look) -> None:
     generator = random.Random(0)
     longest = min(48, runner.facts.context_limit)
     lengths = [longest, max(longest // 3, 8), max(longest // 2, 8)]
     vocab_size = runner.facts.vocab_size
     sources = _sources(runner, lengths[::-1], generator)
     a, b, c = (
-        _Sequence(runner, model, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table(), source)
+        _Sequence(runner, [generator.randrange(vocab_size) for _ in range(n)], runner.pool.new_table(), source)
         for n, source in zip(lengths, sources, strict=True)
     )
+
+    def step(*feeds: tuple[_Sequence, int, int]) -> None:
+        rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
+        parts = runner.forward(rows).split([row.num_logits for row in rows])
+        hidden = [torch.empty(0)] * len(rows)
+        if isinstance(runner.path, GivesFeatures) and len(runner.features):
+            hidden = list(runner.features.split([row.num_new for row in rows]))
+        for (sequence, _, _), row, logits, features in zip(feeds, rows, parts, hidden, strict=True):
+            sequence.num_cached = row.num_tokens
+            look(row, logits, features)
+
     with torch.inference_mode():
-        _step(runner, [(a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1)])  # two prompts of different length
-        _step(runner, [(a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), (c, len(c.ids) - 6, 0)])  # verify, decode, join
+        step((a, len(a.ids) - 7, 0), (b, len(b.ids) - 6, 1))  # two prompts of different length
+        if a.source is None:  # or it would be another source's prefix
+            c.begin_with(a, min(13, len(c.ids) - 8))
+        end = len(c.ids) - 6
+        joins = (c, end, end - c.num_cached)
+        step((a, len(a.ids) - 1, 6), (b, len(b.ids) - 5, 1), joins)  # verify, decode, join
         a.rewrite(len(a.ids) - 5, generator)  # one of five drafts kept
-        _step(runner, [(a, len(a.ids) - 4, 1), (b, len(b.ids), 5), (c, len(c.ids) - 4, 2)])
+        step((a, len(a.ids) - 4, 1), (b, len(b.ids), 5), (c, len(c.ids) - 4, 2))
         b.rewrite(len(b.ids) - 4, generator)
-        _step(runner, [(b, len(b.ids), 4)])  # alone
+        step((b, len(b.ids), 4))  # alone
+        a.rewrite(len(a.ids) - 6, generator)
+        step((a, len(a.ids) - 5, 1))  # steps without drafts, by themselves, before a long one
+        step((a, len(a.ids) - 4, 1))
+        step((a, len(a.ids), 4))
     for sequence in (a, b, c):
         _free(sequence.table, sequence.source)
-    return _largest([error for sequence in (a, b, c) for error in sequence.errors])
+
+
+def layer_that_raised(error: BaseException) -> int | None:
+    """Return the index of the decoder layer that the error was raised in; None where it was in none."""
+    index = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        found = getattr(module, "layer_idx", None)
+        if isinstance(module, nn.Module) and isinstance(found, int):
+            index = found
+    return index
+
+
+def layer_that_differs(runner: ModelRunner, model: UncachedModel | Remembered) -> int | None:
+    """Return the index of the first decoder layer whose output is not transformers' in the course of `largest_error`;
+    None where its hidden states cannot be had, or none differs. Replaces the pool.
+    """
+    if not isinstance(runner.path, GivesFeatures) or runner.facts.decoder_start_ids:
+        return None
+    distances: list[Tensor] = []  # [num_layers + 1] each
+
+    def look(row: Row, logits: Tensor, features: Tensor) -> None:
+        truth = model.hidden_states(row.last_ids(row.num_tokens))[-row.num_new :, :-1]  # [num_new, taps, H]
+        distances.append(_distances(features.float(), truth).amax(dim=0))
+
+    try:
+        runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
+        runner.path.set_taps(range(runner.facts.num_layers + 1))
+        _run_course(runner, look)
+    except Exception:  # whatever the class does with its layers: the caller has an error to report already
+        return None
+    finally:
+        runner.path.set_taps([])
+        runner.set_pool(KVPool(NUM_BLOCKS, runner.path.block_size))
+    is_right = torch.stack(distances).amax(dim=0) <= TOLERANCE[runner.facts.dtype]
+    wrong = (~is_right).nonzero().flatten().tolist()
+    return wrong[0] - 1 if wrong and wrong[0] else None
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)
@@ -194,8 +280,13 @@ def largest_feature_error(runner: ModelRunner, model: UncachedModel) -> float:
 
 def _distance(features: Tensor, truth: Tensor) -> Tensor:
     """Return the largest difference of two vectors as a share of the second's length; both [T, taps, H]."""
+    return _distances(features, truth).max()
+
+
+def _distances(features: Tensor, truth: Tensor) -> Tensor:
+    """Return the differences [T, taps], as `_distance`."""
     lengths = torch.linalg.vector_norm(truth, dim=-1).clamp_min(torch.finfo(truth.dtype).tiny)  # embeddings may be 0
-    return (torch.linalg.vector_norm(features - truth, dim=-1) / lengths).max()
+    return torch.linalg.vector_norm(features - truth, dim=-1) / lengths
 
 
 def _largest(errors: Sequence[float]) -> float:
@@ -205,10 +296,3 @@ def _largest(errors: Sequence[float]) -> float:
 
 def _error(logits: Tensor, truth: Tensor) -> float:
     return float((logits - truth).abs().max() / truth.abs().max())
-
-
-def _step(runner: ModelRunner, feeds: list[tuple[_Sequence, int, int]]) -> None:
-    rows = [sequence.row(end, num_logits) for sequence, end, num_logits in feeds]
-    parts = runner.forward(rows).split([row.num_logits for row in rows])
-    for (sequence, _, _), row, logits in zip(feeds, rows, parts, strict=True):
-        sequence.take(row, logits)

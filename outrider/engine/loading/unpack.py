@@ -63,9 +63,7 @@ class PackedCheckpoint:
     """A quantised checkpoint whose weights are unpacked as they are read."""
 
     def __init__(self, model: str, headers: Headers, weights: dict[str, PackedWeight | None]) -> None:
-        self.headers = headers
-        """Of the tensors as they are stored."""
-        self._model = model
+        self._model, self._headers = model, headers
         self._weights = weights
 
     @classmethod
@@ -79,13 +77,18 @@ class PackedCheckpoint:
         headers = read_headers(model)
         return cls(model, headers, _find_packed(model, headers, stated))
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the weights when they are unpacked."""
+        return frozenset(self._weights)
+
     def check_shapes(self, network: nn.Module) -> None:
         """Raise ConfigError for a weight that would be of another shape than the network's. network: on the meta
         device.
         """
         tensors = network.state_dict(keep_vars=True)
         for name, weight in self._weights.items():
-            shape = self.headers[name].shape if weight is None else weight.shape
+            shape = self._headers[name].shape if weight is None else weight.shape
             if name in tensors and shape is not None and shape != tuple(tensors[name].shape):
                 raise ConfigError(
                     f"{bound_text(name)} of {self._model} is {list(shape)} when unpacked, and by its config.json must "
@@ -95,7 +98,7 @@ class PackedCheckpoint:
 
     def state(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return what `from_pretrained` takes as a state: every tensor by its name, none of them read yet."""
-        files = OpenFiles(self.headers)
+        files = OpenFiles(self._headers)
         return {
             name: files.slice(name) if weight is None else UnpackedTensor(weight, files, dtype)
             for name, weight in self._weights.items()

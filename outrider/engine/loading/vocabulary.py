@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from outrider.engine.loading.loader import context_limit_of, decoder_start_of, eos_ids, read_config, read_generation
+from outrider.engine.loading.context import context_limit_of
+from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_generation
+from outrider.engine.loading.loader import read_config
 from outrider.engine.loading.model_files import CONFIG, model_file
 from outrider.wire.model_id import local_path
 

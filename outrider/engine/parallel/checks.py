@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from outrider.engine.loading.text_part import served_class
 from outrider.wire.errors import ConfigError
 
 _QUERY_PROJECTIONS = ("q_proj", "q_b_proj")
@@ -19,7 +20,7 @@ def check_can_split(config: PreTrainedConfig, num_ranks: int, quantization: str,
     """Raise ConfigError, naming the class or the numbers that do not divide, unless the model can be split."""
     if config.is_encoder_decoder:
         raise _refuse(f"a {config.model_type} is an encoder-decoder model, which is not split")
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = served_class(config).model_class
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:

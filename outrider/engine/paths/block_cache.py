@@ -47,7 +47,8 @@ def declared(config: PreTrainedConfig, name: str) -> Any:
 
 
 class BlockLayer(CacheLayerMixin):
-    """Stores one layer's KV, allocated when its shape is first seen (MLA has different key and value widths)."""
+    """Stores what one layer keeps per token, each storage allocated when its shape is first seen (MLA has different
+    key and value widths, and a layer may keep more than keys and values, or nothing)."""
 
     plan: Any = None
     """The running forward's, set by the cache; None where nothing is to be kept."""
@@ -55,6 +56,14 @@ class BlockLayer(CacheLayerMixin):
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__()
         self._shape = (num_blocks + 1, block_size)  # and the trash block
+        self.more: dict[str, Tensor] = {}
+        """Storages beside keys and values, each [num_blocks + 1, block_size, H, D]."""
+
+    @property
+    def storages(self) -> list[Tensor]:
+        """All that is allocated."""
+        own = [storage for storage in (self.keys, self.values) if storage is not None]
+        return [*own, *self.more.values()]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self._new_storage(key_states), self._new_storage(value_states)
@@ -84,22 +93,20 @@ class BlockLayer(CacheLayerMixin):
         return -1  # transformers' own word for "no limit"
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        for storage in (self.keys, self.values):
-            if storage is not None:
-                for source, destination in copies:
-                    storage[destination].copy_(storage[source])
+        for storage in self.storages:
+            for source, destination in copies:
+                storage[destination].copy_(storage[source])
 
     def move_tokens(self, sources: Tensor, destinations: Tensor) -> None:
-        """Move KV within the storage. Both are [N] int64 storage indices on the storage's device."""
-        for storage in (self.keys, self.values):
-            if storage is not None:
-                flat = storage.flatten(0, 1)  # [tokens, H, D], a view
-                flat.index_copy_(0, destinations, flat.index_select(0, sources))
+        """Move tokens within the storages. Both are [N] int64 storage indices on the storages' device."""
+        for storage in self.storages:
+            flat = storage.flatten(0, 1)  # [tokens, H, D], a view
+            flat.index_copy_(0, destinations, flat.index_select(0, sources))
 
     @property
     def bytes_per_token(self) -> int:
-        """KV bytes of one token in this layer; 0 while the shape is unknown."""
-        return sum(s[0, 0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None)
+        """Bytes that one token takes in this layer; 0 while the shapes are unknown."""
+        return sum(storage[0, 0].numel() * storage.element_size() for storage in self.storages)
 
 
 class BlockCache(Cache):
@@ -123,5 +130,5 @@ class BlockCache(Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """KV bytes of one token over all layers that have run once."""
+        """Bytes that one token takes in all layers that have run once."""
         return sum(layer.bytes_per_token for layer in self.layers)

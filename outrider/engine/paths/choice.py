@@ -18,14 +18,19 @@ from outrider.engine.loading.self_test import (
     largest_error,
     largest_feature_error,
     largest_tree_error,
+    layer_that_differs,
+    layer_that_raised,
 )
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
+from outrider.engine.paths import layer_memory
 from outrider.engine.paths.dense import DensePath
 from outrider.engine.paths.forward_path import BLOCK_SIZE, ForwardPath, GivesFeatures, PathUnavailable, RunsTrees
 from outrider.engine.paths.fused import FusedPath
+from outrider.engine.paths.layer_memory import selecting_few_keys
 from outrider.engine.paths.paged import PagedPath
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.phases import log_phase
 
 __all__ = [
     "BLOCK_SIZE",
@@ -72,6 +77,18 @@ def choose_path(
     gives_features: whether its hidden states may be tapped, which is tested now: later the model may be gone.
     Raises ConfigError, which says why each path that was tried was refused.
     """
+    try:
+        with selecting_few_keys(model, facts.layer_types):
+            return _choose(model, facts, wanted, batch_invariant, gives_features)
+    except PathUnavailable as reason:  # of no path
+        raise ConfigError(
+            f"{type(model).__name__} cannot be served: {reason}; use another model", param="model"
+        ) from None
+
+
+def _choose(
+    model: PreTrainedModel, facts: ModelFacts, wanted: str, batch_invariant: bool, gives_features: bool
+) -> ModelRunner:
     class_name, refusals, truth = type(model).__name__, list[str](), Remembered(UncachedModel(model))
     for name in FACTORIES if wanted == "auto" else [wanted]:
         try:
@@ -106,10 +123,12 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     """Return a tested runner on the path, or raise PathUnavailable."""
     if model.config.is_encoder_decoder and name != "dense":
         raise PathUnavailable("runs decoder-only models alone")
+    log_phase(f"packing weights for the path {name}")
     path = FACTORIES[name](model, facts)
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
+    log_phase(f"self-test of the path {name}")
     runner.self_test_error = check_cache(runner, truth)
     runner.tree_refusal = tree_refusal(runner, truth)
     if runner.tree_refusal is not None:
@@ -137,6 +156,9 @@ def tree_refusal(runner: ModelRunner, truth: UncachedModel | Remembered) -> str 
     """Return why rows may not be token trees, or None when they may."""
     if not isinstance(runner.path, RunsTrees):
         return "it has no attention of trees"
+    reason = layer_memory.tree_refusal(runner.facts.layer_types)
+    if reason is not None:
+        return reason
     runner.tree_refusal = None  # or it would not be tried
     try:
         error = largest_tree_error(runner, truth)
@@ -177,14 +199,26 @@ def check_cache(runner: ModelRunner, truth: Remembered) -> float:
     """Return the self-test's error, whose pool the runner must have. Raises PathUnavailable where it is too large."""
     try:
         error = largest_error(runner, truth)
-    except torch.OutOfMemoryError:  # the model runs: there is too little memory
+    except (PathUnavailable, torch.OutOfMemoryError):  # of no cache; the model runs: there is too little memory
         raise
     except Exception as reason:  # whatever a class does with a cache it does not know
-        raise PathUnavailable(f"does not run on this cache: {type(reason).__name__}: {first_line(reason)}") from reason
+        where = _named(runner.facts, layer_that_raised(reason))
+        raise PathUnavailable(
+            f"does not run on this cache, {where}: {type(reason).__name__}: {first_line(reason)}"
+        ) from reason
     tolerance = TOLERANCE[runner.facts.dtype]
     if not error <= tolerance:  # NaN fails
+        where = _named(runner.facts, layer_that_differs(runner, truth))
         raise PathUnavailable(
-            f"computes other logits with this cache than without one: largest difference {error:.2e} of the "
-            f"largest logit, at most {tolerance:.0e} is allowed"
+            f"computes other logits with this cache than without one, {where}: largest difference {error:.2e} of "
+            f"the largest logit, at most {tolerance:.0e} is allowed"
         )
     return error
+
+
+def _named(facts: ModelFacts, layer: int | None) -> str:
+    """Return the words for a decoder layer and its type, or for the types of all where it is not known."""
+    types = facts.layer_types
+    if layer is not None and layer < len(types):
+        return f"first in layer {layer} ({types[layer]})"
+    return f"in one of its layers ({', '.join(dict.fromkeys(types)) or 'attention'})"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider.engine.cuda.host_copy import to_device
@@ -29,6 +29,7 @@ from outrider.engine.paths.block_cache import (
 )
 from outrider.engine.paths.cross_attention import CrossAttention
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.paths.layer_memory import RUNNING, layer_types, memories
 from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
@@ -84,22 +85,74 @@ class TreeMasks:
 
 
 class DenseLayer(BlockLayer):
-    """Hands the model all columns of the rows."""
+    """Hands the model all columns of the rows, of whatever it keeps beside keys and values too."""
+
+    record_past = True
+    """To transformers: short convolutions are fed their inputs, and keep no state of their own."""
 
     def write_and_read(self, storage: Tensor, states: Tensor) -> Tensor:
         """Write the new columns [B, H, q, D] and return all of them [B, H, L, D]."""
+        self._write(storage, states)
+        return self._read(storage, 0)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Write the new columns [B, q, D] of a sparse indexer's keys and return all of them [B, L, D]."""
+        return self.update_index(indexer_key_states.unsqueeze(1)).squeeze(1)
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """Write the new columns [B, 1, q, D] of a block indexer's keys and return all of them [B, 1, L, D]."""
+        return idx_k if self.plan is None else self.write_and_read(self._storage("indexer", idx_k), idx_k)
+
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Write the new inputs [B, D, q] of a short convolution; return them behind the kernel_size - 1 before them,
+        [B, D, kernel_size - 1 + q], zeros where a sequence begins.
+
+        Raises NotImplementedError, at the self-test, for a class that gives what it has made of its inputs.
+        """
+        if self.plan is None:
+            return conv_states
+        if conv_kernel_size is None or conv_states.shape[-1] != self.plan.num_queries:
+            raise NotImplementedError("a convolution gives a state in place of its inputs")
+        inputs = conv_states.transpose(1, 2).unsqueeze(1)  # [B, 1, q, D]
+        storage = self._storage(f"convolution {state_idx}", inputs)
+        self._write(storage, inputs)
+        num_past = self.get_seq_length()
+        num_read = min(num_past, conv_kernel_size - 1)
+        past = self._read(storage, num_past - num_read)[:, 0, :num_read].transpose(1, 2)  # [B, D, num_read]
+        return nn.functional.pad(torch.cat([past, conv_states], dim=-1), (conv_kernel_size - 1 - num_read, 0))
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        raise NotImplementedError(f"it keeps {RUNNING}")
+
+    def _storage(self, name: str, states: Tensor) -> Tensor:
+        """Return the storage of that name, made for states [B, H, q, D] when it is first asked for."""
+        if name not in self.more:
+            self.more[name] = self._new_storage(states)
+        return self.more[name]
+
+    def _write(self, storage: Tensor, states: Tensor) -> None:
+        """Write the new columns [B, H, q, D]."""
         plan, flat = self.plan, storage.flatten(0, 1)  # [tokens, H, D], a view
         new = states.transpose(1, 2)  # [B, q, H, D]
         if plan.start is not None:
             end = plan.start + plan.kv_len
             flat[end - plan.num_queries : end].copy_(new[0])
-            return flat[plan.start : end].transpose(0, 1).unsqueeze(0)
+            return
         columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
         if plan.write_from is not None:
             columns = columns.index_select(0, plan.write_from)  # [N, H, D]
         flat.index_copy_(0, plan.write_to, columns)
-        gathered = flat.index_select(0, plan.gather)  # [B * L, H, D]
-        return gathered.view(plan.num_rows, plan.kv_len, *gathered.shape[1:]).transpose(1, 2)
+
+    def _read(self, storage: Tensor, first: int) -> Tensor:
+        """Return the columns from `first` on, [B, H, L - first, D]; those of padding are zeros."""
+        plan, flat = self.plan, storage.flatten(0, 1)  # [tokens, H, D], a view
+        if plan.start is not None:
+            return flat[plan.start + first : plan.start + plan.kv_len].transpose(0, 1).unsqueeze(0)
+        gather = plan.gather if first == 0 else plan.gather.view(plan.num_rows, -1)[:, first:].reshape(-1)
+        gathered = flat.index_select(0, gather)  # [B * (L - first), H, D]
+        return gathered.view(plan.num_rows, -1, *gathered.shape[1:]).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""
@@ -107,6 +160,26 @@ class DenseLayer(BlockLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
+
+
+class DenseCache(BlockCache):
+    """Gives the layers that keep more than keys and values what transformers keeps in layers of its own classes."""
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return None  # the past comes with `update_conv_state`
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        inputs: Tensor = self.layers[layer_idx].update_conv_state(conv_states, state_idx, **kwargs)
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        state: Tensor = self.layers[layer_idx].update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        return state
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self.get_seq_length() > 0
 
 
 class DensePath:
@@ -125,6 +198,8 @@ class DensePath:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
+        kinds = memories(layer_types(model.config)).values()
+        self._has_equal_rows = any(kind.has_columns_as_positions for kind in kinds)
         self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
         takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
         self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=takes_positions)
@@ -137,7 +212,7 @@ class DensePath:
         return 0 if self._cache is None else self._cache.bytes_per_token
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        self._cache = BlockCache(layers=[DenseLayer(num_blocks, block_size) for _ in range(self._num_layers)])
+        self._cache = DenseCache(layers=[DenseLayer(num_blocks, block_size) for _ in range(self._num_layers)])
         if self._across is not None:
             self._across.set_cache(self._cache)
 
@@ -159,7 +234,7 @@ class DensePath:
         if fresh and self._across is not None:
             self._across.encode(fresh, device)
             rows = [row for row in rows if row.new_ids]  # of the others nothing is asked
-        groups = group_rows(rows)
+        groups = group_rows(rows, of_equal_length=self._has_equal_rows)
         parts: list[Tensor] = [torch.empty(0, self._vocab_size, device=device)] * len(rows)
         features: list[Tensor] = [torch.empty(0, device=device)] * len(rows)
         whole = len(groups) == 1 and len({row.num_logits for row in rows}) == 1 and rows[0].num_logits

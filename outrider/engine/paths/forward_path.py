@@ -38,7 +38,8 @@ class ForwardPath(Protocol):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes of one token over all layers. May be 0 before the first forward."""
+        """Bytes that one token takes in all layers: its KV, and whatever else a layer keeps of it. May be 0 before the
+        first forward."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the storage by an empty one of num_blocks and block 0, the trash. Raises what torch raises."""
@@ -59,7 +60,7 @@ class RunsTrees(Protocol):
     """A path whose rows may be token trees (`Row.parents`), if the self-test of trees finds the model able."""
 
     def move_tokens(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Move every layer's KV from `sources` to `destinations`, storage indices counted in tokens over all blocks.
+        """Move what every layer keeps from `sources` to `destinations`, indices counted in tokens over all blocks.
 
         A destination may also be a source: all are read before any is written.
         """

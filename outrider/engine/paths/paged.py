@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.paths.forward_path import BLOCK_SIZE, PathUnavailable
+from outrider.engine.paths.layer_memory import layer_types, packing_refusal
 from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.paths.paged_attention import TorchAttention
 from outrider.engine.paths.paged_cache import ATTENTION_NAME, PagedCache
@@ -42,6 +43,9 @@ class PagedPath:
         attention: the attention over blocks; None takes torch's own, row by row. num_ids: that may be fed; None: those
         of the vocabulary.
         """
+        reason = packing_refusal(layer_types(model.config))
+        if reason is not None:
+            raise PathUnavailable(reason)
         if not model._supports_attention_backend:
             raise PathUnavailable("its attention cannot be replaced")
         parameters = inspect.signature(model.forward).parameters

@@ -64,21 +64,23 @@ def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
     return int(1000 * share * fraction) / 1000
 
 
-def utilizations(pools: Iterable[Pool]) -> dict[str, float]:
+def utilizations(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
     """Return `gpu_memory_utilization` of the pools whose workers have one GPU between them, by the pool's name.
 
-    Empty for a worker alone. Pools whose settings have it keep theirs, and the others share the rest.
+    Pools whose settings have it keep theirs, and the others share the rest. wanted: what all of them may take of the
+    GPU; None = GPU_FRACTION, and a worker alone takes what it finds.
     """
     users = list(pools)
-    if sum(pool.count for pool in users) < 2:
+    fraction = GPU_FRACTION if wanted is None else wanted
+    if wanted is None and sum(pool.count for pool in users) < 2:
         return {}
     taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in users)
     open_pools = [pool for pool in users if pool.worker.gpu_memory_utilization is None]
-    remaining = GPU_FRACTION - taken
+    remaining = fraction - taken
     if open_pools and remaining <= 0:
         raise ConfigError(
             f"{open_pools[0].setting} shares a GPU with workers whose gpu_memory_utilization is {taken:g} in all, and "
-            f"{GPU_FRACTION:g} may be taken; lower theirs, or name another device",
+            f"{fraction:g} may be taken; lower theirs, or name another device",
             param="gpu_memory_utilization",
         )
     return {name: utilization_of(share, remaining) for name, share in gpu_shares(open_pools).items()}

@@ -1,0 +1,60 @@
+"""Tiny models of every kind of memory that a layer may have, loud enough that a wrong token of it shows.
+
+Used by tests of the engine and, with drafts of their own, by those over services.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from tests.zoo import EXPERTS, HEAD, LATENT, MIXED, ROUTED, SHAPE, WINDOW
+
+INDEX: dict[str, Any] = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 16}
+"""Of a few tokens most are left out. With many heads no two scores are equal: which of two is taken would be chance."""
+FOUR: dict[str, Any] = {"num_hidden_layers": 4}
+SHARED: dict[str, Any] = {
+    **FOUR,
+    **HEAD,
+    **WINDOW,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8,
+}
+BLOCKS: dict[str, Any] = {
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_block_size": 4,
+    "index_topk_blocks": 2,
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
+}
+CONVOLUTIONS: dict[str, Any] = {**FOUR, "layer_types": ["conv", "full_attention"] * 2}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "indexer": ("deepseek_v32", {**LATENT, **ROUTED, **INDEX}),
+    "shared indexer": ("glm_moe_dsa", {**LATENT, **ROUTED, **INDEX, **FOUR, "indexer_types": ["full", "shared"] * 2}),
+    "block indexer": ("minimax_m3_vl_text", {**EXPERTS, **BLOCKS, "head_dim": 16}),
+    "convolution": ("lfm2", CONVOLUTIONS),
+    "convolution and window": (
+        "lfm3",
+        {**FOUR, **HEAD, **WINDOW, "layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
+    ),
+    "convolutions beside attention": ("inkling_text", {**HEAD, **WINDOW, "layer_types": ["hybrid", "hybrid_sliding"]}),
+    "window": ("gemma3_text", {**HEAD, **MIXED, "query_pre_attn_scalar": 8}),
+    "latent": ("deepseek_v3", {**LATENT, **ROUTED}),
+    "sinks": ("gpt_oss", {**HEAD, **EXPERTS, **MIXED}),
+    "experts": ("mixtral", {**EXPERTS, "sliding_window": None}),
+    "shared keys and values": ("gemma4_text", {**SHARED, "global_head_dim": 16}),
+    "another class's shared ones": ("gemma3n_text", {**SHARED, "laurel_rank": 8, "altup_num_inputs": 2}),
+}
+"""By what is special about the memory: transformers' name of the class, and its configuration."""
+
+
+def config_of(kind: str, vocab_size: int = 97, **changes: Any) -> PreTrainedConfig:
+    """Return the configuration. changes: of its values."""
+    model_type, shape = SHAPES[kind]
+    sizes = {"vocab_size": vocab_size}
+    if "hidden_size_per_layer_input" in shape:
+        sizes["vocab_size_per_layer_input"] = vocab_size
+    config: PreTrainedConfig = CONFIG_MAPPING[model_type](**{**SHAPE, **shape, **sizes, **changes})
+    return config
