@@ -36,10 +36,15 @@ class Reference:
     """The target alone: greedy, float32, on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
+        """Load a folder, a GGUF file or a hub id."""
+        place: dict[str, Any] = {"pretrained_model_name_or_path": model}
+        if model.endswith(".gguf"):
+            folder, _, file = model.rpartition(":" if ":" in model else "/")
+            place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+        self._has_encoder = bool(AutoConfig.from_pretrained(**place).is_encoder_decoder)
         auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
-        self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
+        self.model: Any = auto.from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int) -> Generated:
         inputs = self.tokenizer(prompt, return_tensors="pt")
