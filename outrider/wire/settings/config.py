@@ -113,7 +113,7 @@ class WorkerConfig(_ProcessConfig):
     """What draft and target share."""
 
     model: str
-    """Model folder or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
+    """Model folder, GGUF file or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
     and vocabulary, such as the target's own: no weights are read."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted, for drafting by unigram and bigram, which need
