@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outrider.engine.loading.gguf_files import own_dtype, stored_types, weight_options
+from outrider.engine.loading.gguf_files import own_dtype, read_once, reading, stored_types, weight_options
 from outrider.engine.loading.gguf_stated import check_tensors
 from outrider.engine.loading.model_files import gguf_path
 from outrider.engine.loading.quantize import check_unpacked, method_of, unpacked_config, why_to_unpack
@@ -63,7 +62,8 @@ class WeightSource:
         headers = read_headers(self.model)
         is_as_stored = self.gguf is None and self.packed is None and method_of(self.config) is None
         if self.gguf is not None:
-            check_tensors(network, read_header(self.gguf))
+            with read_once():
+                check_tensors(network, read_header(self.gguf))
         if self.packed is not None:
             self.packed.check_shapes(network)
         check_sizes(self.model, network, headers, is_quantised=not is_as_stored)
@@ -97,6 +97,6 @@ class WeightSource:
             return None, options | {"state_dict": self.packed.state(dtype)}
         return self.model, options
 
-    def reading(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context to read in: transformers draws its progress with GGUF on stderr, which is a log."""
-        return contextlib.nullcontext() if self.gguf is None else contextlib.redirect_stderr(io.StringIO())
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context to read the weights in."""
+        return contextlib.nullcontext() if self.gguf is None else reading()
