@@ -22,7 +22,7 @@ from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.gguf_files import read_gguf_config
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
@@ -90,9 +90,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
-    difference = read_ends(config.model, made_of).difference
-    if difference is not None:
-        log.warning("%s", difference)
+    ends = read_ends(config.model, made_of)
+    if ends.difference is not None:
+        log.warning("%s", ends.difference)
     stored_as = method_of(made_of)
     source = WeightSource.find(made_of, device, config)
     made_of = source.config
@@ -108,7 +108,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         group = join(device)
     log_phase(_reading(config.model))
     network = _load_weights(source, device, config.dtype, quantization, num_ranks)
-    facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
+    facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -298,6 +298,7 @@ def _facts(
     model: str,
     network: PreTrainedModel,
     generation: GenerationConfig,
+    end_ids: tuple[int, ...],
     context_limit: int,
     quantization: str,
     num_ranks: int,
@@ -309,7 +310,7 @@ def _facts(
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
-        eos_token_ids=eos_ids(generation),
+        eos_token_ids=end_ids,
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,
