@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading.loader import load_runner
+from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -31,15 +33,35 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     return runner.forward([Row.of(table, IDS, 0, len(IDS))])  # [T, V]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny_llama(tmp_path_factory.mktemp("whole"), vocab_size=300, num_layers=1, hidden_size=64))
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "packed"))
+
+
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_format_has_the_logits_of_its_unpacked_weights(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_each_format_is_unpacked_to_the_numbers_it_stands_for(name: str, folder: Path) -> None:
+    expected = pack_folder(folder, name)
+    found = PackedCheckpoint.read(str(folder), FORMATS[name][0])
+    assert found.names == expected.keys()
+    for name, tensor in found.state(torch.float32).items():
+        assert torch.allclose(tensor[...], expected[name], rtol=1e-6, atol=0), name
+
+
+SERVED = [name if name == "fp8 blocks" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_its_logits_are_those_of_the_unpacked_weights(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = Path(tiny_llama(tmp_path / "packed", vocab_size=300, num_layers=1, hidden_size=64))
     original = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     rounded_from = UncachedModel(original).forward(IDS)
-    whole = pack_folder(folder, name)
-    original.load_state_dict(whole, strict=False)
+    original.load_state_dict(pack_folder(folder, name), strict=False)
     expected = UncachedModel(original).forward(IDS)
     with caplog.at_level(logging.INFO, "outrider.engine.loading.quantize"):
         runner = load(folder)
@@ -50,8 +72,7 @@ def test_each_format_has_the_logits_of_its_unpacked_weights(
     assert runner.facts.quantization == "none"
 
 
-def test_the_settings_may_refuse_to_unpack(tmp_path: Path) -> None:
-    folder = Path(tiny_llama(tmp_path / "packed", vocab_size=300, num_layers=1, hidden_size=64))
+def test_the_settings_may_refuse_to_unpack(folder: Path) -> None:
     pack_folder(folder, "gptq")
     with pytest.raises(
         ConfigError, match=r"unpack_weights is false, and the weights of .* quantised by gptq: .*optimum"
@@ -68,8 +89,7 @@ def test_the_settings_may_refuse_to_unpack(tmp_path: Path) -> None:
         ("fp8 blocks", {"weight_block_size": [8, 8]}, r"proj.weight cannot be unpacked .* in blocks of 8 x 8"),
     ],
 )
-def test_what_is_not_as_declared_is_refused(name: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    folder = Path(tiny_llama(tmp_path / "packed", vocab_size=300, num_layers=1, hidden_size=64))
+def test_what_is_not_as_declared_is_refused(name: str, change: dict[str, Any], message: str, folder: Path) -> None:
     pack_folder(folder, name)
     path = folder / "config.json"
     config = json.loads(path.read_text())

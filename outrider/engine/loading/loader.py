@@ -94,7 +94,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     if ends.difference is not None:
         log.warning("%s", ends.difference)
     stored_as = method_of(made_of)
-    source = WeightSource.find(made_of, device, config)
+    source = WeightSource.find(config.model, made_of, device, config.quantization)
     made_of = source.config
     source.check_memory(config, check_weights(config.model, made_of, source), device)
     check_int8(device, config.quantization)

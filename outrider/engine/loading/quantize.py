@@ -12,6 +12,7 @@ it needs. Where that is missing, `unpack` reads the common ones. The loader call
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import transformers
@@ -33,26 +34,36 @@ GPU_ALONE = ("compressed-tensors",)
 """Methods whose library unpacks each weight at its first use on other devices, and keeps it."""
 
 
+def quantization_of(config: PreTrainedConfig) -> Any:
+    """Return what a configuration says of its quantisation, for the whole or for its text part; None where nothing."""
+    for part in (config, config.get_text_config(decoder=True)):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            return found
+    return None
+
+
 def method_of(config: PreTrainedConfig) -> str | None:
     """Return the checkpoint's quantisation (gptq, awq, torchao, ... as it says itself), or None for whole weights."""
-    found = getattr(config, "quantization_config", None)
+    found = quantization_of(config)
     if found is None:
         return None
     name = found.get("quant_method") if isinstance(found, dict) else found.quant_method
     return str(getattr(name, "value", name))
 
 
-def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, settings: WorkerConfig) -> str | None:
+def why_to_unpack(model: str, config: PreTrainedConfig, device: torch.device, wanted: str) -> str | None:
     """Return why a checkpoint's weights are unpacked at load, for want of kernels or a package; None else.
 
-    Raises ConfigError, naming the method, what is missing and the remedy, unless the checkpoint can be read here.
+    wanted: the setting `quantization`. Raises ConfigError, naming the method, what is missing and the remedy, unless
+    the checkpoint can be read here.
     """
     method = method_of(config)
     if method is None:
         return None
-    if settings.quantization != "none":
+    if wanted != "none":
         raise ConfigError(
-            f"quantization is {settings.quantization!r} and the weights of {model} are quantised by {method} already; "
+            f"quantization is {wanted!r} and the weights of {model} are quantised by {method} already; "
             "use quantization none",
             param="quantization",
         )
@@ -103,7 +114,7 @@ def _missing_to_run(config: PreTrainedConfig, method: str, device: torch.device)
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # it warns of what is refused or logged here in one line
     try:
-        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(config.quantization_config), pre_quantized=True)
+        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(quantization_of(config)), pre_quantized=True)
         quantizer.validate_environment(device_map={"": device})
     except Exception as error:  # each method has errors of its own
         return first_line(error)

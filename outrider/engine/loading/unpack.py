@@ -107,6 +107,12 @@ class PackedCheckpoint:
 
 def _find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) -> dict[str, PackedWeight | None]:
     """Return the weights of a checkpoint by their names in the network; None for one that is stored as it is."""
+    if quantization.get("transform_config"):
+        raise ConfigError(
+            f"the weights of {model} are rotated (transform_config), which is not undone here; use a checkpoint that "
+            "is not quantised",
+            param="model",
+        )
     method, found, used = quantization["quant_method"], dict[str, PackedWeight | None](), set[str]()
     for name in headers:
         try:
@@ -201,13 +207,18 @@ def _in_columns(method: str, name: str, headers: Headers, quantization: Mapping[
     if "qzeros" not in parts or "scales" not in parts:
         raise _Unknown(f"{method} without qzeros and scales beside it")
     num_words, num_columns = headers[name].shape[0], headers[parts["scales"]].shape[1]
+    form = quantization.get("version" if method == "awq" else "checkpoint_format")
+    if headers[name].dtype != "I32":
+        raise _Unknown(f"{method} in words of {headers[name].dtype}")
     if method == "awq":
-        if bits != 4 or str(quantization.get("version", "gemm")).lower() != "gemm":
-            raise _Unknown(f"AWQ of {bits} bits, version {quantization.get('version')}")
+        if bits != 4 or str(form or "gemm").lower() != "gemm":
+            raise _Unknown(f"AWQ of {bits} bits, version {form}")
         return PackedWeight(f"{stem}.weight", (num_columns, num_words), parts, layouts.awq)
     if bits not in (2, 3, 4, 8):
         raise _Unknown(f"GPTQ of {bits} bits")
-    first_zero = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
+    if form not in (None, "gptq", "gptq_v2"):
+        raise _Unknown(f"GPTQ of the format {form}")
+    first_zero = 0 if form == "gptq_v2" else 1
     unpack = partial(layouts.gptq, bits=bits, first_zero=first_zero)
     return PackedWeight(f"{stem}.weight", (num_columns, num_words * 32 // bits), parts, unpack)
 

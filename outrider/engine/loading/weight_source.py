@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outrider.engine.loading.gguf_files import own_dtype, read_once, reading, stored_types, weight_options
 from outrider.engine.loading.gguf_stated import check_tensors
 from outrider.engine.loading.model_files import gguf_path
-from outrider.engine.loading.quantize import check_unpacked, method_of, unpacked_config, why_to_unpack
+from outrider.engine.loading.quantize import check_unpacked, method_of, quantization_of, unpacked_config, why_to_unpack
 from outrider.engine.loading.tied_tables import check_tied_names
 from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.loading.weight_headers import check_sizes, read_headers
@@ -40,16 +40,18 @@ class WeightSource:
         return cls(model, config, gguf_path(model))
 
     @classmethod
-    def find(cls, config: PreTrainedConfig, device: torch.device, settings: WorkerConfig) -> WeightSource:
-        """Return the weights as the device takes them. Raises ConfigError where it takes them in no form."""
-        model = settings.model
+    def find(cls, model: str, config: PreTrainedConfig, device: torch.device, quantization: str) -> WeightSource:
+        """Return the weights as the device takes them. Raises ConfigError where it takes them in no form.
+
+        quantization: the setting.
+        """
         gguf = gguf_path(model)
         if gguf is not None:
             return cls(model, config, gguf, why_unpacked=stored_types(gguf))
-        why = why_to_unpack(model, config, device, settings)
+        why = why_to_unpack(model, config, device, quantization)
         if why is None:
             return cls(model, config)
-        packed = PackedCheckpoint.read(model, config.quantization_config)
+        packed = PackedCheckpoint.read(model, quantization_of(config))
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
     @property

@@ -113,8 +113,8 @@ class WorkerConfig(_ProcessConfig):
     """What draft and target share."""
 
     model: str
-    """Model folder, GGUF file or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
-    and vocabulary, such as the target's own: no weights are read."""
+    """Model folder, GGUF file or hub id; of a draft with another drafter than model, of anything that has the target's
+    tokenizer and vocabulary, such as the target's own: no weights are read."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted, for drafting by unigram and bigram, which need
     it."""
