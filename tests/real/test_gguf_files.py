@@ -22,7 +22,12 @@ from tests.e2e.reference import NEAR_TIE, compare, judge
 from tests.stack import Stack, running
 
 FILES = {"smollm2": chat_model(), "gemma3": real_model() / "gguf" / GGUF}
-NUM_PROMPTS, MAX_TOKENS = 6, 40
+NUM_PROMPTS, MAX_TOKENS = 4, 32
+
+OTHERS = (
+    "In 1969, 3 men flew 384,400 km to the moon; 12 years later",
+    "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -44,25 +49,25 @@ def stack(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 
 def test_every_token_is_that_of_transformers(file: Path, stack: Stack, dev_prompts: list[str]) -> None:
-    prompts = [*dev_prompts[: NUM_PROMPTS - 1], "In 1969, 3 men flew 384,400 km to the moon; 12 years later"]
+    prompts = [*dev_prompts[: NUM_PROMPTS - len(OTHERS)], *OTHERS]
     expected = judge(str(file), generate=prompts, max_tokens=MAX_TOKENS, timeout_s=1800).answers
     for speculation in (False, Speculation(drafter=Drafter.NGRAM, num_draft_tokens=4)):
         with Client(stack.grpc, timeout_s=600) as client:
             for prompt, answer in zip(prompts, expected, strict=True):
                 found = client.generate(prompt, max_tokens=MAX_TOKENS, temperature=0.0, speculation=speculation)
                 assert found.usage.num_prompt_tokens == len(answer.prompt_ids)
-                difference = compare(answer, found.token_ids)
+                difference = compare(answer, [token.id for token in found.choices[0].tokens])
                 assert difference is None or difference.gap < NEAR_TIE, difference
 
 
 def test_a_chat_is_rendered_by_the_files_own_template(file: Path, stack: Stack) -> None:
     how = {"max_tokens": 12, "temperature": 0}
-    messages = {"messages": [{"role": "user", "content": "What is the capital of Italy?"}]}
+    messages = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     reply = httpx.post(f"{stack.http}/v1/chat/completions", json=messages | how, timeout=600)
     if "smol" not in file.name.lower():  # a base model without a template
         assert reply.status_code == 400 and "template" in reply.text
         return
-    assert "Rome" in reply.json()["choices"][0]["message"]["content"]
+    assert "Paris" in reply.json()["choices"][0]["message"]["content"]
     assert reply.json()["choices"][0]["finish_reason"] == "stop"  # by the end that the file names
 
 

@@ -56,7 +56,8 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
             f"what {path} states is not of use: {first_line(error)}; get it again", param="model"
         ) from None
     ends = [header.values.get(f"tokenizer.ggml.{name}") for name in ENDS]
-    own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    stated = getattr(config, "eos_token_id", None)
+    own = stated if isinstance(stated, list) else [stated]
     config.eos_token_id = sorted({token_id for token_id in (*own, *ends) if token_id is not None}) or None
     return config
 
