@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import torch
 import transformers
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from outrider.engine.loading.gguf_stated import complete
 from outrider.engine.loading.model_files import first_line
@@ -162,6 +162,8 @@ def reading() -> Iterator[None]:
 
 def weight_options(path: Path) -> dict[str, Any]:
     """Return the arguments with which `from_pretrained` reads a file's weights and unpacks them."""
+    from transformers import GgufConfig
+
     return {"gguf_file": str(path.absolute()), "quantization_config": GgufConfig(dequantize=True)}
 
 
