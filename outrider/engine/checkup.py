@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 import torch
-from transformers import PreTrainedConfig
 
 from outrider.drafting.translation import Intersection, between
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.loading.text_part import served_class
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
+from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.engine.paths.layer_memory import token_width
 from outrider.engine.paths.varlen_attention import torch_refusal
@@ -198,10 +198,11 @@ def read_model(model: str, task: Task) -> Model:
         translates=not start,
         text_only=served_class(config).is_text_part,
     )
-    itemsize = _itemsize(config, task)
-    network = check_weights(model, config)
+    source = WeightSource.find(model, config, resolve_device(task.device), "none")
+    itemsize = _itemsize(source, task)
+    network = check_weights(model, source.config, source)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
-    if path is not None and method_of(config) is not None:  # loaded as it is stored
+    if path is not None and method_of(source.config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     else:
         weights = num_parameters * itemsize
@@ -285,13 +286,10 @@ def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str,
     return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small
 
 
-def _itemsize(config: PreTrainedConfig, task: Task) -> int:
-    if task.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, task.dtype)
-    elif resolve_device(task.device).type == "cpu":
-        dtype = torch.float32
-    else:
-        dtype = getattr(config, "dtype", None) or torch.float32
+def _itemsize(source: WeightSource, task: Task) -> int:
+    dtype = source.dtype(resolve_device(task.device), task.dtype)
+    if not isinstance(dtype, torch.dtype):  # as they are stored
+        dtype = getattr(source.config, "dtype", None) or torch.float32
     return dtype.itemsize
 
 

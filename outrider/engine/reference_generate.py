@@ -38,10 +38,15 @@ class Reference:
     """The target alone: greedy, float32, on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        config = AutoConfig.from_pretrained(model)
+        """Load a folder, a GGUF file or a hub id."""
+        place: dict[str, Any] = {"pretrained_model_name_or_path": model}
+        if model.endswith(".gguf"):
+            folder, _, file = model.rpartition(":" if ":" in model else "/")
+            place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+        config = AutoConfig.from_pretrained(**place)
         self._has_encoder = bool(config.is_encoder_decoder)
-        self.model: Any = whole_class(config).from_pretrained(model, dtype=torch.float32)  # in eval mode
+        self.model: Any = whole_class(config).from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int, repetition_penalty: float = 1.0) -> Generated:
         inputs = self.tokenizer(prompt, return_tensors="pt")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
 from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
-from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
+from outrider.engine.loading.gguf_files import read_gguf_config
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
@@ -37,10 +36,11 @@ from outrider.engine.loading.model_files import (
     read_model_json,
     unusable,
 )
-from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
 from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
-from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
-from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
+from outrider.engine.loading.tied_tables import check_tied_weights
+from outrider.engine.loading.weight_headers import bounded_build, check_counts
+from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
@@ -93,18 +93,21 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     ends = read_ends(config.model, made_of)
     if ends.difference is not None:
         log.warning("%s", ends.difference)
-    check_weights(config.model, made_of)
-    check_readable(config.model, made_of, device, config.quantization)
+    stored_as = method_of(made_of)
+    source = WeightSource.find(config.model, made_of, device, config.quantization)
+    made_of = source.config
+    source.check_memory(config, check_weights(config.model, made_of, source), device)
     check_int8(device, config.quantization)
     quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
     group = None
     if num_ranks > 1:
-        check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
+        packed_as = "gguf" if source.gguf else stored_as
+        check_can_split(made_of, num_ranks, packed_as or quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
     log_phase(_reading(config.model))
-    network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
+    network = _load_weights(source, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
     facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
@@ -216,22 +219,21 @@ def read_config(model: str) -> PreTrainedConfig:
     return config
 
 
-def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
+def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
     """Compare the configuration with the headers of the weights; return the network on the meta device.
 
-    Raises ConfigError for what the files do not hold, before any of it is built.
+    source: as a device takes them; None = as they are stored. Raises ConfigError for what the files do not hold, before
+    any of it is built.
     """
-    headers = read_headers(model)
-    is_quantised = method_of(config) is not None
+    source = source or WeightSource.as_stored(model, config)
     try:
-        with bounded_build(f"the config.json of {model}", len(headers)):
+        with bounded_build(f"the config.json of {model}", source.num_tensors):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    check_sizes(model, network, headers, is_quantised=is_quantised)
-    check_tied_names(model, network, headers)
+    source.check(network)
     return network
 
 
@@ -254,18 +256,12 @@ def network_class(config: PreTrainedConfig) -> Any:
 
 
 def _load_weights(
-    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
+    source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
+    model, config = source.model, source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
-    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
-    gguf, quiet = gguf_path(model), contextlib.nullcontext()
-    if gguf is not None:
-        wanted = own_dtype(gguf) if wanted == "auto" else wanted
-        check_unpacked(gguf, device, wanted)
-        options |= weight_options(gguf)
-        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
+    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -275,11 +271,10 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        with quiet:
-            network, info = model_class.from_pretrained(
-                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
-            )
-    except torch.OutOfMemoryError:
+        with source.reading():
+            place, own = source.arguments(source.dtype(device, dtype))
+            network, info = model_class.from_pretrained(place, output_loading_info=True, **own, **options)
+    except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error

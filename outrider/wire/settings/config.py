@@ -115,8 +115,8 @@ class WorkerConfig(_ProcessConfig):
     """What draft and target share."""
 
     model: str
-    """Model folder or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
-    and vocabulary, such as the target's own: no weights are read."""
+    """Model folder, GGUF file or hub id; of a draft with another drafter than model, of anything that has the target's
+    tokenizer and vocabulary, such as the target's own: no weights are read."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted, for drafting by unigram and bigram, which need
     it."""
@@ -158,6 +158,9 @@ class WorkerConfig(_ProcessConfig):
     quantization: Literal["none", "int8"] = "none"
     """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
     says so itself."""
+    unpack_weights: bool = True
+    """Whether a quantised checkpoint that the device has no kernels for is unpacked at load, to 2 or 4 bytes a weight;
+    false = refused."""
     max_prefill_tokens: Positive | None = None
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
 
