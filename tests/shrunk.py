@@ -53,8 +53,11 @@ LARGEST = 64
 """What is left of a number whose name says nothing."""
 NEEDED = {"head_dim": HEAD, "num_experts_per_tok": 2, "n_routed_experts": 4}
 """Fields without a default that classes compute with nevertheless."""
-KEPT = frozenset(["transformers_version", "architectures", "id2label", "label2id", "dtype", "chunk_size_feed_forward"])
-"""Fields of every class that say nothing of its shape."""
+KEPT = frozenset(
+    ["transformers_version", "architectures", "id2label", "label2id", "dtype", "chunk_size_feed_forward"]
+    + ["acoustic_tokenizer_chunk_size"]
+)
+"""Fields that say nothing of a class's shape."""
 COMPUTED = re.compile(
     r"qk_head_dim|num_layers_per_stack|number_of_.*|.*(idxs?|index(es)?|indices|layer_ids|source_layers)|moe_layers"
 )
@@ -74,6 +77,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2}},
     "dots1": {"n_shared_experts": 2, "n_routed_experts": 128},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [22, 22, 20]}}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 32}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "falcon_h1": {"mamba_d_head": 64, "mamba_n_heads": 16},
