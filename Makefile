@@ -7,7 +7,7 @@ STAMP := $(VENV)/.setup-done
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 
-.PHONY: setup demo up check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
+.PHONY: setup demo up chat check test test-slow proto architectures bench bench-engine bench-invariance bench-throughput \
 	bench-interference bench-memory bench-resident bench-peers bench-sampling peers chaos bench-rules bench-overload soak \
 	check-alerts dashboards-check fuzz
 
@@ -28,6 +28,10 @@ demo: $(STAMP)
 # The same system, until Ctrl-C: make up ARGS='--port 9000'
 up: $(STAMP)
 	$(BIN)/outrider up $(ARGS)
+
+# A small chat model (98 MB, Apache-2.0), which drafts from its own text, until Ctrl-C. The first time it is fetched.
+chat: $(STAMP)
+	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft --drafter ngram $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ from deploy.placement import Placement
 from outrider.wire import places
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import configure_logging, get_logger
+from outrider.wire.phases import name_member
 from outrider.wire.settings.config import DraftConfig, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import format_cores
 from outrider.wire.transport.address import join_host_port
@@ -108,6 +109,7 @@ class WorkerActor:
         if spec.placement.visible_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = spec.placement.visible_devices
         self._spec = spec
+        name_member(spec.member)
         try:
             node = _node_address()
             config = _config(spec.role, _settings_here(spec, node))

@@ -31,7 +31,7 @@ from deploy.sightings import PERIOD_S, Sightings
 from outrider.v1 import registry_pb2
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
 from outrider.wire.log import configure_logging, get_logger, tell_end
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import local_path
 from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings import system
 from outrider.wire.settings.pools import Pool
@@ -88,7 +88,7 @@ class Launcher:
         needed = self._config.pools if self._needs_drafts else self._config.targets
         for pool in needed:
             try:
-                local_folder(pool.worker.model)
+                local_path(pool.worker.model)
             except ConfigError as error:
                 raise ConfigError(f"{pool.setting}: {error.message}") from None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import TargetConfig
+from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.gpu_shares import gpu_shares, utilization_of, utilizations
 from outrider.wire.settings.pools import Pool, check_offered, given_cores, shares
 from outrider.wire.settings.system import SystemConfig
@@ -70,7 +70,7 @@ def place(
     machines = list(nodes)
     devices = {pool.name: _device(pool, machines) for pool in config.pools}
     gpus = _gpus(config.pools, devices, machines)
-    memory = _gpu_memory(config.pools, gpus, machines)
+    memory = _gpu_memory(config.pools, gpus, machines, config.gpu_memory_utilization)
     on_cpu = [pool for pool in config.pools if devices[pool.name] == "cpu"]
     cpus = _shared_cpus(config.pools, on_cpu, local_cores)
     return {
@@ -242,22 +242,28 @@ def _have_one_gpu(users: Sequence[Pool], nodes: Iterable[ClusterNode]) -> bool:
     return sum(pool.count for pool in users) > 1 and not is_split and sum(node.num_gpus for node in nodes) < 2
 
 
-def _gpu_memory(pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode]) -> dict[str, float]:
+def _gpu_memory(
+    pools: Sequence[Pool], gpus: Mapping[str, float], nodes: Sequence[ClusterNode], wanted: float | None
+) -> dict[str, float]:
     """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU: as Ray counts it, or unseen by Ray,
-    with other nodes that show the same one.
+    with other nodes that show the same one. wanted: what workers may take of a GPU together, also one that has it
+    alone; None = GPU_FRACTION of one that is shared.
     """
     sharing = [pool for pool in pools if 0 < gpus[pool.name] < 1]
     if all(pool.num_gpus is None for pool in sharing):
-        found = utilizations(sharing)
+        found = utilizations(sharing, wanted)
     else:
-        found = {pool.name: utilization_of(gpus[pool.name]) for pool in sharing}
+        found = {pool.name: utilization_of(gpus[pool.name], wanted or GPU_FRACTION) for pool in sharing}
     by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
         gpu = _only_gpu(pool, nodes) if gpus[pool.name] == 1 and _num_ranks(pool) == 1 else None
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(pool)
     for users in by_gpu.values():
-        found.update(utilizations(users))
+        found.update(utilizations(users, wanted))
+    for pool in pools:
+        if wanted is not None and gpus[pool.name] >= 1 and pool.worker.gpu_memory_utilization is None:
+            found.setdefault(pool.name, wanted)
     return found
 
 

@@ -19,7 +19,7 @@ from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb

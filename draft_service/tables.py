@@ -9,7 +9,7 @@ from functools import partial
 from draft_service.growing import Growing
 from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.speculation.drafter import Said, of_table
 from outrider.engine.speculation.tree import Node

@@ -18,6 +18,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import short_name
+from outrider.wire.pair import has_same_tokens
 
 log = get_logger(__name__)
 
@@ -74,7 +75,7 @@ class TargetVocabularies:
 
     async def _vocabulary(self, target: pb.WorkerInfo, tokenizer_of: TokenizerOf) -> SlotVocabulary | str:
         key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
-        if key[:2] == (self._own.tokenizer_fingerprint, self._own.vocab_size):
+        if key == (self._own.tokenizer_fingerprint, self._own.vocab_size, self._default.eos_token_ids):
             return self._default
         task = self._made.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -88,6 +89,9 @@ class TargetVocabularies:
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary | str:
         """In a thread of its own."""
         own, ends = self._own, tuple(target.eos_token_ids)
+        if has_same_tokens(own, target):  # which end an answer elsewhere
+            grammars = Grammars(self._tokenizer_json, own.vocab_size, ends, must_follow=False)
+            return SlotVocabulary(own.vocab_size, ends, grammars)
         sizes = (target.vocab_size, own.vocab_size)
         try:
             translation = between(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.host import prepare_process
 
@@ -31,6 +32,7 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     """
     cores = prepare_process(config.cpu_cores)
 
+    log_phase("importing torch")
     from outrider.engine.worker import worker_handle
 
     if not config.has_model:

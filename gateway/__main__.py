@@ -144,18 +144,24 @@ async def _serve(
     spans = open_spans(config.trace_endpoint, "gateway", pools.metrics.registry)
     metrics = open_metrics(config.trace_endpoint, "gateway")
     admission = Admission(coordinator, config, pools.metrics.registry, spans, metrics)
+    http_port = listeners[0].getsockname()[1]
     server, grpc_address, health = await start_server(
-        GenerationServicer(admission).add_to, config.host, config.grpc_port, config.max_body_bytes, certificates
+        GenerationServicer(admission, http_port).add_to,
+        config.host,
+        config.grpc_port,
+        config.max_body_bytes,
+        certificates,
     )
     admission.start()
-    app = create_app(admission, lambda: list(pools.members.values()))
+    grpc_port = int(grpc_address.rpartition(":")[2])
+    app = create_app(admission, lambda: list(pools.members.values()), grpc_port)
     http = HttpServer(app, config.keep_alive_s, None if certificates is None else http_context(certificates))
     for listener in listeners:
         listener.listen(BACKLOG)  # uvicorn does so a moment later: too late for who connects on the announcement
     serving = asyncio.create_task(http.serve(sockets=listeners))
     following = asyncio.create_task(follow_readiness(health, coordinator))
     gc.freeze()  # what is here now stays: a full collection that looks at it, too, stops all answers
-    http_address = join_host_port(config.host, listeners[0].getsockname()[1])
+    http_address = join_host_port(config.host, http_port)
     ending = {serving, asyncio.create_task(signals.stop.wait())}
     drafts = asyncio.create_task(pools.wait_drafts())
     await asyncio.wait({drafts, *ending}, return_when=asyncio.FIRST_COMPLETED)

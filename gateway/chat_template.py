@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.confined.pool import ConfinedPool, NestsTooDeep, WorkExceeded, WorkFailed, WorkRefused
+from gateway.confined.template_shape import Message, TemplateShape
 from outrider.wire.errors import ConfigError, InvalidRequest, OutriderError, Overloaded
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import GatewayConfig
 
 log = get_logger(__name__)
 
-Message = dict[str, Any]
-"""At least `role`, and `content`, text; None beside `tool_calls`, whose arguments are objects."""
-
+FOR_TOOLS, FOR_DOCUMENTS = NAMED = ("tool_use", "rag")
+"""Names of templates that are taken in place of the default: where there are tools, and where there are documents."""
 MAX_SOURCE_CHARS = 1 << 20
 """Characters of a template, which goes to a renderer with each chat. The largest known one has 40,000."""
 _REMEDY = "give the gateway another template: --chat-template FILE"
@@ -39,45 +39,69 @@ class TextTooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TemplateFile:
-    """The source of a template and where it stands."""
+    """The sources of a model's templates and where they stand."""
 
     name: str
     """For errors."""
     source: str
-    tool_source: str | None = None
-    """The template that is taken where there are tools; None = the same."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Further templates by name, of which those in NAMED are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One template that a renderer has compiled and tried."""
+
+    source: str
+    reads: frozenset[str] = frozenset()
+    """The variables that it reads."""
+    shape: TemplateShape = field(default_factory=TemplateShape)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A template that a renderer has compiled."""
+    """A model's template and its named variants."""
 
     name: str
     """Names the file or setting that the source is from, for errors."""
-    source: str
-    tool_source: str
+    default: Variant
+    named: Mapping[str, Variant]
     special_tokens: dict[str, str]
-    takes_tools: bool
     renderers: Renderers
 
     @classmethod
     async def compiled(cls, file: TemplateFile, special_tokens: dict[str, str], renderers: Renderers) -> ChatTemplate:
         """Return the template. Raise ConfigError, naming the file, when it cannot be compiled within the limits."""
-        tool_source = file.source if file.tool_source is None else file.tool_source
-        for source in (file.source, tool_source):
-            if len(source) > MAX_SOURCE_CHARS:
-                raise ConfigError(
-                    f"{file.name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed; {_REMEDY}"
-                )
-        try:
-            _, checked = await renderers.run(b"", {"kind": "check", "sources": [file.source, tool_source]})
-        except WorkRefused as error:
-            raise ConfigError(f"{file.name} {error.message}; {_REMEDY}") from None
-        except WorkExceeded as error:
-            raise ConfigError(f"{file.name} takes more than {error} to compile; {_REMEDY}") from None
-        except Overloaded as error:
-            raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
-        return cls(file.name, file.source, tool_source, special_tokens, checked["takes_tools"], renderers)
+        default = await _compiled(file.name, file.source, special_tokens, renderers)
+        named: dict[str, Variant] = {}
+        for name, source in file.named.items():
+            named[name] = await _compiled(f"{file.name} ({name})", source, special_tokens, renderers)
+        return cls(file.name, default, named, special_tokens, renderers)
+
+    @property
+    def source(self) -> str:
+        return self.default.source
+
+    @property
+    def tool_source(self) -> str:
+        """Return the source that is taken where there are tools."""
+        return self._variant(has_tools=True, has_documents=False).source
+
+    @property
+    def marks_turns(self) -> bool:
+        """Whether it marks who speaks; false where it writes the text alone, for a model that continues text."""
+        return self.default.shape.marks_turns
+
+    @property
+    def takes_tools(self) -> bool:
+        return "tools" in self._variant(has_tools=True, has_documents=False).reads
+
+    def _variant(self, has_tools: bool, has_documents: bool) -> Variant:
+        if has_tools:
+            return self.named.get(FOR_TOOLS, self.default)
+        if has_documents and "documents" not in self.default.reads:
+            return self.named.get(FOR_DOCUMENTS, self.default)
+        return self.default
 
     async def render(
         self,
@@ -86,20 +110,31 @@ class ChatTemplate:
         extra: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
+        documents: Sequence[Mapping[str, Any]] = (),
+        merges: bool = True,
         max_chars: int,
         caller: bytes = b"",
     ) -> str:
         """Return the messages as one text.
 
-        caller: on whose share of the renderers. Raise InvalidRequest with the template's own words when it refuses the
-        messages, and in ours when it takes too much; TextTooLong for a text of more than `max_chars` characters.
+        merges: write system messages and roles otherwise where the template refuses them as they stand. caller: on
+        whose share of the renderers. Raise InvalidRequest with the template's own words when it refuses the messages,
+        and in ours when it takes too much; TextTooLong for a text of more than `max_chars` characters.
         """
-        names: dict[str, Any] = {"messages": [self._known(message) for message in messages], **self.special_tokens}
-        names |= {"tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        variant = self._variant(bool(tools), bool(documents))
+        if documents and "documents" not in variant.reads:
+            raise InvalidRequest(
+                "documents are given, and the chat template of this model has no place for them; put their text into "
+                "a message",
+                param="documents",
+            )
+        names: dict[str, Any] = {**self.special_tokens, "messages": list(messages)}
+        names |= {"tools": list(tools) or None, "documents": list(documents) or None}
+        names["add_generation_prompt"] = add_generation_prompt
         if clash := sorted(names.keys() & extra.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {clash[0]}", param="chat_template_kwargs")
-        source = self.tool_source if tools else self.source
-        request = {"kind": "render", "source": source, "names": {**names, **extra}, "max_chars": max_chars}
+        request = {"kind": "render", "source": variant.source, "names": {**names, **extra}, "max_chars": max_chars}
+        request |= {"shape": variant.shape, "merges": merges}
         try:
             text: str | None = await self.renderers.run(caller, request)
         except WorkRefused as error:
@@ -118,40 +153,67 @@ class ChatTemplate:
             raise TextTooLong
         return text
 
-    def _known(self, message: Message) -> Message:
-        """Call the developer role by its older name, system, where the template does not know it."""
-        if message["role"] == "developer" and "developer" not in self.source:
-            return {**message, "role": "system"}
-        return message
+
+async def _compiled(name: str, source: str, special_tokens: dict[str, str], renderers: Renderers) -> Variant:
+    """Return a template that can be rendered. Raise ConfigError, naming it, for one that cannot be compiled."""
+    if len(source) > MAX_SOURCE_CHARS:
+        raise ConfigError(f"{name} has {len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed; {_REMEDY}")
+    try:
+        reads = await renderers.run(b"", {"kind": "check", "source": source})
+    except WorkRefused as error:
+        raise ConfigError(f"{name} {error.message}; {_REMEDY}") from None
+    except WorkExceeded as error:
+        raise ConfigError(f"{name} takes more than {error} to compile; {_REMEDY}") from None
+    except Overloaded as error:
+        raise WorkFailed(error.message) from None  # says nothing of the template: it is read again
+    return Variant(source, frozenset(reads), await _shape(name, source, special_tokens, renderers))
 
 
-def find_template(file_text: str, configured: Any, name: str = "default") -> str | None:
-    """Return the template's source, or None where there is none.
-
-    file_text: of chat_template.jinja, which comes first. configured: `chat_template` of tokenizer_config.json, a text
-    or a list of {"name", "template"}, of which the one of this name is taken.
-    """
-    if file_text:
-        return file_text
-    if isinstance(configured, list):
-        named = [entry for entry in configured if isinstance(entry, dict) and entry.get("name") == name]
-        configured = named[-1].get("template") if named else None
-    return configured if isinstance(configured, str) else None
+async def _shape(name: str, source: str, special_tokens: dict[str, str], renderers: Renderers) -> TemplateShape:
+    try:
+        return TemplateShape(**await renderers.run(b"", {"kind": "probe", "source": source, "names": special_tokens}))
+    except WorkExceeded as error:
+        log.warning("%s takes more than %s to be tried with a few words: messages go to it as texts", name, error)
+        return TemplateShape()
+    except Overloaded as error:
+        raise WorkFailed(error.message) from None
 
 
-def template_of_files(file: bytes, configured: Any, override: str | None) -> TemplateFile | None:
-    """Return the template of a model, None for one without. Raise ConfigError for a file that is no UTF-8.
+def template_of_files(
+    file: bytes, configured: Any, override: str | None, additional: Mapping[str, bytes] | None = None
+) -> TemplateFile | None:
+    """Return the templates of a model, None for one without. Raise ConfigError for a file that is no UTF-8.
 
-    file: chat_template.jinja. configured: see `find_template`. override: the operator's template.
+    file: chat_template.jinja. configured: `chat_template` of tokenizer_config.json: a text, a list of {"name",
+    "template"}, or an object from names to templates; a file goes before it. override: the operator's template, which
+    goes before all. additional: files of the folder additional_chat_templates by name.
     """
     if override is not None:
         return TemplateFile("the file of --chat-template", override)
-    try:
-        text = file.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"chat_template.jinja is no UTF-8: {error}") from None
-    source = find_template(text, configured)
-    if source is None:
+    name = "chat_template.jinja" if file else "chat_template of tokenizer_config.json"
+    sources = {"default": _decoded("chat_template.jinja", file)} if file else _configured_sources(configured)
+    for each, source in (additional or {}).items():
+        sources[each] = _decoded(f"additional_chat_templates/{each}.jinja", source)
+    default = sources.get("default")
+    if default is None:
         return None
-    name = "chat_template.jinja" if text else "chat_template of tokenizer_config.json"
-    return TemplateFile(name, source, find_template(text, configured, "tool_use"))
+    return TemplateFile(name, default, {each: sources[each] for each in NAMED if each in sources})
+
+
+def _configured_sources(configured: Any) -> dict[str, str]:
+    """Return the templates of tokenizer_config.json by name. Of two of one name the last counts, as in transformers."""
+    if isinstance(configured, str):
+        return {"default": configured}
+    if isinstance(configured, list):
+        entries = [entry for entry in configured if isinstance(entry, dict)]
+        configured = {entry.get("name"): entry.get("template") for entry in entries}
+    if not isinstance(configured, dict):
+        return {}
+    return {name: source for name, source in configured.items() if isinstance(name, str) and isinstance(source, str)}
+
+
+def _decoded(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no UTF-8: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -73,6 +73,10 @@ class GenerationRequest:
     """No output is wanted: the one token that is made all the same is not told."""
     keeps_stop: bool = False
     """The stop string or stop id that ends the output is a part of its text."""
+    answer_stop_ids: frozenset[int] = frozenset()
+    """Ids that end the output behind its reasoning; those of `params` end it anywhere."""
+    stops_in_reasoning: bool = False
+    """Stop strings end the output inside its reasoning, too."""
     shows_special: bool = False
     """Special tokens are a part of the text."""
 
@@ -187,12 +191,27 @@ class ServedFacts:
     """None when no draft is connected now."""
     drafters: tuple[Drafter, ...] = ()
     """Those that can draft for a request while their worker is there: one that is away may be back."""
+    default_drafter: Drafter | None = None
+    """Who drafts for requests that name no drafter: one of `drafters`, or None."""
+    chat_template: str | None = None
+    """`turns` for a template that marks who speaks, `plain` for one that writes the text alone; None without one."""
     no_trees: str | None = None
     """Why no proposal can be a tree now; None when it can, or when there is no draft."""
     no_beams: str | None = None
     """Why no beams can be searched now; None when they can."""
     decoder_start_ids: tuple[int, ...] = ()
     """What outputs begin with where an encoder reads the prompt; empty without one."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    model_path: str = ""
+    """Absolute path, or hub id, that the model was started from."""
+
+    def is_at(self, name: str) -> bool:
+        """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
+        relative = name.removeprefix("./").strip("/")
+        if not self.model_path.startswith("/"):
+            return name == self.model_path
+        return relative != "" and self.model_path.endswith(f"/{relative}")
 
 
 class Generator(Protocol):

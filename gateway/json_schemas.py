@@ -1,10 +1,12 @@
-"""Reads a caller's JSON Schema: what llguidance would overlook or get wrong is refused with its place.
+"""Reads a caller's JSON Schema: what constrains and would be overlooked or got wrong by llguidance is refused with its
+place. What constrains nothing by the standard is dropped.
 
 `gateway.grammars` compiles what is left.
 """
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterator
 from typing import Any
@@ -19,25 +21,50 @@ smaller, 0.69999999999999999 would be below 0.7, which it is not as a float."""
 MAX_INTEGER = 2**53
 """Beyond it a JSON number may not be what it says."""
 
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+FORMATS: tuple[str, ...] = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-ANNOTATIONS = frozenset(
-    {"$schema", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly"}
-    | {"writeOnly", "contentMediaType", "contentEncoding", "discriminator"}
+INTEGER_FORMATS = {
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (None, None),
+    "uint": (0, None),
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, None),
+}
+"""Bounds of integers of these formats, None beyond 2^53. Other formats constrain nothing."""
+NOT_ENFORCED = frozenset(
+    {"uniqueItems", "nullable", "not", "if", "then", "else", "contains", "minContains", "maxContains"}
+    | {"propertyNames", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "dependencies"}
+    | {"dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef", "$id"}
+    | {"disallow", "divisibleBy", "extends"}
 )
-"""Keywords that constrain nothing; they are dropped."""
-_NEUTRAL = {"uniqueItems": False, "nullable": False}
-"""Keywords that are dropped with this value, and refused with another."""
+"""Keywords that constrain, or change what others mean, and cannot be enforced. The last three are of draft 3."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "nullable": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+}
+"""Keywords that are dropped with these values, and refused with others."""
 _SCHEMA = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_KEYWORDS = frozenset(
+    {*_SCHEMA, *_LISTS, *_MAPS, *_COUNTS, *_NUMBERS}
+    | {"enum", "const", "required", "type", "pattern", "format", "$ref"}
+)
+"""Keywords that are enforced."""
 _JOINED_LISTS = ("anyOf", "oneOf", "allOf")
 _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
 """Keywords that may hold together with other schemas without making anything harder."""
 _DEFINITIONS = ("$defs", "definitions")
+_LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])", re.DOTALL)
+"""Look-around and references back, and what is passed over: other escapes and classes of characters."""
 
 Schema = dict[str, Any] | bool
 Place = tuple[str | int, ...]
@@ -51,6 +78,10 @@ class Refused(Exception):
         super().__init__(reason)
         self.reason = reason
         self.place = place
+
+
+class PatternRefused(Refused):
+    """The pattern of a string is the reason."""
 
 
 def read_schema(schema: Any, *, strict: bool = False) -> Schema:
@@ -169,10 +200,14 @@ class _Reader:
         found: dict[str, Any] = {}
         self._schemas[pointer(place)] = (place, found)
         for key, value in schema.items():
-            if key in ANNOTATIONS:
-                _check_depth(value, (*place, key))
-            elif key not in _NEUTRAL or value is not _NEUTRAL[key]:
+            if key in _KEYWORDS:
                 found[key] = self._keyword(key, value, (*place, key))
+            elif key in NOT_ENFORCED and not _is_neutral(key, value):
+                remedy = ", and give a type as a list with null in it" if key == "nullable" else ""
+                raise Refused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place, key)
+            else:
+                _check_depth(value, (*place, key))
+        _read_format(found)
         _move_bounds(found)
         num_joined = len(found.get("allOf", ())) + len(_JOINED & found.keys())
         has_own = bool(found.keys() - _JOINED - _HARMLESS - {"allOf"})
@@ -182,6 +217,8 @@ class _Reader:
     def _keyword(self, key: str, value: Any, place: Place) -> Any:
         if key in _SCHEMA:
             return self._schema(value, place)
+        if key == "anyOf":
+            return self._any_of(_listed(value, place), place)
         if key in _LISTS:
             return [self._schema(each, (*place, index)) for index, each in enumerate(_listed(value, place))]
         if key in _MAPS:
@@ -195,6 +232,7 @@ class _Reader:
             if type(value) is not int or not 0 <= value <= MAX_INTEGER:
                 raise Refused(f"is {reprlib.repr(value)}, must be a whole number from 0 to 2^53", *place)
         elif key in _NUMBERS:
+            value = _within_exact(key, value)
             _check_number(value, place)
             if key == "multipleOf" and value <= 0:
                 raise Refused(f"is {value}, must be greater than 0", *place)
@@ -208,20 +246,31 @@ class _Reader:
                     raise Refused(f"is {reprlib.repr(each)}, must be one of {', '.join(TYPES)}", *place)
         elif key == "pattern":
             _check_pattern(value, place)
-        elif key == "format":
-            if value not in FORMATS:
-                raise Refused(f"is {reprlib.repr(value)}, must be one of {', '.join(FORMATS)}", *place)
-        elif key == "$ref":
-            if not isinstance(value, str):
-                raise Refused(f"is {reprlib.repr(value)}, must be a string", *place)
-        else:
-            remedy = ", and give a type as a list with null in it" if key == "nullable" else ""
-            raise Refused(f"is a keyword that cannot be enforced here; leave it out{remedy}", *place)
+        elif not isinstance(value, str):  # of format and $ref
+            raise Refused(f"is {reprlib.repr(value)}, must be a string", *place)
         return value
+
+    def _any_of(self, members: list[Any], place: Place) -> list[Schema]:
+        """Return the members. One with a pattern that cannot be enforced serves nobody, as long as another than null is
+        left: what follows that one follows the schema.
+        """
+        read: list[Schema] = []
+        refused: PatternRefused | None = None
+        for index, each in enumerate(members):
+            try:
+                read.append(self._schema(each, (*place, index)))
+            except PatternRefused as error:
+                refused = refused or error
+                read.append(False)  # so that references find the others where they stood
+        if refused is not None and all(each is False or each == {"type": "null"} for each in read):
+            raise refused
+        return read
 
     def _map(self, key: str, value: Any, place: Place) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise Refused(f"is {reprlib.repr(value)}, must be an object of schemas", *place)
+        for name in value if key == "patternProperties" else ():
+            _check_pattern(name, (*place, name))
         return {name: self._schema(each, (*place, name)) for name, each in value.items()}
 
     def _constant(self, value: Any, place: Place, depth: int = 0) -> None:
@@ -283,9 +332,48 @@ def _move_bounds(schema: dict[str, Any]) -> None:
             schema[other] = inner(inside, schema.get(other, inside))
 
 
+def _read_format(schema: dict[str, Any]) -> None:
+    """Drop a format that is not enforced. Bounds of integers that it names are taken, where the schema has none."""
+    name = schema.get("format")
+    if name is None or name in FORMATS:
+        return
+    del schema["format"]
+    types = schema.get("type")
+    if name not in INTEGER_FORMATS or (types != "integer" and types not in (["integer", "null"], ["null", "integer"])):
+        return
+    if "enum" in schema or "const" in schema:
+        return
+    low, high = INTEGER_FORMATS[name]
+    if low is not None and "minimum" not in schema and "exclusiveMinimum" not in schema:
+        schema["minimum"] = low
+    if high is not None and "maximum" not in schema and "exclusiveMaximum" not in schema:
+        schema["maximum"] = high
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    return any(type(value) is type(each) and value == each for each in _NEUTRAL.get(key, ()))
+
+
+def _within_exact(key: str, value: Any) -> Any:
+    """Return the nearest bound that is exact in place of one beyond 2^53: what keeps to it keeps to both."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if key in ("maximum", "exclusiveMaximum"):
+        return min(value, MAX_INTEGER)
+    if key in ("minimum", "exclusiveMinimum"):
+        return max(value, -MAX_INTEGER)
+    return value
+
+
 def _check_pattern(pattern: Any, place: Place) -> None:
     if not isinstance(pattern, str):
         raise Refused(f"is {reprlib.repr(pattern)}, must be a string", *place)
+    if any(found["passed"] is None for found in _LOOKS.finditer(pattern)):
+        raise PatternRefused(
+            f"is {reprlib.repr(pattern)}, and look-around and backreferences cannot be enforced; leave the pattern "
+            "out, or write one without them",
+            *place,
+        )
 
 
 def _listed(value: Any, place: Place, least: int = 1) -> list[Any]:

@@ -21,9 +21,14 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.model_json import decode_text, parse_object
 from outrider.wire.peer_text import bound_text
-from outrider.wire.tokenizer_json import MAX_QUOTED, TOKENIZER_JSON, described, load_tokenizer
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from outrider.wire.tokenizer_json import (
+    MAX_QUOTED,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    described,
+    load_tokenizer,
+    read_special_tokens,
+)
 
 BYTES_PER_TOKEN = 8
 """Of a long text so many bytes a token are read first: of English twice as many as needed."""
@@ -58,8 +63,7 @@ class Tokenizer:
     @classmethod
     def from_files(cls, files: pb.TokenizerFiles) -> Tokenizer:
         """Read the files, but for the chat template: `read_tokenizer` reads that as well."""
-        config = _config_of(files.tokenizer_config_json)
-        special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
+        special = read_special_tokens(files.tokenizer_config_json)
         text = decode_text(files.tokenizer_json, TOKENIZER_JSON)
         try:
             return cls(text, special, None)
@@ -98,6 +102,17 @@ class Tokenizer:
                 return None
             num_chars *= 2
         return self.encode(text, add_special_tokens)
+
+    def first_ids(self, text: str, num_ids: int) -> list[int]:
+        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may be
+        others than in the whole.
+        """
+        num_chars = _num_chars_read_first(text, num_ids)
+        ids = self.encode(text[:num_chars], False)
+        while len(ids) < num_ids and num_chars < len(text):
+            num_chars *= 2
+            ids = self.encode(text[:num_chars], False)
+        return ids[:num_ids]
 
     def last_ids(self, text: str, num_ids: int, add_special_tokens: bool = True) -> list[int]:
         """Return the last `num_ids` of the ids of `encode`. Read only the end of a long text where the tokenizer allows
@@ -160,7 +175,9 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")("outrider-each" if self._byte_fallback else "replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD."""
+        """Return the token's own text, special tokens by name; parts of a UTF-8 character show as U+FFFD. An id past
+        the vocabulary is no text.
+        """
         piece = self.piece(token_id)
         if isinstance(piece, bytes):
             return piece.decode("utf-8", "replace")
@@ -193,7 +210,8 @@ async def read_tokenizer(files: pb.TokenizerFiles, override: str | None, rendere
     """
     tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
     configured = _config_of(files.tokenizer_config_json).get("chat_template")
-    template = template_of_files(files.chat_template, configured, override)
+    additional = files.additional_chat_templates
+    template = template_of_files(files.chat_template, configured, override, additional)
     if template is not None:
         tokenizer.template = await ChatTemplate.compiled(template, tokenizer.special_tokens, renderers)
     return tokenizer
@@ -223,13 +241,7 @@ def _byte_rules(decoder: dict[str, Any] | None) -> tuple[bool, bool]:
 
 
 def _config_of(data: bytes) -> dict[str, Any]:
-    return parse_object(data or b"{}", "tokenizer_config.json")
-
-
-def _content(token: Any) -> str | None:
-    """Read a special token as tokenizer_config.json spells it: text, or an object with `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
+    return parse_object(data or b"{}", TOKENIZER_CONFIG)
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.wire.kinds import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import prepare_process
 
@@ -31,6 +32,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         if ranks_folder is None:  # the followers that this process starts share these cores
             num_threads = max(1, len(cores) // config.tensor_parallel)
 
+    log_phase("importing torch")
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
-from gateway.chat_template import ChatTemplate
+from gateway.chat_template import ChatTemplate, Variant
 from gateway.confined import templates
-from gateway.confined.pool import WorkRefused
+from gateway.confined.pool import WorkRefused, encoded
+from gateway.confined.template_shape import TemplateShape
 from outrider.wire.errors import InvalidRequest
 
 
@@ -20,17 +22,23 @@ class InlineRenderers:
 
 def work(request: Any) -> Any:
     try:
-        return json.loads(json.dumps(templates.work(json.loads(json.dumps(request)))))
+        return json.loads(json.dumps(templates.work(json.loads(encoded(request)))))
     except InvalidRequest as error:
         raise WorkRefused(error.message, error.param) from None
 
 
-def inline_template(
-    source: str, special_tokens: dict[str, str] | None = None, tool_source: str | None = None
-) -> ChatTemplate:
-    """Return a template of this source that is rendered in this process."""
-    tool_source = source if tool_source is None else tool_source
-    _, checked = work({"kind": "check", "sources": [source, tool_source]})
-    return ChatTemplate(
-        "the test's template", source, tool_source, special_tokens or {}, checked["takes_tools"], InlineRenderers()
-    )
+def inline_template(source: str, special_tokens: dict[str, str] | None = None, **named: str) -> ChatTemplate:
+    """Return a template of this source that is rendered in this process. named: variants by name."""
+    variants = {name: _variant(each, special_tokens or {}) for name, each in {"default": source, **named}.items()}
+    default = variants.pop("default")
+    return ChatTemplate("the test's template", default, variants, special_tokens or {}, InlineRenderers())
+
+
+@cache
+def _shape(source: str, special_tokens: str) -> TemplateShape:
+    return TemplateShape(**work({"kind": "probe", "source": source, "names": json.loads(special_tokens)}))
+
+
+def _variant(source: str, special_tokens: dict[str, str]) -> Variant:
+    reads = frozenset(work({"kind": "check", "source": source}))
+    return Variant(source, reads, _shape(source, json.dumps(special_tokens)))

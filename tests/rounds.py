@@ -191,9 +191,7 @@ def largest_tree_error(runner: ModelRunner, truth: Truth, *, relative: bool = Fa
     """A tree of 22 nodes in two feeds after more tokens than windows hold, among other rows; one path goes on."""
     ids, vocab_size = some_ids(43, runner.facts.vocab_size, 20), runner.facts.vocab_size
     tree = Grown(runner, runner.pool.new_table(), ids, some_ids(22, vocab_size, 21), some_parents(22, 1), 20)
-    a, b = (
-        Fed(runner, truth, some_ids(60, vocab_size, seed), relative=relative, num_source=seed) for seed in (22, 23)
-    )
+    a, b = (Fed(runner, truth, some_ids(60, vocab_size, seed), relative=relative, num_source=seed) for seed in (22, 23))
     step(runner, [(a, 30, 0), (b, 9, 0)])
     runner.forward([Row.of(tree.table, ids, 0, 0, tree.source)])
     errors, parts = list[float](), list[Tensor]()

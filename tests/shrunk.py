@@ -20,7 +20,10 @@ HEAD = 32
 
 SIZES: tuple[tuple[str, int], ...] = (
     (r".*vocab_size(_per_layer_input)?", VOCAB),
-    (r"(t2u_)?max_position_embeddings|n_positions|n_ctx|max_seq_len|max_(source|target)_positions|model_max_length", 128),
+    (
+        r"(t2u_)?max_position_embeddings|n_positions|n_ctx|max_seq_len|max_(source|target)_positions|model_max_length",
+        128,
+    ),
     (r"original_max_position_embeddings|floor_scale|log_scaling_n_floor", 32),
     (r".*sliding_window(_size)?|window_size|.*attention_(chunk|window)_size|local_attention(_window_len)?", WINDOW),
     (r"index_topk|indexer_budget|keep_window_size|rel_extent|relative_attention_max_distance", WINDOW),
@@ -39,14 +42,23 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?n_groups", 2),
     (r".*(key_value|kv)_(n_)?heads|kv_n_heads", 2),
     (r"(?!.*d_head).*heads?", 4),
-    (r".*(lora_rank|laurel_rank|norm_rank|lowrank)|hidden_size_per_layer_input|.*(rope|nope)_head_dim|rotary_dim", HEAD // 2),
+    (
+        r".*(lora_rank|laurel_rank|norm_rank|lowrank)|hidden_size_per_layer_input|.*(rope|nope)_head_dim|rotary_dim",
+        HEAD // 2,
+    ),
     (r"v_head_dim", 3 * HEAD // 4),
     (r"mamba_(d_head|head_dim|headdim)", 2 * HEAD),  # 4 of them are twice the width
     (r"mamba_d_ssm", 8 * HEAD),
     (r"vision_feature_layer", 1),
-    (r".*(head_(dim|size)|d_head|headdim|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel", HEAD),
+    (
+        r".*(head_(dim|size)|d_head|headdim|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel",
+        HEAD,
+    ),
     (r".*(intermediate_size(_mlp)?|ffn?_(hidden_)?(dim|size)|d_?ff|mlp_dim|dim_ff)", 96),
-    (r".*(hidden_size(_global)?|adapter_(in|out|input)_(dim|size)|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim", 4 * HEAD),
+    (
+        r".*(hidden_size(_global)?|adapter_(in|out|input)_(dim|size)|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim",
+        4 * HEAD,
+    ),
 )
 """What is left of a number, by its field's name: the first that matches. Smaller ones stay."""
 LARGEST = 64

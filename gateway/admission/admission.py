@@ -14,7 +14,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.keys import Access, Caller, KeyRing
-from gateway.admission.prompts import PromptReader, TextThreads
+from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests, caller_of, check_demand, prompt_ids
 from gateway.generation import AdmittedGenerations, Generator, ServedFacts
 from gateway.grammar_checker import create_checker
@@ -142,6 +142,7 @@ class Admission:
             caller_of(incoming.caller.name, None),
             self._text_threads,
             self.config.max_body_bytes,
+            ChatSettings.of_config(self.config),
             counts=counts,
         )
 

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from gateway.chat_template import Message, TextTooLong
+from gateway.admission.agent_headers import without_agent_headers
+from gateway.chat_template import TextTooLong
+from gateway.confined.template_messages import merge_leading_systems
+from gateway.confined.template_shape import Message, text_of_content
 from gateway.tokenizer import Tokenizer
-from gateway.tools.offer import NO_TOOLS, ToolOffer
+from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.processes import release_freed_memory
+from outrider.wire.settings.config import GatewayConfig
 
 INLINE_CHARS = 20_000
 """Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
@@ -51,6 +55,29 @@ class Chat:
     """None = answers are text alone: neither calls nor reasoning are looked for in them."""
     continues: bool = False
     """The answer goes on with the text of the last message."""
+    documents: tuple[dict[str, Any], ...] = ()
+    """For a template that has a place for them."""
+    merges_leading: bool = False
+    """The system messages that the chat begins with are one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSettings:
+    """The operator's settings for chats, see GatewayConfig."""
+
+    max_tools: int
+    max_tools_bytes: int
+    merges_systems: bool
+    omits_agent_header: bool
+
+    @classmethod
+    def of_config(cls, config: GatewayConfig) -> ChatSettings:
+        return cls(
+            max_tools=config.max_tools,
+            max_tools_bytes=config.max_tools_bytes,
+            merges_systems=config.system_messages == "merge",
+            omits_agent_header=config.agent_header == "omit",
+        )
 
 
 class TextThreads:
@@ -125,17 +152,19 @@ class PromptReader:
         caller: bytes,
         threads: TextThreads,
         max_body_bytes: int,
+        settings: ChatSettings,
         *,
         counts: bool = False,
     ) -> None:
         """caller: the digest of the API key, empty without one. max_body_bytes: of a request; a rendered chat has at
-        most as many characters. counts: tokens are counted, which may be more than fit the context.
+        most as many characters. settings: of chats. counts: tokens are counted, which may be more than fit the context.
         """
         self.tokenizer = tokenizer
         self._context_limit = context_limit
         self._caller = caller
         self._threads = threads
         self._max_body_bytes = max_body_bytes
+        self._settings = settings
         self._num_chars = 0
         self._counts = counts
         self._max_tokens = context_limit * (COUNTED_CONTEXTS if counts else 1)
@@ -168,6 +197,10 @@ class PromptReader:
             )
         return tuple(ids)
 
+    async def first_ids(self, text: str, max_ids: int) -> tuple[int, ...]:
+        """Return the first `max_ids` of the text's ids, without those that the tokenizer adds to texts."""
+        return tuple(await self.work(len(text), self.tokenizer.first_ids, text, max_ids))
+
     def _check_fits(self, name: str, text: str) -> None:
         """Raise ContextExceeded for a text of more characters than the tokens that are read stand for."""
         bounds = self.tokenizer.bounds
@@ -191,7 +224,9 @@ class PromptReader:
         Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that is too
         long, or that cannot fit the context where it has to.
         """
-        told = () if chat.tools is None else [tool.for_template() for tool in chat.tools.tools]
+        offer = NO_TOOLS if chat.tools is None else chat.tools
+        check_size(offer, self._settings.max_tools, self._settings.max_tools_bytes)
+        tools = [tool.for_template() for tool in offer.tools]
         template = self.tokenizer.template
         if template is None:
             raise InvalidRequest(
@@ -199,11 +234,11 @@ class PromptReader:
                 "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
                 param="messages",
             )
-        messages, end = chat.messages, ""
+        messages, end = self._prepared(chat), ""
         if chat.continues:
             end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
-            *before, last = chat.messages
-            messages = (*before, {**last, "content": f"{last['content'] or ''}{end}"})
+            last = messages[-1]
+            messages[-1] = {**last, "content": f"{text_of_content(last['content'])}{end}"}
         max_chars = self._max_body_bytes
         context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._max_tokens)
         if context_chars is not None:
@@ -213,7 +248,9 @@ class PromptReader:
                 messages,
                 chat.add_generation_prompt and not chat.continues,
                 chat.template_kwargs,
-                told,
+                tools,
+                documents=chat.documents,
+                merges=self._settings.merges_systems,
                 max_chars=max_chars,
                 caller=self._caller,
             )
@@ -233,3 +270,12 @@ class PromptReader:
                 param="continue_final_message",
             )
         return text
+
+    def _prepared(self, chat: Chat) -> list[Message]:
+        """Return the messages without an agent's bookkeeping, and with one system message in front where they were
+        made of another protocol's request.
+        """
+        messages = list(chat.messages)
+        if self._settings.omits_agent_header:
+            messages = without_agent_headers(messages)
+        return merge_leading_systems(messages) if chat.merges_leading else messages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -39,6 +39,7 @@ from outrider.wire.params import (
     check_cache_salt,
     check_token_ids,
 )
+from outrider.wire.sampling_defaults import MAX_TOKENS, apply_defaults
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
 from outrider.wire.settings.config import GatewayConfig
 
@@ -154,6 +155,8 @@ class Demand:
     ids."""
     max_tokens: int | None
     """None = what the context leaves."""
+    named: frozenset[str] | None = None
+    """Fields of `params` that the request names: those that the checkpoint states apply to others. None = all."""
     seed: int | None
     """64 bits; None = one is drawn for each prompt."""
     num_choices: int = 1
@@ -172,12 +175,11 @@ class Demand:
     output: OutputFormat | None = None
     """What the answers have to be; None = anything."""
     num_prompt_logprobs: int | None = None
-    """As in GenerationRequest, as are the next three."""
+    """As in GenerationRequest, as are the next four."""
     is_empty: bool = False
     keeps_stop: bool = False
+    stops_in_reasoning: bool = False
     shows_special: bool = False
-    may_be_cut: bool = False
-    """More max_tokens than the context leaves are those that it leaves."""
     adds_special: bool | None = None
     """Whether the tokenizer's own tokens are added to prompts; None = to texts, but not to chats, whose template writes
     them."""
@@ -206,16 +208,23 @@ async def build_requests(
     _check_drafted(demand.speculation, config.max_draft_tokens)
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
+    for word in words:
+        check_rows("bad_words", word, facts.vocab_size, reader.tokenizer)
     rule = _acceptance(demand.speculation, config)
     lenience = _lenience(demand.speculation, config)
     grammars = CallerGrammars(checker, caller_of(key_name, None))
     grammar = await grammars.output(demand.output)
+    params = demand.params
+    if demand.named is not None:
+        params = apply_defaults(params, demand.named, facts.sampling_defaults)
     base = dataclasses.replace(
-        demand.params, bad_words=(*demand.params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
+        params, bad_words=(*params.bad_words, *words), acceptance=rule, lenience=lenience, grammar=grammar
     )
     # Once, before prompts cost anything; of each prompt only what its length decides is checked again.
     most = 1 if base.beams is not None else facts.context_limit
-    dataclasses.replace(base, max_tokens=demand.max_tokens or most).check(facts.vocab_size)
+    if demand.max_tokens is not None:
+        most = min(demand.max_tokens, facts.context_limit)
+    dataclasses.replace(base, max_tokens=most).check(facts.vocab_size)
     prediction_ids: tuple[int, ...] = ()
     if demand.prediction and _uses_prediction(demand.speculation, config):
         prediction_ids = await _prediction_ids(demand, facts, reader)
@@ -239,7 +248,22 @@ async def build_requests(
             demand.adds_special,
             _max_prompt_tokens(demand, facts),
         )
-        requests += _answers(demand, facts, base, prepared, prediction_ids, salt, corpus_id, key_name, scheduling)
+        if not isinstance(prompt, tuple):
+            check_rows(demand.names.prompt, prepared.ids, facts.vocab_size, reader.tokenizer)
+        special_ids = reader.tokenizer.special_ids
+        requests += _answers(
+            demand,
+            facts,
+            base,
+            prepared,
+            prediction_ids,
+            salt,
+            corpus_id,
+            key_name,
+            scheduling,
+            special_ids,
+            may_be_cut=config.max_tokens_beyond_context == "clamp",
+        )
     return tuple(requests)
 
 
@@ -315,6 +339,9 @@ def find_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
     for facts in served:
         if facts.id == name:
             return facts
+    for facts in served:
+        if facts.is_at(name):
+            return facts
     known = ", ".join(repr(facts.id) for facts in served)
     shown = repr(name[:MAX_ECHO_CHARS]) + ("..." if len(name) > MAX_ECHO_CHARS else "")
     raise ModelNotFound(f"the model {shown} does not exist; served here: {known}", param="model")
@@ -332,14 +359,24 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
+def check_rows(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raise InvalidRequest naming the first token of a text that the model, of `vocab_size` rows, does not have."""
+    for token_id in ids:
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                f"{name} needs the token {tokenizer.token_name(token_id)!r} ({token_id}), and the model has rows for "
+                f"the ids up to {vocab_size - 1} alone; leave it out",
+                param=name,
+            )
+
+
 def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
     """Check all that needs no tokens, before anything dear is done. Return the model that is asked for."""
     facts = wanted_model(served, demand.model)
     names, num_choices = demand.names, demand.num_choices
     CHOICES.check(names.num_choices, num_choices)
     if demand.max_tokens is not None:
-        most = max(facts.context_limit, demand.max_tokens) if demand.may_be_cut else facts.context_limit
-        Range(1, most).check(names.max_tokens, demand.max_tokens)
+        Range(1, max(facts.context_limit, demand.max_tokens)).check(names.max_tokens, demand.max_tokens)
     if demand.params.num_logprobs is not None:
         LOGPROBS.check(names.num_logprobs, demand.params.num_logprobs)
     _check_scored(demand, facts)
@@ -348,6 +385,12 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         if demand.most_prompt_tokens == 0:
             raise InvalidRequest(f"{name} is 0, which leaves nothing of a prompt; give more, or -1", param=name)
         Range(-1, facts.context_limit).check(name, demand.most_prompt_tokens)
+        if demand.most_prompt_tokens == -1 and (demand.max_tokens or 1) >= facts.context_limit:
+            raise InvalidRequest(
+                f"{name} is -1 and {names.max_tokens} is {demand.max_tokens}, which leaves nothing of the context limit, "
+                f"{facts.context_limit}, to a prompt; give fewer, or say how many of the prompt are taken",
+                param=name,
+            )
         if any(isinstance(prompt, Infill) for prompt in demand.prompts):
             why = f"{name} would cut off what marks the prefix of a prompt with a suffix; leave one out"
             raise InvalidRequest(why, param=name)
@@ -525,20 +568,14 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
 
 
 async def _prediction_ids(demand: Demand, facts: ServedFacts, reader: PromptReader) -> tuple[int, ...]:
-    """Raises InvalidRequest for what no output can be, and ContextExceeded for more than it can be."""
+    """Raises InvalidRequest for what no output can be."""
     name, tokenizer = demand.names.prediction, reader.tokenizer
-    ids = await reader.encode(name, demand.prediction, False)
-    if len(ids) > facts.context_limit:
-        raise ContextExceeded(
-            f"{name} has {len(ids)} tokens, the context limit is {facts.context_limit}; shorten it to what the answer "
-            "may be",
-            param=name,
-        )
+    ids = await reader.first_ids(demand.prediction, facts.context_limit)  # no output is longer
     special = map(tokenizer.token_text, sorted(tokenizer.special_ids.intersection(ids)))
     written = next((text for text in special if text in demand.prediction), None)  # an unknown word is none
     if written is not None:
         raise InvalidRequest(f"{name} holds {written!r}, a special token, which is no text; leave it out", param=name)
-    check_token_ids(name, ids, facts.vocab_size)
+    check_rows(name, ids, facts.vocab_size, tokenizer)
     return ids
 
 
@@ -607,6 +644,9 @@ def _answers(
     corpus_id: bytes,
     key_name: str | None,
     scheduling: Scheduling,
+    special_ids: Set[int],
+    *,
+    may_be_cut: bool,
 ) -> list[GenerationRequest]:
     ids = prepared.ids
     if prepared.grammar and demand.params.ignore_eos:
@@ -620,7 +660,7 @@ def _answers(
     if facts.decoder_start_ids:
         _check_source(demand, facts.context_limit, len(ids))
         source_ids, ids = ids, facts.decoder_start_ids
-    max_tokens = _max_tokens(demand, facts.context_limit, len(ids))
+    max_tokens = _max_tokens(demand, facts, len(ids), may_be_cut)
     check_token_ids(demand.names.prompt, source_ids or ids, facts.vocab_size)
     _check_num_scores(demand, len(ids))
     # 53 bits: the seed is reported, and JSON numbers lose more in many clients.
@@ -628,6 +668,12 @@ def _answers(
     params = dataclasses.replace(base, max_tokens=max_tokens, seed=seed, grammar=prepared.grammar)
     if params.min_tokens > max_tokens or params.beams is not None:
         params.check(facts.vocab_size)
+    answer_stop_ids: frozenset[int] = frozenset()
+    may_reason = prepared.reading is not None and prepared.reading.marks is not None
+    if may_reason and not demand.stops_in_reasoning and params.beams is None:
+        answer_stop_ids = frozenset(params.stop_token_ids) - special_ids
+        at_once = tuple(each for each in params.stop_token_ids if each in special_ids)
+        params = dataclasses.replace(params, stop_token_ids=at_once)
     return [
         GenerationRequest(
             request_id=demand.request_id,
@@ -646,6 +692,8 @@ def _answers(
             num_prompt_logprobs=demand.num_prompt_logprobs if choice == 0 else None,  # all choices tell its scores
             is_empty=demand.is_empty,
             keeps_stop=demand.keeps_stop,
+            answer_stop_ids=answer_stop_ids,
+            stops_in_reasoning=demand.stops_in_reasoning,
             shows_special=demand.shows_special,
         )
         for choice in range(demand.num_choices)
@@ -669,16 +717,29 @@ def _check_source(demand: Demand, context_limit: int, num_source: int) -> None:
         )
 
 
-def _max_tokens(demand: Demand, context_limit: int, num_prompt: int) -> int:
-    """Return the most output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit."""
-    left, name = context_limit - num_prompt, demand.names.prompt
+def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut: bool) -> int:
+    """Return the most output tokens. Raises ContextExceeded with the numbers when prompt and output do not fit.
+
+    may_be_cut: more max_tokens than the context leaves are those that it leaves.
+    """
+    context_limit, name = facts.context_limit, demand.names.prompt
+    left = context_limit - num_prompt
     if left < 1:
         raise ContextExceeded(
             f"{name} has {num_prompt} tokens, the context limit is {context_limit} for prompt and output together; "
             "shorten it",
             param=name,
         )
-    if demand.max_tokens is None or (demand.may_be_cut and demand.max_tokens > left):
+    if demand.params.min_tokens > left:
+        raise ContextExceeded(
+            f"min_tokens is {demand.params.min_tokens}, and {name} has {num_prompt} tokens, of the context limit "
+            f"{context_limit} at most {left} can follow; lower it, or shorten {name}",
+            param="min_tokens",
+        )
+    if demand.max_tokens is None:
+        stated = left if demand.named is None else facts.sampling_defaults.get(MAX_TOKENS, left)
+        return max(min(left, int(stated)), demand.params.min_tokens)
+    if may_be_cut and demand.max_tokens > left:
         return left
     if demand.max_tokens > left:
         raise ContextExceeded(

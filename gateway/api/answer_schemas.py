@@ -281,7 +281,13 @@ class Model(_Answer):
     max_model_len: int
     vocab_size: int
     draft: str | None
+    drafter: str | None
+    """Who drafts for requests that name no drafter; null where nobody does."""
     drafters: list[str]
+    chat_template: Literal["turns", "plain"] | None
+    """turns marks who speaks, plain writes the messages' text alone; null where there is no template."""
+    sampling_defaults: dict[str, float]
+    """What the checkpoint states for parameters that a request leaves out, as it is applied."""
     type: Literal["model"]
     """This and the next two are for Anthropic's clients."""
     display_name: str
@@ -515,6 +521,7 @@ class MessageEvent(BaseModel):
 class MessageErrorFields(_Answer):
     type: str
     message: str
+    details: dict[str, Any] = {}
 
 
 class MessageError(_Answer):

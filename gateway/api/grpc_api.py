@@ -15,7 +15,7 @@ from gateway.admission.admission import NUM_LARGEST, Admission, IncomingRequest
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNames, Prompt
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, let_others_run, max_values, unexpected
-from gateway.chat_template import Message
+from gateway.confined.template_shape import Message
 from gateway.generation import (
     FinishReason,
     OutputTimings,
@@ -61,8 +61,10 @@ Request = TypeVar("Request", gateway_pb2.GenerateRequest, gateway_pb2.GetModelsR
 class GenerationServicer:
     """Reads each call's one message itself: who asks is known before it is received, and it must come in time."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, http_port: int = 0) -> None:
+        """http_port: what GetModels names as the port of HTTP; 0 = it is not known."""
         self._admission = admission
+        self._http_port = http_port
         unread = CallLimits("calls await their message", MAX_UNREAD_CALLS, MAX_UNREAD_CALLS // 2)
         self._turns = CallTurns(NUM_LARGEST, NUM_LARGEST // 4, unread)
         """To be read: how large a message is, is known only when it is there."""
@@ -123,7 +125,8 @@ class GenerationServicer:
                     drafters=[drafter.value for drafter in facts.drafters],
                 )
                 for facts in self._admission.generator.models()
-            ]
+            ],
+            http_port=self._http_port,
         )
 
     @contextmanager

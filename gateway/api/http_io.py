@@ -85,7 +85,8 @@ def error_body(error: OutriderError) -> dict[str, Any]:
 def anthropic_error_body(error: OutriderError) -> dict[str, Any]:
     """Anthropic's error form."""
     kind = ANTHROPIC_ERRORS.get(error.http_status, "api_error" if error.http_status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": shortened(error.message)}}
+    details = {} if error.details is None else {"details": error.details}
+    return {"type": "error", "error": {"type": kind, "message": shortened(error.message), **details}}
 
 
 def body_of_error(error: OutriderError, path: str) -> dict[str, Any]:

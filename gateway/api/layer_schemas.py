@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, model_validator
 
 from gateway.admission.prompts import Chat
 from gateway.admission.requests import MAX_MESSAGES, Demand, FieldNames
-from gateway.api.schemas import (
-    SEED,
-    ChatBody,
-    MessageBody,
-    SpeculationBody,
-    Strict,
-    described,
-    parse_body,
-)
+from gateway.api.base_schemas import Strict, described
+from gateway.api.message_schemas import MessageBody
+from gateway.api.schemas import SEED, ChatBody, SpeculationBody, parse_body
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
@@ -33,26 +24,6 @@ AS_CHATS = (
 """Fields that mean what chat's of the same names do."""
 
 
-class Lenient(Strict):
-    """An object that clients send back as they got it: empty fields that are not known here are dropped."""
-
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"enum": [None, []]}})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        known = _known(cls)
-        return {name: each for name, each in value.items() if name in known or each not in (None, [])}
-
-
-@cache
-def _known(cls: type[BaseModel]) -> frozenset[str | None]:
-    """Return the names of a class's fields."""
-    return frozenset(name for key, field in cls.model_fields.items() for name in (key, field.alias))
-
-
 def chat_message(**fields: Any) -> MessageBody:
     """Return a message of the chat. Raises InvalidRequest."""
     return parse_body(MessageBody, fields)
@@ -64,13 +35,15 @@ class Layer(Strict):
     model: str | None = described(
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
     )
-    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
-    top_p: float | None = described("Default: 1", RANGES["top_p"])
-    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
-    min_p: float | None = described("as chat's. Default: 0", RANGES["min_p"])
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("as chat's. Default: the checkpoint's, or 0", RANGES["min_p"])
     presence_penalty: float | None = described("as chat's. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("as chat's. Default: 0", RANGES["frequency_penalty"])
-    repetition_penalty: float | None = described("as chat's. Default: 1", RANGES["repetition_penalty"])
+    repetition_penalty: float | None = described(
+        "as chat's. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
     seed: int | None = described("as chat's. Default: random", **SEED.schema)
     speculation: SpeculationBody | None = described("as chat's. Default: the server's")
     cache_salt: str | None = described("as chat's", minLength=1, maxLength=MAX_SALT_BYTES)
@@ -103,4 +76,4 @@ class Layer(Strict):
         demand = asked.demand(request_id)
         (chat,) = demand.prompts
         assert isinstance(chat, Chat)
-        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer),))
+        return replace(demand, names=names, output=output, prompts=(replace(chat, tools=offer, merges_leading=True),))

@@ -52,7 +52,7 @@ class Prompts:
             str(other): {
                 "logprob": finite(logprob),
                 "rank": rank,
-                "decoded_token": self.tokenizer.token_text(other),
+                "decoded_token": shown_text(other, self.tokenizer),
             }
             for other, (logprob, rank) in told.items()
         }
@@ -102,11 +102,18 @@ def _top_by_label(token_id: int, logprobs: OutputLogprobs, tokenizer: Tokenizer)
 
 def label(token_id: int, tokenizer: Tokenizer) -> str:
     """The token's text, or `bytes:\\xe2\\x82` for a part of a character: labels are keys and must differ."""
-    text = tokenizer.token_text(token_id)
     raw = tokenizer.token_bytes(token_id)
+    text = shown_text(token_id, tokenizer)
     if "\ufffd" in text and raw is not None:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
     return text
+
+
+def shown_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """Return the token's text, `<id 291>` for an id that the tokenizer does not have: many models have more of them."""
+    if tokenizer.token_name(token_id) is None:
+        return f"<id {token_id}>"
+    return tokenizer.token_text(token_id)
 
 
 def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
@@ -123,7 +130,7 @@ def chat_logprobs(tokens: Sequence[OutputToken], tokenizer: Tokenizer) -> Json:
 def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
     raw = tokenizer.token_bytes(token_id)
     return {
-        "token": tokenizer.token_text(token_id),
+        "token": shown_text(token_id, tokenizer),
         "logprob": finite(logprob),
         "bytes": None if raw is None else list(raw),
     }

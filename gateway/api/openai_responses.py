@@ -134,7 +134,8 @@ class ReadText:
         was_reasoning = self._reader.reasoning_end is None
         parts = self._reader.push(output.text_delta)
         if output.finish_reason is not None:
-            parts += self._reader.finish(output.finish_reason is FinishReason.LENGTH)
+            is_cut = output.finish_reason is FinishReason.LENGTH or output.stop_reason is not None
+            parts += self._reader.finish(is_cut)
         if was_reasoning:
             self._offsets += [token.text_offset for token in output.tokens]
             end = self._reader.reasoning_end

@@ -8,14 +8,21 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
+
 from gateway.api.http_io import shortened
 from gateway.api.layers import ReadAnswer
 from gateway.api.logprobs import Json, chat_logprobs
+from gateway.api.message_schemas import CUSTOM_INPUT
 from gateway.api.responses_schemas import ResponsesBody
+from gateway.api.responses_tools import KINDS, ResponsesTool
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
 from outrider.wire.errors import OutriderError, Overloaded
+
+CALLS = ("function_call", "custom_tool_call")
+"""Types of items that have no parts."""
 
 
 class ResponseForm:
@@ -93,11 +100,7 @@ class ResponseForm:
             "temperature": self._request.params.temperature,
             "text": {"format": self._format()},
             "tool_choice": {"type": "function", "name": choice[0]} if isinstance(choice, tuple) else choice or "auto",
-            "tools": [
-                {"type": "function", "name": each.name, "description": each.description}
-                | {"parameters": each.parameters, "strict": bool(each.strict)}
-                for each in body.tools or ()
-            ],
+            "tools": [told_tool(each) for each in body.tools or () if each.type in KINDS],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._request.params.top_p,
             "truncation": "disabled",
@@ -130,10 +133,12 @@ class ResponseForm:
             yield from self._close("incomplete")
             self._items.pop()
         elif isinstance(part, CallBegun):
-            yield from self._open("function_call", call_id=self._answer.call_id(), name=part.name)
+            tool = self._body.offered[part.name]
+            yield from self._open(tool.call_type, call_id=self._answer.call_id(), **tool.item_fields())
         elif isinstance(part, Arguments):
             self._texts.append(part.text)
-            yield self._told("function_call_arguments.delta", delta=part.text)
+            if self._items[-1]["type"] == "function_call":
+                yield self._told("function_call_arguments.delta", delta=part.text)
         else:
             kind = "reasoning" if isinstance(part, Reasoning) else "message"
             if not self._is_open or self._items[-1]["type"] != kind:
@@ -152,6 +157,7 @@ class ResponseForm:
             "message": ("msg", {"role": "assistant", "content": []}),
             "reasoning": ("rs", {"summary": [], "content": [], "encrypted_content": None}),
             "function_call": ("fc", {"arguments": ""}),
+            "custom_tool_call": ("ctc", {"input": ""}),
         }
         prefix, own = kinds[kind]
         item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields, **own}
@@ -159,7 +165,7 @@ class ResponseForm:
         self._num_items += 1
         self._is_open, self._texts, self._logprobs = True, [], []
         yield self._event("output_item.added", output_index=self._num_items - 1, item=dict(item))
-        if kind != "function_call":
+        if kind not in CALLS:
             yield self._told("content_part.added", content_index=0, part=self._part(kind, ""))
 
     def _close(self, status: str) -> Iterator[Json]:
@@ -168,6 +174,10 @@ class ResponseForm:
         if kind == "function_call":
             item["arguments"] = text
             yield self._told("function_call_arguments.done", arguments=text)
+        elif kind == "custom_tool_call":
+            item["input"] = custom_input(text)
+            yield self._told("custom_tool_call_input.delta", delta=item["input"])
+            yield self._told("custom_tool_call_input.done", input=item["input"])
         else:
             part = self._part(kind, text)
             item["content"] = [part]
@@ -203,3 +213,26 @@ class ResponseForm:
     def _event(self, name: str, **fields: Any) -> Json:
         self._num_events += 1
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
+
+
+def told_tool(tool: ResponsesTool) -> Json:
+    """Return a tool as an answer tells of it."""
+    if tool.type == "function":
+        function = {"type": "function", "name": tool.name, "description": tool.description}
+        return {**function, "parameters": tool.parameters, "strict": bool(tool.strict)}
+    told = tool.model_dump(exclude_none=True)
+    if tool.type == "namespace":
+        told["tools"] = [told_tool(each) for each in tool.tools or () if each.type in KINDS]
+    return told
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text that a tool is called with which takes any. Arguments that the limit of tokens cut short are
+    returned as they are.
+    """
+    try:
+        found = orjson.loads(arguments)
+    except ValueError:
+        return arguments
+    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
-from gateway.api.layer_schemas import Layer, Lenient, chat_message
-from gateway.api.schemas import (
-    JsonSchemaBody,
-    MessageBody,
-    ResponseFormatBody,
-    Strict,
-    arguments_of,
-    described,
-    other_parameters,
-    without_others,
-)
+from gateway.api.base_schemas import Lenient, Strict, described, note_ignored
+from gateway.api.content_parts import read_content
+from gateway.api.layer_schemas import Layer, chat_message
+from gateway.api.message_schemas import CUSTOM_INPUT, MessageBody, written_arguments
+from gateway.api.responses_tools import OfferedTool, ResponsesTool, full_name, offered_tools
+from gateway.api.schemas import JsonSchemaBody, ResponseFormatBody, other_parameters, without_others
+from gateway.confined.template_shape import text_of_content
 from gateway.output_format import OutputFormat
-from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
+from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import LOGPROBS
 
@@ -32,6 +38,7 @@ RESPONSES_IGNORED = {
     "prompt_cache_options": "kept until the memory is needed",
     "stream_options": "its `include_obfuscation` is padding against traffic analysis",
     "max_tool_calls": "of tools that the server runs, and it runs none",
+    "client_metadata": "nothing is stored",
 }
 RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
@@ -55,104 +62,103 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-KINDS = ("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text")
-
-
-def part_texts(value: Any) -> str:
-    """Return a string, or the texts of parts, joined by newlines."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise ValueError("must be a string or a list of parts")
-    texts = []
-    for part in value:
-        text = part.get("refusal" if part.get("type") == "refusal" else "text")
-        if part.get("type") not in KINDS or not isinstance(text, str):
-            raise ValueError(f"has a part of type {part.get('type')!r}; only text is read here, no images and no files")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-class InputPart(BaseModel):
-    """For the schema alone: parts of answers have more fields, which are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
-
-
-Content = Annotated[str, BeforeValidator(part_texts, json_schema_input_type=str | list[InputPart])]
-Ignored = Annotated[Any, Field(default=None, description="ignored")]
+CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
+"""What a content may be, for the schema alone."""
 
 
 class InputMessage(Lenient):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    id: Ignored
-    status: Ignored
-    phase: Ignored
+    content: Any = Field(json_schema_extra=CONTENT)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_content(cls, value: Any, info: ValidationInfo) -> Any:
+        return read_content(value, info.data.get("role", "user"))
 
 
 class InputCall(Lenient):
-    type: Literal["function_call"]
+    """A past call of a function, or of a tool that takes any text."""
+
+    type: Literal["function_call", "custom_tool_call"]
     call_id: str
     name: str
-    arguments: Annotated[str, AfterValidator(lambda value: value if arguments_of(value) else "{}")]
-    id: Ignored
-    status: Ignored
+    namespace: str | None = described("of the tool, where it is in one")
+    arguments: Any = Field(default=None, description="of function_call: a string of JSON")
+    input: str | None = described("of custom_tool_call")
+
+    def written(self) -> str:
+        """Return the arguments as text. Raises ValueError."""
+        if self.type == "custom_tool_call":
+            return written_arguments({CUSTOM_INPUT: self.input or ""})
+        return written_arguments(self.arguments)
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> InputCall:
+        self.written()
+        return self
 
 
 class InputCallOutput(Lenient):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Content
-    id: Ignored
-    status: Ignored
-    name: Ignored
+    output: Any = Field(default="", json_schema_extra=CONTENT)
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _read_output(cls, value: Any) -> Any:
+        return read_content(value, "tool")
 
 
 class InputReasoning(Lenient):
     type: Literal["reasoning"]
-    content: Content | None = None
-    summary: Ignored
-    encrypted_content: Ignored
-    id: Ignored
-    status: Ignored
+    content: Any = Field(default="", json_schema_extra=CONTENT)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_content(cls, value: Any) -> Any:
+        return text_of_content(read_content(value, "assistant"))
+
+
+class InputLeftOut(Lenient):
+    """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
+
+    type: str
+
+
+ITEMS = {
+    "message": "<message>",
+    "function_call": "<call>",
+    "function_call_output": "<output>",
+    "custom_tool_call": "<call>",
+    "custom_tool_call_output": "<output>",
+    "reasoning": "<reasoning>",
+}
+"""Tags of the items that are read, by type."""
 
 
 def _item_kind(value: Any) -> str:
     """Raises InvalidRequest for an item that is not read here: pydantic's own error would not say of which type."""
     kind = value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
-    if not isinstance(kind, str) or f"<{kind}>" not in ITEM_KINDS:
-        raise InvalidRequest(
-            f"input has an item of type {kind!r}; read here are message, function_call, function_call_output and "
-            "reasoning",
-            param="input",
-        )
-    return f"<{kind}>"
+    if isinstance(kind, str) and kind in ITEMS:
+        return ITEMS[kind]
+    if isinstance(kind, str) and (kind.endswith(("_call", "_output")) or kind.startswith("mcp_")):
+        return "<left out>"
+    raise InvalidRequest(
+        f"input has an item of type {str(kind)[:80]!r}; read here are {', '.join(ITEMS)}, and calls of other tools are "
+        "left out",
+        param="input",
+    )
 
 
-ITEM_KINDS = ("<message>", "<function_call>", "<function_call_output>", "<reasoning>")
 Item = Annotated[
     Annotated[InputMessage, Tag("<message>")]
-    | Annotated[InputCall, Tag("<function_call>")]
-    | Annotated[InputCallOutput, Tag("<function_call_output>")]
-    | Annotated[InputReasoning, Tag("<reasoning>")],
+    | Annotated[InputCall, Tag("<call>")]
+    | Annotated[InputCallOutput, Tag("<output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[InputLeftOut, Tag("<left out>")],
     Discriminator(_item_kind),
 ]
-
-
-class ResponsesTool(Lenient):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
-    strict: bool | None = described("as chat's. Default: false")
-
-    def tool(self) -> Tool:
-        return Tool(self.name, self.description, self.parameters, bool(self.strict), "parameters")
 
 
 class NamedTool(TypedDict):
@@ -192,7 +198,7 @@ class TextBody(Strict):
     verbosity: Literal["low", "medium", "high"] | None = described("ignored: models here are not told of it")
 
 
-class ReasoningBody(Strict):
+class ReasoningBody(Lenient):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described("as chat's")
     summary: Literal["auto", "concise", "detailed"] | None = described("ignored: reasoning comes as it is")
     generate_summary: Literal["auto", "concise", "detailed"] | None = described("ignored, as `summary`")
@@ -209,16 +215,18 @@ class ResponsesBody(Layer):
 
     input: Annotated[
         list[Item],
-        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+        Field(max_length=MAX_MESSAGES, fail_fast=True),
         BeforeValidator(one_or_many, json_schema_input_type=str | list[Item]),
     ] = Field(
         description=f"a string, or at most {MAX_MESSAGES} items: messages of text, `function_call`, "
-        "`function_call_output` and `reasoning`, as answers have them"
+        "`function_call_output`, `custom_tool_call`, `custom_tool_call_output` and `reasoning`, as answers have them; "
+        "calls of other tools are left out"
     )
     instructions: str | None = described("a system message in front of the input")
     max_output_tokens: int | None = described("reasoning included. Default: what the context leaves", minimum=1)
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
-        f"at most {MAX_TOOLS} functions of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; none of OpenAI's own"
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+        "`function`, `custom`, and `namespace` of these, of different names, at most `--max-tools`, of "
+        "`--max-tools-bytes` in all; OpenAI's own are left out"
     )
     tool_choice: (
         Annotated[
@@ -245,6 +253,18 @@ class ResponsesBody(Layer):
         """Raises InvalidRequest naming what is not offered and asks for something."""
         return without_others(value, RESPONSES_NEUTRAL, RESPONSES_IGNORED)
 
+    @cached_property
+    def offered(self) -> dict[str, OfferedTool]:
+        """Return the tools that the model is offered, by the names that it calls them by. Raises InvalidRequest."""
+        found: dict[str, OfferedTool] = {}
+        for each in offered_tools(self.tools or (), "tools"):
+            name = each.tool.name
+            if name in found:
+                text = f"{each.place}.name is {name!r}, as that of {found[name].place}; name each tool once"
+                raise InvalidRequest(text, param=f"{each.place}.name")
+            found[name] = each
+        return found
+
     @property
     def logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ())
@@ -258,7 +278,7 @@ class ResponsesBody(Layer):
         return self.chat_demand(
             request_id,
             list(messages_of(self.instructions, self.input)),
-            offer_of([each.tool() for each in self.tools or ()], self.tool_choice, self.parallel_tool_calls),
+            offer_of([each.tool for each in self.offered.values()], self.tool_choice, self.parallel_tool_calls),
             names,
             None if self.text is None or self.text.format is None else self.text.format.output(),
             max_completion_tokens=self.max_output_tokens,
@@ -274,8 +294,13 @@ def messages_of(instructions: str | None, items: Sequence[Any]) -> Iterator[Mess
     """Yield the chat's messages. An assistant's reasoning, text and calls that follow each other are one of them."""
     if instructions is not None:
         yield chat_message(role="system", content=instructions)
+    elif not items:
+        yield chat_message(role="user", content="")
     turn: dict[str, Any] = {}
     for item in items:
+        if isinstance(item, InputLeftOut):
+            note_ignored(f"items of type {item.type[:80]!r}")
+            continue
         if isinstance(item, InputReasoning) and not item.content:
             continue  # what others have encrypted or summarised
         added = _of_assistant(item)
@@ -298,7 +323,7 @@ def _of_assistant(item: Any) -> dict[str, Any] | None:
     if isinstance(item, InputReasoning):
         return {"reasoning_content": item.content}
     if isinstance(item, InputCall):
-        function = {"name": item.name, "arguments": item.arguments}
+        function = {"name": full_name(item.namespace, item.name), "arguments": item.written()}
         return {"tool_calls": [{"id": item.call_id, "function": function}]}
     return {"content": item.content} if isinstance(item, InputMessage) and item.role == "assistant" else None
 

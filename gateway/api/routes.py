@@ -411,8 +411,15 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
 
 def _model(facts: ServedFacts) -> Json:
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
-    drafts = {"draft": facts.draft_id, "drafters": [drafter.label for drafter in facts.drafters]}
+    default = None if facts.default_drafter is None else facts.default_drafter.label
+    drafts = {
+        "draft": facts.draft_id,
+        "drafter": default,
+        "drafters": [drafter.label for drafter in facts.drafters],
+        "chat_template": facts.chat_template,
+    }
     created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()
     anthropics = {"type": "model", "display_name": facts.id, "created_at": created_at}
+    defaults = {"sampling_defaults": dict(facts.sampling_defaults)}
     openais = {"id": facts.id, "object": "model", "created": facts.created, "owned_by": "outrider"}
-    return {**openais, **sizes, **drafts, **anthropics}
+    return {**openais, **sizes, **drafts, **defaults, **anthropics}

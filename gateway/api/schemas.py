@@ -11,15 +11,12 @@ import reprlib
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from typing_extensions import TypedDict
@@ -34,10 +31,13 @@ from gateway.admission.requests import (
     FieldNames,
     Infill,
 )
-from gateway.chat_template import Message
+from gateway.api.base_schemas import Strict, described
+from gateway.api.content_parts import PlainText
+from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.confined.template_shape import text_of_content
 from gateway.generation import AcceptanceRule, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
-from gateway.tools.offer import MAX_TOOLS, MAX_TOOLS_BYTES, Tool, offer_of
+from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DRAFTERS, EarlyStopping, drafter_label
 from outrider.wire.params import (
@@ -73,8 +73,6 @@ SAMPLING = (
     "min_tokens",
 )
 """Fields that SamplingParams has under the same name, with the same default."""
-MAX_FIELDS = 64
-"""Fields of a JSON object that is no map; more than any has."""
 MAX_PROMPTS = 4096
 SEED = Range(-(2**63), 2**64 - 1)
 """OpenAI's seeds are signed."""
@@ -89,6 +87,7 @@ IGNORED = {
     "prompt_cache_retention": "kept until the memory is needed",
     "verbosity": "models here are not told of it",
     "request_id": "the header `x-request-id` says it",
+    "client_metadata": "nothing is stored",
 }
 """Parameters that are accepted and change nothing, with the reason."""
 
@@ -96,7 +95,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "chat_template": (),
-    "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
     "logits_processors": ([],),
@@ -139,49 +137,11 @@ def prompts(value: Any) -> list[str | tuple[int, ...]]:
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
-def text_of(value: Any) -> str:
-    """Parts are joined by newlines, as vLLM does."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        for part in value:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(f"has a part of type {part.get('type')!r}; only text parts are read here")
-        return "\n".join(part["text"] for part in value)
-    raise ValueError("must be a string or a list of text parts")
-
-
 Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Strings = Annotated[list[str], BeforeValidator(string_or_strings, json_schema_input_type=Text | list[Text])]
 Prompts = Annotated[
     list[Any], BeforeValidator(prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
 ]
-
-
-def described(description: str, allowed: Range | None = None, **schema: Any) -> Any:
-    """Return an optional field; `allowed` is its range, in the description too. `schema`: what OpenAPI says besides."""
-    if allowed is not None:
-        description, schema = f"{allowed}; {description}".removesuffix("; "), allowed.schema | schema
-    return Field(default=None, description=description, json_schema_extra=schema or None)
-
-
-class TextPart(TypedDict):
-    type: Literal["text"]
-    text: str
-
-
-class Strict(BaseModel):
-    """Unknown names are refused, and nothing is converted: "0.5" is no number."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few(cls, value: Any) -> Any:
-        """Refuse large objects: pydantic makes an error of each unknown name, which takes seconds."""
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise ValueError(f"has {len(value)} fields, at most {MAX_FIELDS} are allowed")
-        return value
 
 
 def _draft_tokens(value: Any) -> Any:
@@ -309,31 +269,13 @@ class StructuredOutputsBody(Strict):
 
 class PredictionBody(Strict):
     type: Literal["content"]
-    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
+    content: PlainText
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = described("with include_usage: the tokens so far in each chunk, too")
     include_obfuscation: bool | None = described("ignored: padding against traffic analysis")
-
-
-class FunctionBody(Strict):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
-    strict: bool | None = described(
-        "whether calls are held to the schema under `tool_choice: auto`, too. Default: false"
-    )
-
-
-class ToolBody(Strict):
-    type: Literal["function"]
-    function: FunctionBody
-
-    def tool(self) -> Tool:
-        each = self.function
-        return Tool(each.name, each.description, each.parameters, bool(each.strict))
 
 
 class NamedFunction(TypedDict):
@@ -354,74 +296,6 @@ def read_tool_choice(value: Any) -> str | tuple[str]:
     if not isinstance(name, str):
         raise ValueError('must be none, auto, required or {"type": "function", "function": {"name": NAME}}')
     return (name,)
-
-
-def arguments_of(value: Any) -> Any:
-    """Return the object that a call's arguments are, written as JSON: templates want it. Empty = a stream held none."""
-    try:
-        found = orjson.loads(value or "{}") if isinstance(value, str) else None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("must be a JSON object, written as a string")
-    return found
-
-
-class CalledFunction(Strict):
-    name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of, json_schema_input_type=str)]
-    parsed_arguments: Any = Field(default=None, exclude=True, description="ignored: what OpenAI's client adds")
-
-
-class CallBody(Strict):
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = Field(default=None, exclude=True, description="ignored: a delta's place in a stream")
-
-
-class MessageBody(Strict):
-    model_config = ConfigDict(validate_default=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    name: str | None = None
-    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
-        "of assistant"
-    )
-    tool_call_id: str | None = described("of tool")
-    reasoning_content: str | None = described("of assistant")
-    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])] | None = described(
-        "null or absent beside tool_calls alone"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: Any) -> Any:
-        """Answers are sent back with all their empty fields, such as `tool_calls: null`."""
-        if not isinstance(value, dict):
-            return value
-        return {name: each for name, each in value.items() if name in cls.model_fields or each not in (None, [])}
-
-    @field_validator("tool_calls", "tool_call_id", "reasoning_content", "content")
-    @classmethod
-    def _fits_role(cls, value: Any, info: ValidationInfo) -> Any:
-        role = info.data.get("role")
-        if info.field_name == "content":
-            if value is None and not info.data.get("tool_calls"):
-                raise ValueError("only an assistant's message with tool_calls goes without")
-        elif info.field_name == "tool_call_id":
-            if (value is None) is (role == "tool"):
-                raise ValueError("role tool needs it, and no other role has it")
-        elif value and role != "assistant":
-            raise ValueError("only messages of role assistant have it")
-        return value
-
-    def message(self) -> Message:
-        """Return it as chat templates read it."""
-        told = self.model_dump(exclude_none=True)
-        if not self.tool_calls:
-            told.pop("tool_calls", None)
-        return told if "content" in told else told | {"content": None}
 
 
 def other_parameters(neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> Any:
@@ -457,17 +331,19 @@ class _Body(Strict):
         "id of the served pair; another id is 404. Must be given where several are served. Default: the only one"
     )
     max_tokens: int | None = described(
-        "at least 1. Prompt and output together must fit the context. Default: "
-        f"{DEFAULT_MAX_TOKENS}; chats: what the context leaves",
+        "at least 1. More than the context leaves means what it leaves, unless the gateway was started with "
+        f"`--max-tokens-beyond-context refuse`. Default: {DEFAULT_MAX_TOKENS}; chats: what the context leaves",
         minimum=1,
     )
-    temperature: float | None = described("0 is greedy. Default: 1", RANGES["temperature"])
-    top_p: float | None = described("Default: 1", RANGES["top_p"])
-    top_k: int | None = described("0 or -1 = off. Default: 0", RANGES["top_k"], minimum=-1)
-    min_p: float | None = described("Default: 0", RANGES["min_p"])
+    temperature: float | None = described("0 is greedy. Default: the checkpoint's, or 1", RANGES["temperature"])
+    top_p: float | None = described("Default: the checkpoint's, or 1", RANGES["top_p"])
+    top_k: int | None = described("0 or -1 = off. Default: the checkpoint's, or 0", RANGES["top_k"], minimum=-1)
+    min_p: float | None = described("Default: the checkpoint's, or 0", RANGES["min_p"])
     presence_penalty: float | None = described("over the output. Default: 0", RANGES["presence_penalty"])
     frequency_penalty: float | None = described("over the output. Default: 0", RANGES["frequency_penalty"])
-    repetition_penalty: float | None = described("over prompt and output. Default: 1", RANGES["repetition_penalty"])
+    repetition_penalty: float | None = described(
+        "over prompt and output. Default: the checkpoint's, or 1", RANGES["repetition_penalty"]
+    )
     logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases), Field(max_length=MAX_LOGIT_BIAS)] | None = (
         described(
             f"token ids (as strings) to numbers {LOGIT_BIAS}; at most {MAX_LOGIT_BIAS}",
@@ -638,6 +514,8 @@ class _Body(Strict):
         beams = self._beams()
         if beams is not None:
             given.setdefault("temperature", 0.0)
+        if self.top_k is not None:
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k  # -1 is vLLM's way to say off
         return Demand(
             request_id=request_id,
             model=self.model or "",
@@ -645,13 +523,13 @@ class _Body(Strict):
             names=names,
             params=SamplingParams(
                 **given,
-                top_k=0 if self.top_k in (None, -1) else self.top_k,  # -1 is vLLM's way to say off
                 logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 num_logprobs=logprobs,
                 beams=beams,
             ),
+            named=frozenset(given),
             max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % 2**64,
             num_choices=1 if self.n is None else self.n,
@@ -684,8 +562,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. Prompt and output together "
-        "must fit the context. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context leaves "
+        "means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
@@ -752,10 +630,10 @@ class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant, tool; `content` a string or a "
-        "list of text parts (joined by newlines); `name`; of an assistant `tool_calls`, beside which `content` may be "
-        "null, and `reasoning_content`; of a tool `tool_call_id`. developer becomes system where the template does not "
-        "know it. Fields that are null or an empty list are dropped"
+        description=f"at most {MAX_MESSAGES}; roles system, developer, user, assistant, tool, and those that the chat "
+        "template names; `content` a string or a list of text parts (see [below](#messages)); `name`; of an assistant "
+        "`tool_calls` and `reasoning_content`; of a tool `tool_call_id`. developer becomes system where the template "
+        "does not know it. Other fields of a message are ignored"
     )
     max_completion_tokens: int | None = described(
         "the same as `max_tokens`, which it must equal when both are given", minimum=1
@@ -770,9 +648,13 @@ class ChatBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = described(
         "more variables for the chat template, such as `enable_thinking`"
     )
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described(
-        f"at most {MAX_TOOLS} functions of different names, {MAX_TOOLS_BYTES >> 10} KiB in all; the chat template must "
-        "take tools, see [below](#tools)"
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = described(
+        "objects with `title` and `text`, for a chat template that has a place for them; without one they are refused. "
+        "Default: none"
+    )
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+        "functions of different names, at most `--max-tools`, of `--max-tools-bytes` in all; the chat template must "
+        "take tools, see [below](#tools). Tools of other types are left out"
     )
     tool_choice: (
         Annotated[
@@ -784,6 +666,11 @@ class ChatBody(_Body):
     parallel_tool_calls: bool | None = described("whether an answer may hold several calls. Default: true")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = described(
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
+    )
+
+    stop_in_reasoning: bool | None = described(
+        "stops end the answer inside its reasoning, too. Default: false, they wait for its end, but for ids of special "
+        "tokens"
     )
 
     def demand(self, request_id: str) -> Demand:
@@ -801,19 +688,36 @@ class ChatBody(_Body):
             num_logprobs="top_logprobs",
         )
         messages = tuple(message.message() for message in self.messages)
-        variables = self.chat_template_kwargs or {}
+        variables = dict(self.chat_template_kwargs or {})
+        documents = _documents(self.documents, variables)
         if self.reasoning_effort is not None:
             variables = {"reasoning_effort": self.reasoning_effort, **variables}
-        tools = offer_of([each.tool() for each in self.tools or ()], self.tool_choice, self.parallel_tool_calls)
+        offered = [each.tool(at) for at, each in enumerate(self.tools or ())]
+        tools = offer_of([each for each in offered if each is not None], self.tool_choice, self.parallel_tool_calls)
         continues = bool(self.continue_final_message)
         if continues and (self.add_generation_prompt is not False or messages[-1]["role"] != "assistant"):
             text = "continue_final_message needs add_generation_prompt to be false and a last message of the assistant"
             raise InvalidRequest(text, param="continue_final_message")
         if continues:
-            tools = replace(tools, continued=messages[-1]["content"] or "")
-        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues)
+            tools = replace(tools, continued=text_of_content(messages[-1]["content"]))
+        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues, documents)
         max_tokens = old if new is None else new
-        return self._demand(request_id, names, (chat,), max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        demand = self._demand(request_id, names, (chat,), max_tokens, num_logprobs)
+        return replace(demand, stops_in_reasoning=bool(self.stop_in_reasoning))
+
+
+def _documents(given: list[dict[str, Any]] | None, variables: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the documents, which may also come as a variable of the template; take that from `variables`."""
+    named = variables.pop("documents", None)
+    if named and given and named != given:
+        text = "documents and chat_template_kwargs.documents are different; give one of them"
+        raise InvalidRequest(text, param="documents")
+    found = given or named or []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        text = 'chat_template_kwargs.documents must be a list of objects such as {"title": ..., "text": ...}'
+        raise InvalidRequest(text, param="chat_template_kwargs")
+    return tuple(found)
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -840,6 +744,15 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     if not param:
         kind = type(first["input"]).__name__
         return InvalidRequest(f"the body {message if kind == 'dict' else f'is a JSON {kind}, must be an object'}")
+    if first["type"] in ("too_long", "too_short") and isinstance(first["input"], list):
+        return InvalidRequest(f"{param} has {len(first['input'])} items, {_bound_of(first['ctx'])}", param=param)
     if first["type"] == "model_type":
         message = "must be an object" + (', such as {"enabled": false}' if param == "speculation" else "")
     return InvalidRequest(f"{param} is {reprlib.repr(first['input'])}: {message}", param=param)
+
+
+def _bound_of(context: dict[str, Any]) -> str:
+    """Return what pydantic says of a list's length, without the list."""
+    if "max_length" in context:
+        return f"at most {context['max_length']} are allowed"
+    return f"at least {context['min_length']} is needed"

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, Demand
-from gateway.api.schemas import ChatBody, MessageBody, Strict, ToolBody, described, other_parameters, without_others
-from gateway.tools.offer import MAX_TOOLS
+from gateway.api.base_schemas import Strict, described
+from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.api.schemas import ChatBody, other_parameters, without_others
+from gateway.tools.offer import MAX_LISTED_TOOLS
 from outrider.wire.errors import InvalidRequest
 
 TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -34,7 +36,8 @@ class TokenizeBody(Strict):
     add_generation_prompt: bool | None = described("as chat's. Default: true")
     continue_final_message: bool | None = described("as chat's. Default: false")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = described("as chat's")
+    documents: list[dict[str, Any]] | None = described("as chat's")
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +55,11 @@ class TokenizeBody(Strict):
         assert self.messages is not None, "a text has no demand"
         kwargs, generation = self.chat_template_kwargs, self.add_generation_prompt
         chat = ChatBody(model=self.model, messages=self.messages, add_generation_prompt=generation, tools=self.tools)
-        others = {"chat_template_kwargs": kwargs, "continue_final_message": self.continue_final_message}
+        others = {
+            "chat_template_kwargs": kwargs,
+            "continue_final_message": self.continue_final_message,
+            "documents": self.documents,
+        }
         return chat.model_copy(update=others).demand(request_id)
 
 

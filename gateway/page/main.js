@@ -28,6 +28,7 @@ let served = []; // as /v1/models says
 let running = null; // AbortController of what is asked now
 
 const mode = () => byId("form").elements.mode.value;
+let modeIsChosen = false; // by the user, or by what the first model seen is made for
 
 // --- what is asked ---
 
@@ -101,6 +102,7 @@ async function during(work) {
 async function send() {
   const body = bodyOf();
   say("Asking.");
+  document.querySelector(".answer").scrollIntoView({ block: "nearest" }); // on a phone it is below the form
   await during(async () => {
     const got = await run(body, body.model);
     if (body.messages)
@@ -171,6 +173,7 @@ function showServed(models, readiness) {
   );
   showDrafters();
   const chosen = models.find(({ id }) => id === byId("model").value);
+  if (chosen && !modeIsChosen) chooseMode(chosen);
   if (chosen) showSystem(chosen, readiness);
   else showNoSystem(readiness.reason ?? "no model is served");
 }
@@ -231,6 +234,18 @@ byId("key-form").addEventListener("submit", (event) => {
 });
 byId("model").addEventListener("change", showDrafters);
 
+/** Begin with a chat where the model's template marks turns; a model that continues text gets a text to continue. */
+function chooseMode({ chat_template: template }) {
+  modeIsChosen = true;
+  byId("form").elements.mode.value = template === "turns" ? "chat" : "completion";
+  showMode();
+}
+
+function showSettings() {
+  const [temperature, k, tokens] = ["temperature", "k", "max-tokens"].map((id) => byId(id).value);
+  byId("settings-now").textContent = `temperature ${temperature || "default"}, K ${k}, ${tokens} tokens`;
+}
+
 function showMode() {
   const chat = mode() === "chat";
   byId("system-row").hidden = !chat;
@@ -240,12 +255,15 @@ function showMode() {
 
 for (const radio of byId("form").elements.mode) {
   radio.addEventListener("change", () => {
+    modeIsChosen = true;
     running?.abort();
     messages = [];
     transcript.clear();
     showMode();
   });
 }
-byId("settings").open = matchMedia("(min-width: 60rem)").matches;
+byId("settings").addEventListener("input", showSettings);
+byId("prompt").addEventListener("input", () => (modeIsChosen = true));
+showSettings();
 showMode();
 startWatching();

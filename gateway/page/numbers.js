@@ -9,7 +9,7 @@ export function showNumbers(answer) {
   const rate = answer.acceptanceRate;
   const numbers = [
     ["Tokens per target pass", told(answer.tokensPerPass, 2)],
-    ["Drafts accepted", rate === null ? "–" : `${percent(rate)}`, `${answer.numAccepted} of ${answer.numDrafted}`],
+    ["Drafts accepted", rate === null ? "–" : `${percent(rate)}`, `${answer.numAccepted} of ${answer.numDrafted} tokens`],
     ["Tokens", `${answer.numTokens}`],
     ["Target passes", `${answer.numPasses}`, `${answer.numPlain} plain`],
     ["First token", told(answer.firstTokenMs, 0, " ms")],
@@ -18,7 +18,8 @@ export function showNumbers(answer) {
   byId("numbers").replaceChildren(...numbers.map(([name, value, more]) => number(name, value, more)));
   const bars = answer.drafted.map((drafted, position) => {
     const accepted = answer.accepted[position];
-    return bar(el("span", { class: "position" }, `${position + 1}`), accepted / drafted, `${accepted} of ${drafted}`);
+    const label = el("span", { class: "position" }, `draft token ${position + 1}`);
+    return bar(label, accepted / drafted, `${accepted} of ${drafted}`);
   });
   byId("positions").replaceChildren(...bars);
 }

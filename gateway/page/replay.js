@@ -3,6 +3,7 @@
 import { depths } from "./answer.js";
 import { bar } from "./bars.js";
 import { byId, el, ms } from "./dom.js";
+import { nameOf } from "./system.js";
 import { lanes, phases, spanOf } from "./timeline.js";
 import { drawn, fate, own, pastOf, shown, tokenOf } from "./tokens.js";
 
@@ -117,7 +118,7 @@ function sentence(round) {
     .join("");
   const beside = round.batch_size > 1 ? ` The pass served ${round.batch_size} answers.` : "";
   if (!round.num_drafted) return `A plain step: nothing was drafted, and the target said ${said}.${beside}`;
-  const who = round.drafter === "model" ? "The draft" : `The drafter ${round.drafter}`;
+  const who = round.drafter === "model" ? "The draft" : `The drafter ${nameOf(round.drafter)}`;
   const tokens = round.num_drafted === 1 ? "one token" : `${round.num_drafted} tokens`;
   const kept = round.num_accepted === round.num_drafted ? "all" : round.num_accepted || "none";
   const refused = round.draft.filter((token) => fate(token, round) === "rejected").map((token) => `“${shown(token)}”`);

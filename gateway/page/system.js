@@ -20,13 +20,19 @@ export function watch(onModels, onError) {
   look();
 }
 
-/** Show the state of one served model's target and draft. Nothing is touched while it stays the same. */
+const NAMES = { ngram: "n-grams", lookup: "lookup in earlier answers", prediction: "the request’s prediction" };
+
+/** Return how a drafter is called on this page. */
+export const nameOf = (drafter) => NAMES[drafter] ?? drafter;
+
+/** Show the state of one served model's target and of what drafts. Nothing is touched while it stays the same. */
 export function showSystem(model, { ready, reason, refused }) {
   const parts = [["Target", model.id, ready ? "ready" : "away", ready ? "ready" : `not ready: ${reason}`]];
   const asksModel = model.drafters.some((drafter) => drafter === "model" || drafter.includes("+model"));
   if (model.draft !== null) parts.push(["Draft", model.draft, "ready", "ready"]);
   else if (asksModel) parts.push(["Draft", "", "away", "away: the target goes on without it"]);
-  else parts.push(["Draft", "", "none", "none"]);
+  else if (model.drafter !== null) parts.push(["Draft", `${nameOf(model.drafter)}, in the target`, "ready", "ready"]);
+  else parts.push(["Draft", "", "none", "none: one token a pass"]);
   for (const refusal of refused) parts.push(["Not used", refusal, "away", ""]);
   show(parts);
 }

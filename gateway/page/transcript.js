@@ -31,10 +31,11 @@ class GrowingText {
 export class Transcript {
   #root = byId("transcript");
   #answer = null;
+  #empty = byId("answer-empty");
   draw = paced(() => this.#draw());
 
   clear() {
-    this.#root.replaceChildren();
+    this.#root.replaceChildren(this.#empty);
     this.#answer = null;
   }
 
@@ -43,6 +44,7 @@ export class Transcript {
     this.#draw(); // the end of the one before, whose frame may be still to come
     const reasoning = el("div", { class: "text reasoning" });
     const text = el("div", { class: "text" });
+    this.#empty.remove();
     this.#root.append(
       message("asked", "You", el("div", { class: "text" }, asked)),
       message("answered", name, reasoning, text),

@@ -68,7 +68,7 @@ class BeamSession(Session):
         detokenizer = detokenizer_of(self.request, self._tokenizer)
         keeps_all = stop_id is None or self.request.keeps_stop
         pushed = detokenizer.push(ids if keeps_all else ids[:-1])
-        text = pushed.text_delta + detokenizer.finish()
+        text = pushed.text_delta + detokenizer.finish()[0]
         shown = [*pushed.tokens, *([] if keeps_all else [("", detokenizer.num_chars)])]
         usage = self._usage_of(place)
         usage.num_completion_tokens = len(ids)

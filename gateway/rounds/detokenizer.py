@@ -1,4 +1,4 @@
-"""Text of one answer as its tokens arrive, and the stop strings that end it. Pure; the decode loop holds one each.
+"""Text of one answer as its tokens arrive, and the stops that end it. Pure; the decode loop holds one each.
 
 Work per token does not grow with the answer: a token's text depends on at most the token before it.
 """
@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from gateway.generation import GenerationRequest
 from gateway.tokenizer import Tokenizer
+from gateway.tools.reasoning import AnswerFinder
+
+NO_REASONING = AnswerFinder(None, in_reasoning=False)
+"""It keeps nothing: one for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +23,9 @@ class Pushed:
     text_delta: str
     """Text that became certain: never half a character, never the start of a stop string."""
     num_kept: int
-    """Tokens used, up to and including the one that completed a stop string."""
-    stop: str | None
-    """The stop string that ended the answer; it is not part of the text."""
+    """Tokens used, up to and including the one that completed a stop string, or is a stop id."""
+    stop: str | int | None
+    """The stop string or stop id that ended the answer; it is not part of the text."""
     tokens: tuple[tuple[str, int], ...]
     """Of each kept token, its own text and the characters of output before it."""
 
@@ -33,16 +37,33 @@ class Detokenizer:
     names, cut where the first stop string starts. First is the one that is complete first (of two, the longer): that
     depends on the text alone, never on how tokens split it. Only byte-fallback runs that turn invalid after a whole
     character differ: the character, once sent, stays.
+
+    Stops wait for the end of the reasoning: a stop string lies behind it as a whole, a stop id's token does.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...], shown_ids: Set[int] = frozenset(), keeps_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        shown_ids: Set[int] = frozenset(),
+        keeps_stop: bool = False,
+        answer: AnswerFinder = NO_REASONING,
+        stop_ids: Set[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
-        """shown_ids: special tokens that are a part of the text. keeps_stop: so is the stop string that ends it."""
+        """shown_ids: special tokens that are a part of the text. keeps_stop: so is what ends it.
+
+        answer: finds the end of the reasoning. stop_ids: tokens that end the answer behind it and behind `min_tokens`
+        tokens, besides those that the target ends it at.
+        """
         assert all(stop), "an empty stop string would end every answer; requests are checked before"
         self._tokenizer = tokenizer
         self._shown_ids = shown_ids
         self._keeps_stop = keeps_stop
+        self._answer = answer
+        self._stop_ids = stop_ids
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._stops = [_StopMatch(text) for text in stop]
         self._utf8 = tokenizer.utf8_decoder()
         self._bytes_ids: list[int] = []
@@ -65,26 +86,48 @@ class Detokenizer:
         tokens: list[tuple[str, int]] = []
         for token_id in ids:
             offset = self._num_chars
+            self._num_tokens += 1
+            may_stop = token_id in self._stop_ids and self._num_tokens > self._min_tokens
+            if may_stop and self._answer.is_found and not self._keeps_stop:
+                tokens.append(("", offset))
+                return Pushed(text + self._flushed(), len(tokens), token_id, tuple(tokens))
             added = self._add(token_id)
+            answer = self._answer.push(added)
             self._num_chars += len(added)
             tokens.append((self._shown(token_id, added), offset))
             text += added
-            found = self._first_stop(added)
+            found = self._first_stop(answer)
             if found is not None:
                 stop, num_after = found
                 self._held = ""
                 return Pushed(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
-        certain = len(text) - max((stop.num_matched for stop in self._stops), default=0)
+            if may_stop and self._answer.is_found and len(answer) >= len(added):  # all of it is answer
+                kept = text if self._keeps_stop else text[: len(text) - len(added)]
+                return Pushed(kept + self._flushed(), len(tokens), token_id, tuple(tokens))
+        num_held = max((stop.num_matched for stop in self._stops), default=0)
+        if self._stops:
+            num_held = max(num_held, self._answer.num_undecided)
+        certain = len(text) - num_held
         self._held = text[certain:]
         return Pushed(text[:certain], len(ids), None, tuple(tokens))
 
-    def finish(self) -> str:
-        """Return the text held back, when the answer ends without a stop string; incomplete bytes show as U+FFFD."""
-        cut_off = self._utf8.decode(b"", final=True)
-        text = self._held + cut_off
-        self._held = ""
-        found = self._first_stop(cut_off)  # only a stop string with U+FFFD in it can be complete here
-        return text if found is None else self._ended(text, *found)
+    def finish(self) -> tuple[str, str | None]:
+        """Return the text held back, when the answer ends without a stop, and the stop string that it holds all the
+        same; incomplete bytes show as U+FFFD.
+        """
+        held, self._held = self._held, ""
+        cut_off = self._flushed()
+        text = held + cut_off
+        # Complete only here: a stop string with U+FFFD in it, and one in text that might have become reasoning.
+        found = self._first_stop(self._answer.push(cut_off) + self._answer.finish())
+        if found is None:
+            return text, None
+        stop, num_after = found
+        return self._ended(text, stop, num_after), stop
+
+    def _flushed(self) -> str:
+        """End a character that is not whole, when the answer ends. Return what shows for it."""
+        return self._utf8.decode(b"", final=True)
 
     def _ended(self, text: str, stop: str, num_after: int) -> str:
         """Return the text up to the stop string, which num_after characters follow."""
@@ -141,7 +184,18 @@ def detokenizer_of(request: GenerationRequest, tokenizer: Tokenizer) -> Detokeni
     shown_ids = frozenset() if request.reading is None else request.reading.shown_ids
     if request.shows_special:
         shown_ids |= tokenizer.special_ids
-    return Detokenizer(tokenizer, request.stop, shown_ids, keeps_stop=request.keeps_stop)
+    answer = NO_REASONING
+    if request.reading is not None and not request.stops_in_reasoning:
+        answer = AnswerFinder(request.reading.marks, request.reading.in_reasoning)
+    return Detokenizer(
+        tokenizer,
+        request.stop,
+        shown_ids,
+        keeps_stop=request.keeps_stop,
+        answer=answer,
+        stop_ids=request.answer_stop_ids,
+        min_tokens=request.params.min_tokens,
+    )
 
 
 class _StopMatch:

@@ -106,8 +106,11 @@ class Session:
             ids, finish, stop_reason = ids[: pushed.num_kept], FinishReason.STOP, pushed.stop
         elif verdict.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             finish = FinishReason.STOP if stopped_by_id else FinishReason.LENGTH
-            delta += self._detokenizer.finish()
-            if stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
+            held, stop_reason = self._detokenizer.finish()
+            delta += held
+            if stop_reason is not None:
+                finish = FinishReason.STOP
+            elif stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
                 stop_reason = verdict.stop_token_id
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output

@@ -11,8 +11,8 @@ from functools import cached_property
 
 NAME = "NAME"
 """Stands for a tool's name in the texts below."""
-TOOL_NAME = "[a-zA-Z0-9_-]{1,64}"
-"""OpenAI's rule."""
+TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
+"""Names as Anthropic's API and MCP have them, which are longer than OpenAI's 64 characters."""
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """What may be one token of a vocabulary."""
 _PART = re.compile(rf"{MARKER.pattern}|[^\s<\[]+|\S")

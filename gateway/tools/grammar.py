@@ -1,7 +1,8 @@
 """What an answer with tools has to be, as a grammar for the workers, in the words of the model's family.
 
 Each schema is checked and written by `gateway.grammars`; what stands around them is Lark as llguidance reads it. A
-marker that is a token of its own is named by its id: as text it would be other tokens.
+marker that is a token of its own is named by its id: as text it would be other tokens. What ends free text, the end of
+the reasoning and a call's marker, counts as text, too.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
     """Return what a tool's arguments have to be. Of one that is not strict it is what can be enforced: any object where
     its schema cannot, and no properties that the schema does not name.
     """
-    param = f"tools[{at}].{tool.schema_field}"
+    param = tool.place(at)
     schema = tool.parameters or NO_PARAMETERS
     if not tool.strict:
         if offer.choice == "auto":
@@ -120,7 +121,7 @@ def _schema(at: int, tool: Tool, offer: ToolOffer) -> Any:
         elif "properties" in schema:
             schema = {"additionalProperties": False, **schema}
     try:
-        return json.loads(schema_text({"type": "object", **schema}, param, strict=tool.strict))
+        return json.loads(schema_text({"type": "object", **schema}, param, strict=bool(tool.strict)))
     except InvalidRequest:
         if tool.strict:
             raise
@@ -138,10 +139,13 @@ def _after_reasoning(
 
 
 def _text_up_to(rule: str, marker: str, rules: list[str], token_of: TokenOf, text: str = "TEXT") -> str:
-    """Return text that ends with the first marker. A lazy lexeme ends there; a token is no text in any case."""
-    if token_of(marker) is not None:
-        return f"{text} {_spell(marker, token_of)}"
-    rules.append(f"{rule}[lazy]: {text} {_spell(marker, token_of)}")
+    """Return text that ends with the first marker, as the reader finds it: by its text, whatever tokens write that. A
+    lazy lexeme ends there. Where the marker is a token, which is no text to a grammar, either may be.
+    """
+    rules.append(f"{rule}_text[lazy]: {text} {_quoted(marker)}")
+    if token_of(marker) is None:
+        return f"{rule}_text"
+    rules.append(f"{rule}: {rule}_text | {text} {_spell(marker, token_of)}")
     return rule
 
 

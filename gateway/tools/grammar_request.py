@@ -43,11 +43,7 @@ def has_grammar(offer: ToolOffer, family: Family | None, marks: Marks | None, an
     """Return whether an answer to this offer is held to another grammar than `answer`."""
     if family is None or not offer.tools:
         return bool(answer) and marks is not None
-    return bool(answer) or offer.choice == "required" or offer.max_calls is not None or any_strict(offer)
-
-
-def any_strict(offer: ToolOffer) -> bool:
-    return any(tool.strict for tool in offer.tools)
+    return bool(answer) or offer.choice == "required" or any(tool.strict for tool in offer.tools)
 
 
 def markers(offer: ToolOffer, family: Family | None, marks: Marks | None) -> set[str]:

@@ -12,10 +12,8 @@ import orjson
 from gateway.tools.families import TOOL_NAME
 from outrider.wire.errors import InvalidRequest
 
-MAX_TOOLS = 128
-"""OpenAI's. Doubled, a grammar of them takes twice as long to check."""
-MAX_TOOLS_BYTES = 64 << 10
-"""UTF-8 bytes of all tools together, as compact JSON. Doubled, a template takes twice as long over them."""
+MAX_LISTED_TOOLS = 4096
+"""Tools of a request, and calls of a message, that are read at all: as many as messages. `max_tools` may allow them."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -25,14 +23,19 @@ class Tool:
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON Schema of an object; None = there are none."""
-    strict: bool = False
-    """Every call follows the schema, or the request is refused."""
-    schema_field: str = "function.parameters"
-    """How the caller spells the place of `parameters` in a tool."""
+    strict: bool | None = None
+    """Every call follows the schema, or the request is refused. None = the caller did not say, as False."""
+    schema_place: str | None = None
+    """How the caller spells the place of `parameters` in the request; None = as chats do."""
+
+    def place(self, at: int) -> str:
+        """Return the place of its `parameters` in a request of which it is the `at`-th tool."""
+        return self.schema_place or f"tools[{at}].function.parameters"
 
     def for_template(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
         told = {"name": self.name, "description": self.description, "parameters": self.parameters or NO_PARAMETERS}
+        told["strict"] = self.strict
         return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
 
 
@@ -46,6 +49,8 @@ class ToolOffer:
     """Whether an answer may hold several calls."""
     continued: str = ""
     """The text of the message that an answer goes on with; empty = the answer begins one."""
+    num_bytes: int = 0
+    """UTF-8 bytes of all tools together, as compact JSON."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -75,7 +80,7 @@ def offer_of(tools: Sequence[Tool], choice: Any, parallel: bool | None) -> ToolO
         raise InvalidRequest(
             f"tool_choice {shown}, and there are no tools; give some, or leave it out", param="tool_choice"
         )
-    _check(tools)
+    num_bytes = _check(tools)
     if named is not None and named not in {tool.name for tool in tools}:
         known = ", ".join(repr(tool.name) for tool in tools[:8])
         more = ", ..." if len(tools) > 8 else ""
@@ -85,36 +90,48 @@ def offer_of(tools: Sequence[Tool], choice: Any, parallel: bool | None) -> ToolO
     if choice == "none":
         return NO_TOOLS
     must = named is not None or choice == "required"
-    return ToolOffer(tuple(tools), "required" if must else "auto", named, parallel is not False)
+    return ToolOffer(tuple(tools), "required" if must else "auto", named, parallel is not False, num_bytes=num_bytes)
 
 
-def _check(tools: Sequence[Tool]) -> None:
-    if len(tools) > MAX_TOOLS:
+def check_size(offer: ToolOffer, max_tools: int, max_bytes: int) -> None:
+    """Raise InvalidRequest for more tools, or larger ones, than the gateway's settings allow."""
+    num_tools = len(offer.tools)
+    if num_tools > max_tools:
         raise InvalidRequest(
-            f"tools has {len(tools)} tools, at most {MAX_TOOLS} are allowed (MAX_TOOLS)", param="tools"
+            f"tools has {num_tools} tools, at most {max_tools} are allowed (--max-tools); offer fewer", param="tools"
         )
+    if offer.num_bytes > max_bytes:
+        raise InvalidRequest(
+            f"tools has {offer.num_bytes} bytes, at most {max_bytes} are allowed (--max-tools-bytes); shorten them",
+            param="tools",
+        )
+
+
+def _of(tool: Tool, at: int) -> str:
+    """Return how the caller spells the place of a tool's name."""
+    return tool.place(at).rpartition(".")[0]
+
+
+def _check(tools: Sequence[Tool]) -> int:
+    """Return the bytes of tools as JSON. Raise InvalidRequest for one that cannot be called."""
     places: dict[str, int] = {}
     for at, tool in enumerate(tools):
-        schema = f"tools[{at}].{tool.schema_field}"
-        param = schema.rpartition(".")[0]
+        schema = tool.place(at)
+        param = _of(tool, at)
         if re.fullmatch(TOOL_NAME, tool.name) is None:
             raise InvalidRequest(
-                f"{param}.name is {tool.name[:80]!r}, must be 1 to 64 letters, digits, _ or -", param=f"{param}.name"
+                f"{param}.name is {tool.name[:80]!r}, must be 1 to 128 letters, digits or ._:-", param=f"{param}.name"
             )
         if (first := places.setdefault(tool.name, at)) != at:
             raise InvalidRequest(
-                f"{param}.name is {tool.name!r}, as that of tools[{first}]; name each tool once", param=f"{param}.name"
+                f"{param}.name is {tool.name!r}, as that of {_of(tools[first], first)}; name each tool once",
+                param=f"{param}.name",
             )
         kind = (tool.parameters or NO_PARAMETERS).get("type", "object")
         if kind != "object":
             raise InvalidRequest(f"{schema} describes a {kind!r:.80}, must describe an object", param=schema)
     try:
         # As deep as in an event of /v1/responses, which is a level more than they are alone.
-        num_bytes = len(orjson.dumps([[tool.for_template() for tool in tools]]))
+        return len(orjson.dumps([[tool.for_template() for tool in tools]]))
     except (TypeError, ValueError) as error:  # too deep, or a lone surrogate
         raise InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
-    if num_bytes > MAX_TOOLS_BYTES:
-        raise InvalidRequest(
-            f"tools has {num_bytes} bytes, at most {MAX_TOOLS_BYTES} are allowed (MAX_TOOLS_BYTES); shorten them",
-            param="tools",
-        )

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.tools.families import TOOL_NAME, Family, Marks
+from gateway.tools.reasoning import begins_reasoning
 
 MAX_GAP = 256
 """Characters around the JSON of calls, and of white space. Doubled, text after a marker that announces nothing is held
@@ -81,7 +82,7 @@ class Reader:
     ) -> None:
         """Family: None = there are no calls. names: tools that may be called. marks: None = there is no reasoning.
 
-        in_reasoning: the prompt began it. max_calls: what follows so many calls is content; None = no limit.
+        in_reasoning: the prompt began it. max_calls: what follows so many calls is dropped; None = no limit.
         """
         self._family = family
         self._names = names
@@ -115,7 +116,7 @@ class Reader:
         return list(self._parts(final=False))
 
     def finish(self, is_cut: bool) -> list[Part]:
-        """Return the rest. is_cut: at the limit of tokens, not by the model: a call that was begun stays one."""
+        """Return the rest. is_cut: by a limit or a stop, not by the model: a call that was begun stays one."""
         if self._state is _State.CALL and self._named is not None and is_cut:
             self._buffer = ""
             return []
@@ -135,11 +136,12 @@ class Reader:
 
     def _start(self, final: bool) -> Iterator[Part]:
         assert self._marks is not None
-        text, mark = self._buffer[:MAX_GAP].lstrip(), self._marks[0]
-        if text.startswith(mark):
-            self._buffer = self._buffer.lstrip()[len(mark) :]
+        mark = self._marks[0]
+        begins = begins_reasoning(self._buffer, mark, final=final)
+        if begins:
+            self._buffer = self._buffer.lstrip().removeprefix(mark)
             self._state, self._skips_space = _State.REASONING, True
-        elif final or not mark.startswith(text) or len(self._buffer) >= MAX_GAP:
+        elif begins is not None:
             self._state, self.reasoning_end = _State.CONTENT, 0
         yield from ()
 
@@ -169,8 +171,9 @@ class Reader:
 
     def _read_content(self, final: bool) -> Iterator[Part]:
         family = self._family
-        if family is None or self.num_calls == self._max_calls:
-            family = None
+        if family is not None and self.num_calls == self._max_calls:
+            self._buffer = ""
+            return
         marker = "" if family is None or family.marker is None else family.marker
         at = self._buffer.find(marker) if marker else -1
         text = self._buffer if at < 0 else self._buffer[:at]

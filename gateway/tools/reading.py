@@ -73,5 +73,5 @@ def grammar_request(offer: ToolOffer, reading: Reading, tokenizer: Tokenizer, an
     token_ids = {text: token_id for text, token_id in sorted(ids.items()) if token_id is not None}
     # Without what a grammar does not depend on, so that the next turn of a chat makes the same request.
     tools = tuple(dataclasses.replace(tool, description=None) for tool in offer.tools)
-    offer = dataclasses.replace(offer, tools=tools, continued="")
+    offer = dataclasses.replace(offer, tools=tools, continued="", num_bytes=0)
     return ToolGrammarRequest(offer, family, marks, reading.in_reasoning, answer, token_ids)

@@ -197,12 +197,19 @@ class Pools:
 
     def _missing_draft(self) -> str | None:
         for member in self.members.values():
-            if isinstance(member, DraftMember) and member.connection is None and member.link.refused is None:
+            if not isinstance(member, DraftMember) or not self._can_be_compared(member):
+                continue
+            if member.connection is None and member.link.refused is None:
                 return f"draft at {member.spec.address}"
         for draft, target in self._neighbours():
             if draft.lacks_pairing(target):
                 return f"pairing check of the draft at {draft.spec.address} with the target at {target.spec.address}"
         return None
+
+    def _can_be_compared(self, draft: DraftMember) -> bool:
+        """Return whether a target that the draft serves is there: until one is, the draft waits for it as we do."""
+        served = [self.models[name] for name in self._serves.get(draft.spec.pool, ()) if name in self.models]
+        return any(target.connection is not None for model in served for target in model.targets.values())
 
     def refusals(self) -> list[str]:
         """Return which workers do not start again, or answer and are not used, and why."""

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from gateway.admission.queue import AdmissionQueue
-from gateway.chat_template import create_renderers
+from gateway.chat_template import ChatTemplate, create_renderers
 from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer, read_tokenizer
@@ -32,6 +32,7 @@ from outrider.wire.kinds import DRAFTERS, GRAMMAR, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
+from outrider.wire.sampling_defaults import usable_defaults
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.rpc import describe_failure
@@ -187,6 +188,7 @@ class ServedModel:
         drafter = DRAFTERS[self.config.drafter]
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
         names = [self.draft_name(draft) for draft in drafts if draft.connection is not None]
+        offered = self._drafters()
         return ServedFacts(
             id=self.id,
             context_limit=info.context_limit,
@@ -194,11 +196,20 @@ class ServedModel:
             created=self.reference.created,
             max_answers=self.config.max_running * max(1, len(self.targets)) + self.config.max_queue,
             draft_id=names[0] if names else None,
-            drafters=self._drafters(),
+            drafters=offered,
+            default_drafter=next((each for each in (drafter, drafter.own) if each in offered), None),
+            chat_template=_kind_of(self.reference.tokenizer.template),
             no_trees=self._no_trees(),
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
+            sampling_defaults=self._sampling_defaults(info),
+            model_path=self.reference.model_path,
         )
+
+    def _sampling_defaults(self, info: pb.WorkerInfo) -> dict[str, float]:
+        if self.config.generation_config != "auto":
+            return {}
+        return usable_defaults({each.name: value for each, value in info.sampling_defaults.ListFields()})
 
     def load(self) -> ModelLoad:
         """Return what there is to do now, by what each target said last: they are asked twice a second."""
@@ -339,6 +350,14 @@ class ServedModel:
                 "them a model_name"
             )
         self._reference = reference
+        if defaults := self._sampling_defaults(reference.info):
+            shown = ", ".join(f"{key} {value:g}" for key, value in sorted(defaults.items()))
+            log.info(
+                "requests to %s that name no sampling parameters get those of its generation_config.json: %s "
+                "(--generation-config none leaves them out)",
+                name,
+                shown,
+            )
         self._target_name = self._label(reference)
         self._name(name)
         self.referenced.set()
@@ -475,6 +494,13 @@ class ServedModel:
     def _fits(self, draft: DraftMember) -> bool:
         """Whether it fits here: when it connected, it may have been compared with another model that it serves."""
         return self.referenced.is_set() and draft.link.info is not None and self.reference.fits(draft.link.info)
+
+
+def _kind_of(template: ChatTemplate | None) -> str | None:
+    """Return what `ServedFacts.chat_template` says of a template."""
+    if template is None:
+        return None
+    return "turns" if template.marks_turns else "plain"
 
 
 def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple[bool, int]:

@@ -19,7 +19,7 @@ from outrider.cli.demo_runs import first_prompts
 from outrider.cli.progress import telling
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.kinds import DRAFTERS, Drafter
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import local_path
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
@@ -73,7 +73,7 @@ def alpha(
         drafters = [drafter_of(text) for text in draft or [demo_model("draft")]]
         for model in (target, *(each["source"] for each in drafters if each["kind"] == "model")):
             if model is not None:
-                local_folder(model)  # what is not there is told at once
+                local_path(model)  # what is not there is told at once
         settings = [
             {"temperature": each, "top_p": top_p, "top_k": top_k, "min_p": min_p} for each in temperature or [0.0, 1.0]
         ]

@@ -27,10 +27,9 @@ from outrider.cli.benching.prompts import prompts_of
 from outrider.cli.benching.report import show, to_json
 from outrider.cli.benching.server import TAKES_SALT, headers_of, model_at
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
-from outrider.cli.over_http import trust_of, url_of
+from outrider.cli.over_http import gateway_url, trust_of
 from outrider.cli.progress import StageProgress
 from outrider.cli.tuning.picture import check_can_draw
-from outrider.client.connect import credentials_of
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import short_name
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
@@ -65,7 +64,7 @@ Prompts = Annotated[
 def bench(
     *,
     gateway: Annotated[
-        str, typer.Option(help="URL of a gateway's HTTP server, or of any server with OpenAI's interface.")
+        str, typer.Option(help="A gateway's address, or that of any server with OpenAI's interface.")
     ] = "http://127.0.0.1:8000",
     concurrency: Concurrency = None,
     requests: Requests = None,
@@ -99,7 +98,7 @@ def bench(
         if json_file is not None and not json_file.absolute().parent.is_dir():
             raise ConfigError(f"--json {json_file}: there is no folder {json_file.absolute().parent}")
         load = Load(
-            url_of(gateway, credentials_of(connection.options) is not None),
+            gateway_url(gateway, connection.options),
             prompts_of(prompts),
             max_tokens,
             temperatures=(temperature,),

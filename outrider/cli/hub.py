@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE
 from outrider.wire.model_json import parse_weight_map
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 DEFAULT_REVISION = "main"
+OTHER_TOKENIZERS = (".model", "merges.txt")
+"""Ends of the files of which a tokenizer.json is made where there is none, besides the JSON among them."""
 _AT_ONCE = 8
 """Files fetched at once, as huggingface_hub has it. Doubled, a far hub's pauses between files weigh half as much."""
 _READ_BYTES = 2**20
@@ -76,7 +78,8 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             _make_folder(to)
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
-        small = [name for name in listed if "/" not in name and name.endswith((".json", ".jinja"))]
+        endings = (".json", ".jinja") if "tokenizer.json" in listed else (".json", ".jinja", *OTHER_TOKENIZERS)
+        small = [name for name in listed if _is_small(name, endings)]
         files = _files(model, commit, [listed[name] for name in small], to)
         index = next((file for file in files if file.name == INDEX), None)
         if index is not None:
@@ -90,6 +93,13 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
             return to
         patterns = [glob.escape(file.name) for file in files]
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+
+
+def _is_small(name: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a file of a repository is a configuration, of the tokenizer or a chat template."""
+    if name in ADDITIONAL_TEMPLATES.values():
+        return True
+    return "/" not in name and name.endswith(endings)
 
 
 def find(model: str, revision: str, to: Path | None) -> Path:

@@ -20,7 +20,7 @@ from outrider.cli.scale import scale
 from outrider.cli.top import top
 from outrider.cli.train_head import train_head
 from outrider.cli.tune import tune
-from outrider.cli.up import up
+from outrider.cli.up import VllmCommand, up
 
 app = typer.Typer(
     name="outrider",
@@ -28,7 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.command()(up)
+app.command(cls=VllmCommand)(up)
+app.command("serve", cls=VllmCommand, help="The same as up, under vLLM's name: outrider serve MODEL.")(up)
 app.command()(demo)
 app.command()(generate)
 app.command()(chat)

@@ -18,7 +18,9 @@ from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
 from outrider.wire.settings.system import TABLE_DRAFTERS
 
-Address = Annotated[str, typer.Option(help="host:port of a gateway's gRPC server.")]
+Address = Annotated[
+    str, typer.Option("--address", "--gateway", help="A gateway's gRPC or HTTP address; a host alone = its port 8001.")
+]
 MaxTokens = Annotated[int, typer.Option(help="Largest number of output tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]

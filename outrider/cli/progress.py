@@ -116,7 +116,7 @@ class StartProgress(_Shown):
         super().__init__(console, SpinnerColumn(finished_text="[green]✓[/]"), part, TimeElapsedColumn(), text)
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        text = f"{state} {detail}"
+        text = f"{state} {detail}".rstrip()
         if not self._console.is_terminal:
             self._console.print(f"{part}: {text}", markup=False)
             return

@@ -12,7 +12,7 @@ from outrider.cli import hub
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.progress import DownloadProgress
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import local_path
 
 
 def pull(
@@ -56,6 +56,6 @@ def pull(
 
 def _folder(model: str) -> Path | None:
     try:
-        return local_folder(model)
+        return local_path(model)
     except ConfigError:
         raise ConfigError(f"{model!r} is no id of a hub's model: say OWNER/NAME, without the hub's address") from None

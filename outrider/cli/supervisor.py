@@ -24,10 +24,12 @@ from typing import Protocol
 import httpx
 
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
+from outrider.wire.model_id import local_folder
+from outrider.wire.phases import phase_in
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.settings.gpu_shares import utilizations
+from outrider.wire.settings.gpu_shares import num_weight_bytes, utilizations
 from outrider.wire.settings.pools import Pool, format_cores, share_cores
 from outrider.wire.settings.system import (
     FROM_POOLS,
@@ -37,7 +39,7 @@ from outrider.wire.settings.system import (
     flags,
     gateway_config,
 )
-from outrider.wire.transport.address import check_free
+from outrider.wire.transport.address import check_free, next_free
 
 STEADY_S = 30.0
 """Seconds of being ready after which an end counts as an accident; a part that ends sooner may end so every time."""
@@ -97,7 +99,7 @@ class Reporter(Protocol):
     """Shows how the start goes on."""
 
     def progress(self, part: str, state: str, detail: str) -> None:
-        """Show that a part is "starting", "loading" or "ready" (`state`)."""
+        """Show that a part is "starting", "loading" or "ready" (`state`), or what it does meanwhile. Thread-safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Endpoints:
     workers: list[StartedWorker]
     registry: str | None
     """host:port of the launcher's registry; None without Ray."""
+    chats: bool = False
+    """Whether the model is known to be made for chats."""
 
     @property
     def http(self) -> str:
@@ -166,9 +170,17 @@ class Supervisor:
     """Runs one system. Use as `with`, in a process that does nothing else: leaving the block ends all its children."""
 
     def __init__(
-        self, config: SystemConfig, stop: StopFlag, on_log: OnLog | None = None, gateway_module: str = "gateway"
+        self,
+        config: SystemConfig,
+        stop: StopFlag,
+        on_log: OnLog | None = None,
+        gateway_module: str = "gateway",
+        *,
+        api_key: str | None = None,
     ) -> None:
+        """api_key: to look at the models with, where a key is asked for."""
         self._gateway_module = gateway_module
+        self._api_key = api_key
         self._config = config
         self._reporter: Reporter | None = None
         self._needs_drafts = True
@@ -200,6 +212,7 @@ class Supervisor:
         self._needs_drafts = needs_drafts
         if not self._config.gateways:
             raise ConfigError("gateways is 0: nobody would be served; for the workers alone: python -m deploy.launcher")
+        self._config = with_grpc_port(self._config)
         for index in range(self._config.gateways):
             wanted = self._gateway_config(index, target="127.0.0.1:0")
             check_free(wanted.host, wanted.port, "--port")
@@ -207,6 +220,7 @@ class Supervisor:
             check_free(wanted.host, wanted.metrics_port or 0, "--metrics-port")
             if wanted.api_keys is not None:
                 read_keys(wanted.api_keys)  # what is wrong with it is said before the models load
+        self._find_models()
         if self._config.ray is None:
             self._start_plain()
         else:
@@ -215,7 +229,25 @@ class Supervisor:
         refused = [reason for gateway in gateways for reason in gateway.refused if reason.startswith("draft ")]
         if needs_drafts and refused:
             raise IncompatiblePair(f"the {refused[0]}")
-        return Endpoints(gateways, self._workers, self._registry)
+        self._reporter = None
+        return Endpoints(gateways, self._workers, self._registry, self._chats(gateways[0].url))
+
+    def _find_models(self) -> None:
+        """Look for the models of workers on this machine; one that is no folder is said to be asked of the hub, which
+        may take a minute to say no. Raises ConfigError for a path that leads nowhere.
+        """
+        if self._config.ray is not None and self._config.ray.address is not None:
+            return
+        for pool in self._config.pools:
+            if not pool.has_model or (pool.role == "draft" and not self._needs_drafts):
+                continue
+            model = pool.worker.model
+            try:
+                is_hub_id = local_folder(model) is None
+            except ConfigError as error:
+                raise ConfigError(f"{pool.setting}: {error.message}", param=error.param) from None
+            if is_hub_id and num_weight_bytes(model) is None:
+                self._progress(pool.setting, "fetching", f"{model}: there is no such folder here, so a hub is asked")
 
     def watch(self) -> None:
         """Block until a stop is requested. Raises PartFailed when a part that is needed has ended for good."""
@@ -320,7 +352,7 @@ class Supervisor:
 
     def _start_plain(self) -> None:
         pools = {pool.member(index): pool for pool in self._config.pools for index in range(pool.count)}
-        utilization = own_gpu_memory(self._config.pools)
+        utilization = own_gpu_memory(self._config.pools, self._config.gpu_memory_utilization)
         for name, cores in own_cores(pools).items():
             pool = pools[name]
             own = {"cpu_cores": cores, "gpu_memory_utilization": utilization.get(pool.name)}
@@ -400,7 +432,7 @@ class Supervisor:
         hidden = {f"OUTRIDER_GATEWAY_{setting}".upper() for setting in without}
         env = {key: value for key, value in os.environ.items() if key not in hidden}
         args = [sys.executable, *args]
-        child = Child(name, args, stdin=stdin, on_log=self._on_log, notify=self._stop_flag.notify, env=env)
+        child = Child(name, args, stdin=stdin, on_log=self._log, notify=self._stop_flag.notify, env=env)
         self._children[name] = child
         return child
 
@@ -441,6 +473,15 @@ class Supervisor:
             self._stop_flag.wait(_POLL_S)
         raise Unavailable(f"the gateway serves no request after {_SERVED_TIMEOUT_S:g} s: {reason}")
 
+    def _chats(self, url: str) -> bool:
+        """Return whether the first model's chat template marks who speaks; False where that cannot be seen."""
+        headers = {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
+        try:
+            reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=5.0, trust_env=False, verify=False)
+            return bool(reply.json()["data"][0]["chat_template"] == "turns")
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return False
+
     def _show(self, name: str, event: Event) -> None:
         """What the launcher says of its workers while the system runs, and that a part serves again."""
         if event["event"] == "ready" and name in self._restarts:
@@ -448,6 +489,14 @@ class Supervisor:
             self._warn(name, "it serves again")
         if event["event"] == "progress" and self._on_log is not None:
             self._on_log(event["part"], f"{event['state']} {event['detail']}")
+
+    def _log(self, name: str, line: str) -> None:
+        """Show a line of a part's log, or, while all starts, what a worker does now. Called from threads."""
+        phase = phase_in(name, line) if self._reporter is not None else None
+        if phase is not None:
+            self._progress(*phase, "")
+        elif self._on_log is not None:
+            self._on_log(name, line)
 
     def _warn(self, name: str, text: str) -> None:
         if self._on_log is not None:
@@ -463,9 +512,26 @@ class Supervisor:
             self._go_on_without(name, child)
 
 
-def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:
+def with_grpc_port(config: SystemConfig) -> SystemConfig:
+    """Return the settings with gRPC on the next free port after HTTP's, where that one alone is named. Raises
+    ConfigError for settings that are wrong.
+    """
+
+    def is_named(setting: str) -> bool:
+        return setting in config.gateway or f"OUTRIDER_GATEWAY_{setting}".upper() in os.environ
+
+    if is_named("grpc_port") or not is_named("port"):
+        return config
+    # 0: the two defaults must not be taken for ports that are the same
+    gateway = gateway_config({**config.gateway, "grpc_port": 0}, target="127.0.0.1:0")
+    found = next_free(gateway.host, gateway.port, {gateway.metrics_port}) if gateway.port else 0
+    return replace(config, gateway={**config.gateway, "grpc_port": found})
+
+
+def own_gpu_memory(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
     """Return `gpu_memory_utilization` by pool, of those whose workers share a GPU of this machine and do not say it
-    themselves. Raises ConfigError.
+    themselves. wanted: what the workers of a GPU may take of it together, also one that is alone there. Raises
+    ConfigError.
     """
     by_gpu: dict[str, list[Pool]] = {}
     for pool in pools:
@@ -476,7 +542,7 @@ def own_gpu_memory(pools: Iterable[Pool]) -> dict[str, float]:
             by_gpu.setdefault(device.partition(":")[2] or "0", []).append(pool)
     found: dict[str, float] = {}
     for users in by_gpu.values():
-        found.update(utilizations(users))
+        found.update(utilizations(users, wanted))
     return found
 
 

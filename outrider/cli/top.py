@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.live import Live
 
 from outrider.cli.console import errors_as_lines, screen_console, widen
-from outrider.cli.over_http import trust_of, url_of
+from outrider.cli.over_http import gateway_url, trust_of
 from outrider.cli.series import Scrape, Span
 from outrider.cli.top_screen import View, screen
+from outrider.client import ConnectOptions
 from outrider.wire.errors import Unavailable
 from outrider.wire.transport.address import is_host_port
 
@@ -34,7 +35,7 @@ much more seldom."""
 
 def top(
     gateway: Annotated[
-        str, typer.Option(help="URL of a gateway's HTTP port, or of its metrics_port.")
+        str, typer.Option("--gateway", "--address", help="A gateway's HTTP or gRPC address, or its metrics_port's.")
     ] = "http://127.0.0.1:8000",
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds that rates are taken over.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval, and end.")] = False,
@@ -49,7 +50,9 @@ def top(
     q or Ctrl-C ends it. Off a terminal it prints one frame.
     """
     with errors_as_lines():
-        asyncio.run(_top(url_of(gateway, tls_ca is not None), interval, once, trust_of(tls_ca, tls_cert, tls_key)))
+        trust = trust_of(tls_ca, tls_cert, tls_key)
+        url = gateway_url(gateway, ConnectOptions(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key))
+        asyncio.run(_top(url, interval, once, trust))
 
 
 async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | bool) -> None:
@@ -60,8 +63,7 @@ async def _top(url: str, interval_s: float, once: bool, trust: ssl.SSLContext | 
         view = await reader.read()
         if view.away is not None:
             raise Unavailable(
-                f"no gateway answers at {url}: {view.away}; start one with `outrider up`, or say --gateway URL, the "
-                "address of its HTTP port (8000 unless set), not of gRPC"
+                f"no gateway answers at {url}: {view.away}; start one with `outrider up`, or say --gateway HOST:PORT"
             )
         if once or not (console.is_terminal and sys.stdin.isatty()):
             await asyncio.sleep(interval_s)

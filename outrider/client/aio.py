@@ -70,3 +70,10 @@ class AsyncClient:
             lambda left_s: self._transport.get_models(GetModelsRequest(), left_s), self._timeout_s, self._policy
         )
         return tuple(parse_model(model) for model in reply.models)
+
+    async def http_port(self) -> int:
+        """Return the port of the gateway's HTTP server; 0 where it does not say."""
+        reply = await call_with_retries(
+            lambda left_s: self._transport.get_models(GetModelsRequest(), left_s), self._timeout_s, self._policy
+        )
+        return int(reply.http_port)

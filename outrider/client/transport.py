@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
@@ -13,11 +14,12 @@ from typing import Any, NoReturn, Protocol, Unpack
 import grpc
 import grpc.aio
 
+from outrider.client.address import find_grpc, read_address
 from outrider.client.connect import ConnectOptions, credentials_of, keepalive_of, metadata_of
 from outrider.client.errors import from_rpc_error
 from outrider.v1.gateway_pb2 import GenerateRequest, GenerateResponse, GetModelsRequest, GetModelsResponse
 from outrider.v1.gateway_pb2_grpc import GenerationServiceStub
-from outrider.wire.errors import ConfigError, OutriderError
+from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.transport.rpc import client_options
 
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -74,24 +76,43 @@ class Transport(Protocol):
 class GrpcTransport:
     """One channel to one gateway, made with the first call. It belongs to the event loop of that call.
 
+    An address of the gateway's HTTP server does, too: the gateway says there where its gRPC is.
+
     Raises ConfigError for an address gRPC cannot dial, and for files and keys that cannot be used.
     """
 
     def __init__(self, address: str, **options: Unpack[ConnectOptions]) -> None:
-        host, _, port = address.removeprefix("dns:///").rpartition(":")
-        is_port = port.isdecimal() and int(port) < 1 << 16  # gRPC takes a larger one for another
-        if not address.startswith("unix") and (not host or "/" in host or not is_port):
-            raise ConfigError(f"address is {address!r}, must be host:port such as 127.0.0.1:8001", param="address")
-        self.address = address
-        self._credentials = credentials_of(options)
+        self._given = read_address(address)
+        self.address = self._given.target
+        self._credentials = credentials_of({**options, "tls": True} if self._given.is_tls else options)
+        self._is_found = False
+        """Whether it was looked for another port than the one that was given."""
         self._metadata = metadata_of(options)
         self._keepalive = keepalive_of(options)
         self._channel: Any = None  # grpc's own types are partial
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def _stub(self) -> Any:
+    async def _find(self) -> bool:
+        """Look whether the address is that of an HTTP server, which says where gRPC is; once. Return whether it is.
+
+        Raises Unavailable for a URL at which no gateway answers.
+        """
+        if self._is_found or self._given.is_grpcs_own:
+            return False
+        self._is_found = not self._given.is_http
+        found = await find_grpc(self._given, self._credentials is not None)
+        self._is_found = True
+        if found is None:
+            return False
+        self.address = found
+        await self._close_channel()
+        return True
+
+    async def _stub(self) -> Any:
         check_fork()
+        if self._given.is_http and not self._is_found and not await self._find():
+            raise Unavailable(f"{self._given.target} is no gateway's HTTP port; say --address host:port of its gRPC")
         if self._closed:
             raise OutriderError("this client is closed; make a new one")
         loop = asyncio.get_running_loop()
@@ -110,12 +131,12 @@ class GrpcTransport:
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
+        call = (await self._stub()).Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            self._raise(error, timeout_s)
+            await self._raise(error, timeout_s)
         except asyncio.CancelledError:
             self._reraise_cancelled()
         finally:
@@ -123,17 +144,24 @@ class GrpcTransport:
 
     async def get_models(self, request: GetModelsRequest, timeout_s: float | None) -> GetModelsResponse:
         try:
-            call = self._stub().GetModels(request, timeout=timeout_s, metadata=self._metadata)
+            call = (await self._stub()).GetModels(request, timeout=timeout_s, metadata=self._metadata)
             response: GetModelsResponse = await call
         except grpc.aio.AioRpcError as error:
-            self._raise(error, timeout_s)
+            await self._raise(error, timeout_s)
         except asyncio.CancelledError:
             self._reraise_cancelled()
         return response
 
-    def _raise(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> NoReturn:
+    async def _raise(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> NoReturn:
+        """Raise what the error means. One of an HTTP port may be tried again, and goes to gRPC's then."""
         up = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE)
         connected = self._channel is not None and self._channel.get_state() in up
+        is_http = False
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not connected:
+            with contextlib.suppress(Unavailable):  # nobody is there, which the error says
+                is_http = await self._find()
+        if is_http:
+            raise Unavailable(f"{self._given.target} is the HTTP port; gRPC is at {self.address}") from None
         raise from_rpc_error(
             error, self.address, connected=connected, timeout_s=timeout_s, tls=self._credentials is not None
         ) from None
@@ -145,8 +173,11 @@ class GrpcTransport:
         raise asyncio.CancelledError
 
     async def close(self) -> None:
-        global _closed_s
         self._closed = True
+        await self._close_channel()
+
+    async def _close_channel(self) -> None:
+        global _closed_s
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

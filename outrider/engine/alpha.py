@@ -27,7 +27,7 @@ from outrider.drafting.translation import Translation, between
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loaded import load
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE
 from outrider.engine.sampling.count_law import law_of_counts

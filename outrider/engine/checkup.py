@@ -26,25 +26,19 @@ from outrider.engine.heads.loader import READERS
 from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import (
-    check_class,
-    check_weights,
-    context_limit_of,
-    decoder_start_of,
-    eos_ids,
-    read_config,
-    read_generation,
-    resolve_device,
-)
+from outrider.engine.loading.context import context_limit_of
+from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
 from outrider.engine.loading.memory import readable_bytes
-from outrider.engine.loading.model_files import check_folder, tokenizer_files
+from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
-from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.model_id import full_name, local_path
 from outrider.wire.pair import fits, has_same_tokens, misfit
 from outrider.wire.processes import tell
 from outrider.wire.settings.gpu_shares import needed_bytes, share_of, utilization_of
@@ -81,6 +75,8 @@ class Model:
     kv_bytes: int
     """About, of a context of full length."""
     class_name: str
+    notes: tuple[str, ...]
+    """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:
         info = self.info
@@ -112,6 +108,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
         return
     found.append(target)
     yield "target", ("ok", str(target), "")
+    if target.notes:
+        yield "files of the target", ("warning", "; ".join(target.notes), "")
     for draft in task.drafts:
         try:
             model, find = check_draft(draft, target, task)
@@ -120,6 +118,8 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
             continue
         found += [] if model is None else [model]
         yield f"draft {draft}", find
+        if model is not None and model.notes:
+            yield f"files of the draft {draft}", ("warning", "; ".join(model.notes), "")
     if has_device:
         yield "memory", room(found, task.device)
     else:
@@ -128,7 +128,7 @@ def findings(task: Task) -> Iterator[tuple[str, Find]]:
 
 def _refused(error: ConfigError, model: str) -> Find:
     try:
-        is_hub_id = local_folder(model) is None
+        is_hub_id = local_path(model) is None
     except ConfigError:
         is_hub_id = False
     return "problem", error.message, f"a hub id is read once it is here: outrider pull {model}" if is_hub_id else ""
@@ -175,13 +175,14 @@ def native() -> Find:
 
 def read_model(model: str, task: Task) -> Model:
     """Check what can be told without weights. Raises ConfigError as the worker's loader does."""
-    folder = local_folder(model)
-    if folder is not None:
-        check_folder(folder)
+    path = local_path(model)
+    if path is not None and path.is_dir():
+        check_folder(path)
     config = read_config(model)
     check_class(config)
     text = config.get_text_config(decoder=True)
-    files = tokenizer_files(model)
+    tokenizer = read_tokenizer(model)
+    files = tokenizer.files
     generation = read_generation(model, config)
     limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
     info = pb.WorkerInfo(
@@ -196,11 +197,14 @@ def read_model(model: str, task: Task) -> Model:
     itemsize = _itemsize(config, task)
     network = check_weights(model, config)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
-    if folder is not None and method_of(config) is not None:  # loaded as it is stored
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if path is not None and method_of(config) is not None:  # loaded as it is stored
+        weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     else:
         weights = num_parameters * itemsize
-    return Model(info, files.tokenizer_json, weights, _kv_bytes(text, itemsize) * limit, type(network).__name__)
+    beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
+    notes = tuple(note for note in (read_ends(model, config).difference, beyond) if note is not None)
+    kv_bytes = _kv_bytes(text, itemsize) * limit
+    return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
 
 
 def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Find]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.loading.loader import context_limit_of, settle_rope
+from outrider.engine.loading.context import context_limit_of, settle_rope
 from outrider.training.optimizing import mixed_precision
 from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError

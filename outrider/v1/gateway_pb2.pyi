@@ -206,10 +206,12 @@ class GetModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelsResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "http_port")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_PORT_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[Model]
-    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+    http_port: int
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., http_port: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("id", "context_limit", "vocab_size", "draft_id", "drafters")

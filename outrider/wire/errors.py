@@ -2,6 +2,7 @@
 
 OutriderError
 |- InvalidRequest        the caller's fault; names the parameter
+|  |- NoThreads
 |  |- ModelNotFound
 |  |- ContextExceeded
 |  |- RequestTooLarge
@@ -22,7 +23,7 @@ OutriderError
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import grpc
 
@@ -40,6 +41,8 @@ class OutriderError(Exception):
     retryable: ClassVar[bool] = False
     openai_type: ClassVar[str] = "server_error"
     openai_code: ClassVar[str | None] = None
+    details: ClassVar[dict[str, Any] | None] = None
+    """What Anthropic's client reads of an error besides, to go on by itself."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -56,6 +59,15 @@ class InvalidRequest(OutriderError):
     grpc_code = grpc.StatusCode.INVALID_ARGUMENT
     http_status = 400
     openai_type = "invalid_request_error"
+
+
+class NoThreads(InvalidRequest):
+    """The request asks to go on with a conversation that a server keeps, and nothing is kept here."""
+
+    details: ClassVar[dict[str, Any] | None] = {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
 
 
 class ModelNotFound(InvalidRequest):

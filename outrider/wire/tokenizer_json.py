@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_json import parse_object
 
 TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that every tokenizer may name, in transformers' order."""
 SAMPLES = ("", "Hello hello", " \t\n  ", "0123456789")
 """Texts that are encoded at load: what panics on one, or has no unknown token where it needs one, is refused then."""
 MAX_TOKEN_ID = (1 << 20) - 1
@@ -42,6 +47,32 @@ def load_tokenizer(data: bytes, name: str = TOKENIZER_JSON) -> tokenizers.Tokeni
     if largest > MAX_TOKEN_ID:
         raise ConfigError(f"{name} has a token of id {largest}, and ids go up to {MAX_TOKEN_ID}", param="model")
     return tokenizer
+
+
+def read_special_tokens(config_json: bytes) -> dict[str, str]:
+    """Return `named_tokens` of the bytes of a tokenizer_config.json, which may be empty. Raises ConfigError."""
+    return named_tokens(parse_object(config_json or b"{}", TOKENIZER_CONFIG))
+
+
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens that a tokenizer_config.json names, by name: the standard ones first, then
+    names of the model's own, which chat templates may use like those.
+    """
+    return {name: token_text(entry) or "" for name, entry in named_entries(config).items()}
+
+
+def named_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same as tokenizer_config.json spells them."""
+    extra = config.get("extra_special_tokens")
+    own = {name: entry for name, entry in config.items() if name.endswith("_token")}
+    entries = {name: config.get(name) for name in STANDARD_NAMES} | own | (extra if isinstance(extra, dict) else {})
+    return {name: entry for name, entry in entries.items() if token_text(entry)}
+
+
+def token_text(entry: Any) -> str | None:
+    """Return the text of a special token as tokenizer_config.json spells it: a text, or an object with `content`."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
 
 
 def described(part: Any) -> dict[str, Any] | None:

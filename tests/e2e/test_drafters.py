@@ -120,6 +120,7 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
     for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", own)):
         (facts,) = httpx.get(f"{http}/v1/models").json()["data"]
         assert facts["drafters"] == expected
+        assert (facts["drafter"], facts["chat_template"]) == (expected[0], "plain")  # the demo pair continues text
         body: dict[str, Any] = {"prompt": "x", "max_tokens": 2}
         for drafter in {"bigram", "model", "ngram+model"} - set(expected):
             reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": drafter}})

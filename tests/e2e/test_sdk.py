@@ -13,6 +13,7 @@ from outrider.client import (
     Client,
     FinishReason,
     TokenKind,
+    Unavailable,
 )
 from tests.e2e.reference import Answer, judge
 from tests.stack import DEMO_TARGET, Stack, gateway_beside
@@ -96,3 +97,13 @@ async def test_leaving_a_stream_frees_both_workers_at_once(stack: Stack, patient
         assert time.monotonic() - left_s < 5.0
         await asyncio.sleep(0.02)
     assert stack.target_info().num_kv_blocks_in_use == stack.draft_info().num_kv_blocks_in_use == 0
+
+
+async def test_the_address_of_http_leads_to_grpc(stack: Stack) -> None:
+    host, _, port = stack.http.removeprefix("http://").rpartition(":")
+    for address in (f"{host}:{port}", f"http://{host}:{port}", f"http://{host}:{port}/v1"):
+        async with AsyncClient(address) as client:
+            assert len(await client.models()) == 1
+    async with AsyncClient(f"{host}:{port}", retries=0) as client:
+        with pytest.raises(Unavailable, match=rf"^{host}:{port} is the HTTP port; gRPC is at {stack.grpc}$"):
+            await client.models()

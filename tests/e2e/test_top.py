@@ -97,7 +97,14 @@ def test_a_gateway_that_was_never_there_is_named_in_one_line(gateway: str, messa
     assert made.stdout == "" and made.stderr.startswith(f"error: {message}")
 
 
+def test_the_address_of_grpc_leads_to_http(stack: Stack) -> None:
+    made = CliRunner().invoke(app, ["top", "--once", "--interval", "0.1", "--gateway", stack.grpc])
+    assert made.exit_code == 0, made.stderr
+    assert stack.http in made.stdout
+
+
 def test_what_is_no_gateway_is_said_to_be_none(stack: Stack) -> None:
-    made = CliRunner().invoke(app, ["top", "--gateway", stack.grpc])
+    target = str(stack.target.ready["address"])
+    made = CliRunner().invoke(app, ["top", "--gateway", target])
     assert made.exit_code == 1
-    assert f"no gateway answers at http://{stack.grpc}" in made.stderr and "not of gRPC" in made.stderr
+    assert f"no gateway answers at http://{target}" in made.stderr

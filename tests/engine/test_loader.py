@@ -19,8 +19,8 @@ from transformers import LlamaForCausalLM
 from outrider.engine.loading import memory
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.memory import Budget, Spare
-from outrider.engine.loading.model_files import tokenizer_files
 from outrider.engine.loading.self_test import NUM_BLOCKS
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.dense import DenseLayer
 from outrider.wire.errors import ConfigError
@@ -187,7 +187,7 @@ def test_memory_that_runs_out_in_the_self_test_is_not_the_paths_fault(
 
 def test_every_end_of_sequence_id_is_known(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert load(str(folder)).facts.eos_token_ids == (7, 9)
+    assert load(str(folder)).facts.eos_token_ids == (7, 9, 0)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.eagle3_files import read_eagle3
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
-from outrider.engine.loading.model_files import MAX_OTHER_BYTES, model_file, tokenizer_files
+from outrider.engine.loading.model_files import MAX_OTHER_BYTES, model_file
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import read_vocabulary
 from outrider.engine.paths.fused_weights import MIN_TABLE_BYTES
 from outrider.v1 import common_pb2 as pb

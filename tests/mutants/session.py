@@ -79,7 +79,7 @@ SESSION = (
     ),
     Mutant(
         STATE,
-        "            delta += self._detokenizer.finish()\n",
+        "            delta += held\n",
         "",
         "the last characters of an answer are missing",
         VERDICTS,

@@ -2,7 +2,8 @@
 
     make page-test                    # or: python -m tests.page [PYTEST'S ARGUMENTS]
 
-Needs Chromium or Chrome on the machine: says so and exits 3 without. Writes the pictures of docs/page.md.
+Needs Chromium or Chrome on the machine: says so and exits 3 without. Writes the pictures of docs/page.md; those of a
+chat where the model of `make chat` has been fetched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from models.chat.fetch import chat_model
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from tests.stack import DEMO_DRAFT, DEMO_TARGET, Stack, gateway_beside, running
 
@@ -76,6 +78,11 @@ def main() -> int:
         target, draft = raised(DEMO_TARGET, folder / "target"), raised(DEMO_DRAFT, folder / "draft")
         name = ("--model-name", "outrider/demo")
         system = stack.enter_context(running(target, draft, gateway_args=name, log_folder=folder))
+        chat = chat_model()
+        if chat.is_file():
+            drafts = ("--drafter", "ngram", "--model-name", "SmolLM2-135M-Instruct")
+            chatting = stack.enter_context(running(str(chat), None, gateway_args=drafts))
+            os.environ["OUTRIDER_PAGE_CHAT_URL"] = chatting.http
         keyed = stack.enter_context(gateway_beside(system, "--api-keys", str(folder / "keys.yaml")))
         stack.enter_context(revived(system, folder / "draft.pid"))
         environment = os.environ | {

@@ -19,6 +19,7 @@ def fill_in(page: Page, prompt: str, *, mode: str = "Completion", **settings: An
     expect(page.locator("#system")).to_contain_text("ready")
     page.get_by_role("radio", name=mode).check()
     page.get_by_label("Prompt").fill(prompt)
+    page.evaluate("document.getElementById('settings').open = true")
     for name, value in settings.items():
         page.get_by_label(name.replace("_", " ")).fill(str(value))
 

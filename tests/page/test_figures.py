@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from playwright.sync_api import Route, expect
 from tests.page.conftest import OpenPage, figures
 from tests.page.driver import CODE, LONG_TASK_MS, longest_task, send, wait_done
 
+CHAT_URL = os.environ.get("OUTRIDER_PAGE_CHAT_URL", "")
 REPO = Path(__file__).parents[2]
 MAX_PICTURE_BYTES = 150_000
 MAX_RAW_BYTES = 64 * 1024
@@ -38,7 +40,7 @@ def test_figures(open_page: OpenPage) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures(open_page: OpenPage, scheme: str) -> None:
-    page = open_page(color_scheme=scheme)
+    page = open_page(color_scheme=scheme, width=1280)
 
     def with_short_names(route: Route) -> None:
         response = route.fetch()
@@ -50,12 +52,26 @@ def test_pictures(open_page: OpenPage, scheme: str) -> None:
     send(page, CODE, Temperature=0.8, Max_tokens=96, Seed=5)
     wait_done(page)
     page.locator("#rounds li", has=page.locator(".accepted")).filter(has=page.locator(".rejected")).last.click()
+    page.evaluate("document.getElementById('settings').open = false")
     page.locator("h1").hover()
     ending = "" if scheme == "light" else "-dark"
-    chat, replay = (REPO / f"docs/images/page-{name}{ending}.png" for name in ("chat", "replay"))
-    save(page.screenshot(), chat)
+    completion, replay = (REPO / f"docs/images/page-{name}{ending}.png" for name in ("completion", "replay"))
+    save(page.screenshot(), completion)
     page.locator(".watching").evaluate("(column) => column.children[1].scrollIntoView()")
     save(page.screenshot(), replay)
+
+
+@pytest.mark.skipif(not CHAT_URL, reason="no chat model is here: say make chat once")
+@pytest.mark.parametrize(
+    ("name", "scheme", "width"), [("chat", "light", 1280), ("chat-dark", "dark", 1280), ("chat-phone", "light", 390)]
+)
+def test_pictures_of_a_chat(open_page: OpenPage, name: str, scheme: str, width: int) -> None:
+    page = open_page(CHAT_URL, color_scheme=scheme, width=width)
+    expect(page.locator("#system")).to_contain_text("n-grams, in the target")
+    page.evaluate("document.getElementById('seed').value = 3")
+    page.get_by_role("button", name="Send").click()
+    wait_done(page)
+    save(page.screenshot(), REPO / f"docs/images/page-{name}.png")
 
 
 def save(screenshot: bytes, path: Path) -> None:

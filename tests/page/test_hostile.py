@@ -72,7 +72,7 @@ def test_names_tokens_and_errors_of_a_hostile_gateway(open_page: OpenPage, paylo
     page = open_page()
 
     def served(route: Route) -> None:
-        model = {"id": payload, "draft": payload, "drafters": ["model", payload]}
+        model = {"id": payload, "draft": payload, "drafter": payload, "drafters": ["model", payload]}
         route.fulfill(json={"data": [model]})
 
     page.route("**/v1/models", served)

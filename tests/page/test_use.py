@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import OpenPage, figures
@@ -48,6 +49,35 @@ def test_a_completion_is_streamed_and_its_rounds_are_drawn(open_page: OpenPage) 
     expect(page.get_by_role("img", name=re.compile("rounds; the list"))).to_be_visible()
 
 
+def test_the_answer_and_its_rounds_are_seen_without_scrolling_as_they_come(open_page: OpenPage) -> None:
+    page = open_page(width=1280)
+    asking_for(page, ignore_eos=True)
+    expect(page.locator("#system")).to_contain_text("ready")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#rounds li").nth(10)).to_be_visible()
+    for newest in (page.locator(".message.answered .text div").last, page.locator("#rounds li").last):
+        expect(newest).to_be_in_viewport(ratio=1)
+    wait_done(page)
+    assert page.evaluate("scrollY") == 0
+
+
+@pytest.mark.parametrize(("template", "mode"), [("turns", "Chat"), ("plain", "Completion"), (None, "Completion")])
+def test_the_first_screen_offers_what_the_model_is_made_for(
+    open_page: OpenPage, template: str | None, mode: str
+) -> None:
+    def served(route: Route) -> None:
+        (model,) = route.fetch().json()["data"]
+        alone = {"draft": None, "drafter": "ngram", "drafters": ["ngram"]}
+        route.fulfill(json={"data": [model | alone | {"chat_template": template}]})
+
+    page = open_page()
+    page.route("**/v1/models", served)
+    page.reload()
+    expect(page.locator("#system")).to_contain_text("n-grams, in the target")
+    expect(page.get_by_role("radio", name=mode)).to_be_checked()
+    expect(page.get_by_label("Prompt")).to_have_value(re.compile("Write a" if mode == "Chat" else "class "))
+
+
 def test_a_chat_goes_on_from_what_was_said(open_page: OpenPage) -> None:
     page = open_page()
     bodies: list[Any] = []
@@ -67,6 +97,7 @@ def test_a_chat_goes_on_from_what_was_said(open_page: OpenPage) -> None:
 def test_everything_is_reached_and_done_by_keyboard(open_page: OpenPage) -> None:
     page = open_page()
     expect(page.locator("#system")).to_contain_text("ready")
+    page.evaluate("document.getElementById('settings').open = true")
     press = page.keyboard.press
     reached = []
     for _ in range(30):
@@ -79,10 +110,8 @@ def test_everything_is_reached_and_done_by_keyboard(open_page: OpenPage) -> None
             break
         reached.append(found[0])
         assert found[1] != "none", f"the focus is not seen on {found[0]}"
-    controls = (
-        "skip model mode system-prompt prompt summary temperature seed max-tokens k drafter acceptance send compare"
-    )
-    assert reached == [*controls.split(), "clear", "transcript", "rounds-scroll", "previous", "play", "next"]
+    form = "skip model mode prompt summary temperature seed max-tokens k drafter acceptance send compare"
+    assert reached == [*form.split(), "transcript", "rounds-scroll", "previous", "play", "next"]
 
     page.get_by_label("Prompt").focus()
     press("Control+A")
@@ -112,7 +141,9 @@ def test_a_round_shows_what_both_models_thought(open_page: OpenPage) -> None:
     """At a temperature above 0 the draft's law is beside the target's; at 0 its guesses are."""
     page = open_page()
     for temperature, beside in ((1, "What the draft drew from"), (0, "What the draft guessed, best first")):
-        send(page, CODE, Temperature=temperature, Max_tokens=256, Seed=7)
+        fill_in(page, CODE, Temperature=temperature, Max_tokens=256, Seed=7)
+        page.get_by_label("Acceptance").select_option("rejection")
+        page.get_by_role("button", name="Send").click()
         wait_done(page)
         page.locator("#rounds li", has=page.locator(".rejected")).first.click()
         step = page.locator("#step")
@@ -159,7 +190,11 @@ def test_compare_asks_plain_then_speculative(open_page: OpenPage) -> None:
     assert plain["seed"] == speculative["seed"] and plain["cache_salt"] != speculative["cache_salt"]
     rows = page.locator("#comparison tbody tr")
     cells = [row.inner_text().split("\t") for row in rows.all()]
-    assert [row[0] for row in cells] == ["Plain", "Speculative"]
+    assert [row[0] for row in cells] == ["Without", "With"]
+    said = page.locator("#comparison .sentence").inner_text()
+    assert re.match(r"(\d\.\d\d times (faster|slower) with|About as fast with) speculation", said)
+    rates = re.search(r": (\d+) tokens/s with, (\d+) without\.", said)
+    assert rates is not None and rates.groups() == (cells[1][2], cells[0][2])
     assert int(cells[0][3]) == 64 > int(cells[1][3]) and all(re.fullmatch(r"\d+ ms", row[1]) for row in cells)
 
 

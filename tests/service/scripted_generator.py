@@ -179,7 +179,7 @@ def rounds(generator: ScriptedGenerator, request: GenerationRequest) -> list[Rou
         usage.num_accepted_tokens += len(ROUND) - 1
         last = pushed.stop is not None or start + len(ROUND) >= len(ids)
         finish = None if not last else FinishReason.LENGTH if short and not pushed.stop else FinishReason.STOP
-        tail = detokenizer.finish() if last else ""
+        tail = detokenizer.finish()[0] if last else ""
         outputs.append(
             RoundOutput(
                 tokens=() if request.is_empty else _tokens(request, chunk, pushed),

@@ -199,7 +199,6 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: gateway_pb2.GenerateRequest(chat=gateway_pb2.ChatInput()), "chat"),
     (lambda: gateway_pb2.GenerateRequest(chat=CHAT_OF_NOBODY), "chat.messages[0].role"),
     (lambda: asking(params={"temperature": math.nan}), "temperature"),
-    (lambda: asking(params={"max_tokens": CONTEXT_LIMIT}), "max_tokens"),
     (lambda: asking(params={"choice": 1}), "params.choice"),
     (lambda: asking(params={"seed": 1}), "has_seed"),
     (lambda: asking(params={"logit_bias": {4096: 1.0}}), "logit_bias"),

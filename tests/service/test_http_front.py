@@ -21,12 +21,22 @@ from gateway.api.app import create_app
 from gateway.tokenizer import Tokenizer
 from outrider.wire.errors import Overloaded, Unavailable, WorkerLost
 from outrider.wire.kinds import AcceptanceRule
-from tests.service.scripted_generator import DEMO, NUM_DRAFTED, Panic, ScriptedGenerator, config, demo_tokenizer, logged
+from tests.service.scripted_generator import (
+    CONTEXT_LIMIT,
+    DEMO,
+    NUM_DRAFTED,
+    Panic,
+    ScriptedGenerator,
+    config,
+    demo_tokenizer,
+    logged,
+)
 
 TOKENIZER = demo_tokenizer()
 MODEL = "models/demo/target"
 TEXT = "the quick brown fox"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 def app_of(generator: ScriptedGenerator, **settings: object) -> Any:
@@ -430,7 +440,9 @@ REFUSED = [
     ({"prompt": ["x"] * 11, "n": 30}, "prompt"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": 2048}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 2048, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+    ({"prompt": [1] * 2000, "min_tokens": 49, "max_tokens": 50}, "min_tokens"),
+    ({"prompt": [1] * 2048}, "prompt"),
     ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
     ({"prompt": "x", "logprobs": 21}, "logprobs"),
     ({"prompt": "x", "cache_salt": "ö" * 129}, "cache_salt"),
@@ -514,10 +526,32 @@ async def test_bounds_are_told_as_whole_numbers(generator: ScriptedGenerator) ->
 
 
 async def test_numbers_are_told_when_the_context_is_too_short(generator: ScriptedGenerator) -> None:
-    async with in_process(generator) as http:
+    async with in_process(generator, max_tokens_beyond_context="refuse") as http:
         response = await http.post(COMPLETIONS, json={"prompt": [1] * 2000, "max_tokens": 100})
+        messages = await http.post("/v1/messages", json={"messages": HELLO, "max_tokens": 2048})
+    assert messages.status_code == 400
     message = response.json()["error"]["message"]
     assert all(number in message for number in ("2000", "100", "2100", "2048", "48"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, {"prompt": "hello"}, "max_tokens"),
+        (CHAT, {"messages": HELLO}, "max_tokens"),
+        (CHAT, {"messages": HELLO}, "max_completion_tokens"),
+        ("/v1/responses", {"input": HELLO}, "max_output_tokens"),
+        ("/v1/messages", {"messages": HELLO}, "max_tokens"),
+    ],
+)
+async def test_more_output_than_the_context_leaves_means_what_it_leaves(
+    generator: ScriptedGenerator, path: str, body: dict[str, object], name: str
+) -> None:
+    async with in_process(generator) as http:
+        response = await http.post(path, json={**body, name: 1 << 40})
+    assert response.status_code == 200, response.text
+    (request,) = generator.requests
+    assert request.params.max_tokens == CONTEXT_LIMIT - len(request.prompt_ids)
 
 
 async def test_bodies_over_the_limit_are_413_declared_or_not(generator: ScriptedGenerator) -> None:

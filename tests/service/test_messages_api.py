@@ -141,7 +141,7 @@ async def test_what_cannot_be_written_as_a_chat_is_the_callers_fault() -> None:
         deep = {"a": deep}
     call = {"type": "tool_use", "id": "a", "name": "b", "input": deep}
     async with in_process(generator_of("x")) as http:
-        for content in ([call], [call | {"input": {}}] * 200):
+        for content in ([call], [call | {"input": {}}] * 5000):
             messages = [{"role": "assistant", "content": content}, *ASKED["messages"]]
             answer = await http.post(PATH, json=ASKED | {"messages": messages})
             assert answer.status_code == 400, answer.text
@@ -151,7 +151,7 @@ async def test_what_cannot_be_written_as_a_chat_is_the_callers_fault() -> None:
     ("choice", "is_bound", "is_told"),
     [
         ({"type": "auto"}, False, True),
-        ({"type": "auto", "disable_parallel_tool_use": True}, True, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False, True),
         ({"type": "any"}, True, True),
         ({"type": "tool", "name": "Weather"}, True, True),
         ({"type": "none"}, False, False),
@@ -198,7 +198,12 @@ async def test_tokens_are_counted_as_a_message_would() -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
             "role",
         ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{"name": "bash"}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
+            "tool_choice names the tool 'bash'",
+        ),
+        ({"compaction": {"type": "auto"}}, "compaction"),
         ({"tools": [FUNCTION | {"input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

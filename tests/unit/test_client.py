@@ -359,7 +359,8 @@ def test_unknown_parameter_is_a_type_error() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: AsyncClient("http://127.0.0.1:8001"),
+        lambda: AsyncClient("ftp://127.0.0.1:8001"),
+        lambda: AsyncClient("http:///v1"),
         lambda: AsyncClient("127.0.0.1:99999"),
         lambda: AsyncClient(timeout_s=0),
         lambda: AsyncClient(retries=-1),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.client import AsyncClient, ConnectOptions, GrpcTransport
+from outrider.client.address import read_address
 from outrider.client.connect import metadata_of
 from outrider.v1 import gateway_pb2, gateway_pb2_grpc
 from outrider.wire import errors
@@ -146,3 +147,21 @@ async def test_the_command_line(gateway: Gateway, tmp_path: Path, monkeypatch: p
         result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert result.exit_code == 0 and '"text": "hello"' in result.stdout
     assert set(gateway.keys) == {"Bearer or-secret"}
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("127.0.0.1", "127.0.0.1:8001"),
+        ("localhost:9", "localhost:9"),
+        ("::1", "[::1]:8001"),
+        ("[::1]", "[::1]:8001"),
+        ("http://h", "h:80"),
+        ("https://h/v1", "h:443"),
+        ("http://h:8000/v1", "h:8000"),
+        ("dns:///h:8001", "dns:///h:8001"),
+        ("unix:/run/s", "unix:/run/s"),
+    ],
+)
+def test_an_address_may_leave_out_its_port_or_be_a_url(text: str, target: str) -> None:
+    assert read_address(text).target == target

@@ -74,7 +74,7 @@ def text_of(tokenizer: Tokenizer, chunks: Sequence[Sequence[int]], stop: tuple[s
         if pushed.stop is not None:
             return text, used
         assert pushed.num_kept == len(chunk)
-    return text + detokenizer.finish(), None
+    return text + detokenizer.finish()[0], None
 
 
 def cut(values: Sequence[int], points: Sequence[int]) -> list[Sequence[int]]:
@@ -159,7 +159,7 @@ def test_real_text_survives_token_by_token(text: str) -> None:
     deltas = [detokenizer.push([token]).text_delta for token in tokens]
     if "<|" not in text:
         assert "".join(deltas) == text
-        assert detokenizer.finish() == ""
+        assert detokenizer.finish() == ("", None)
         assert all("\ufffd" not in delta for delta in deltas) or "\ufffd" in text
 
 
@@ -176,7 +176,7 @@ def test_text_that_may_start_a_stop_is_held_back_and_let_go() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL, ("END",))
     assert detokenizer.push(BYTE_LEVEL.encode("one EN")).text_delta == "one "
     assert detokenizer.push(BYTE_LEVEL.encode("TRY E")).text_delta == "ENTRY "
-    assert detokenizer.finish() == "E"
+    assert detokenizer.finish() == ("E", None)
 
 
 def test_a_stop_across_pushes_cuts_before_it_and_counts_tokens() -> None:
@@ -204,7 +204,7 @@ def test_text_is_held_back_only_while_a_stop_string_may_have_begun(text: str, st
             return
         begun = [each[:n] for each in stop for n in range(len(each)) if text[:size].endswith(each[:n])]
         assert sent == text[:size].removesuffix(max(begun, key=len, default=""))
-    assert sent + detokenizer.finish() == text
+    assert sent + detokenizer.finish()[0] == text
 
 
 def test_token_texts_and_offsets_line_up_with_the_text() -> None:

@@ -187,12 +187,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ),
     ({"anyOf": [{}, {"not": {}}]}, ".anyOf[1].not", "keyword that cannot be enforced"),
     ({"properties": {"a b": {"if": True}}}, ".properties['a b'].if", "keyword"),
-    ({"typo": 1}, ".typo", "keyword"),
+    ({"propertyNames": {"maxLength": 3}}, ".propertyNames", "keyword"),
     ({"nullable": True}, ".nullable", "a list with null"),
-    ({"x-guidance": {"lenient": True}}, ".x-guidance", "keyword"),
     ({"properties": {"a": {"$id": "x"}}}, ".properties.a.$id", "keyword"),
     ({"$defs": {"a": {"contains": {}}}}, ".$defs.a.contains", "keyword"),
-    ({"format": "int32"}, ".format", "must be one of date-time"),
+    ({"format": 32}, ".format", "must be a string"),
     ({"type": "text"}, ".type", "must be one of null, boolean"),
     ({"type": []}, ".type", "not empty"),
     ({"enum": []}, ".enum", "not empty"),
@@ -209,12 +208,16 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"maxLength": -1}, ".maxLength", "0 to 2^53"),
     ({"minItems": 1.0}, ".minItems", "whole number"),
     ({"pattern": 1}, ".pattern", "must be a string"),
-    ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, ".properties.a", "look-around"),
-    ({"properties": {"a": {"pattern": r"(a)\1"}}}, ".properties.a", "backreferences"),
+    ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, ".properties.a.pattern", "leave the pattern"),
+    ({"properties": {"a": {"pattern": r"(a)\1"}}}, ".properties.a.pattern", "backreferences"),
     ({"const": "\ud800"}, "", "surrogate"),
     ({"$ref": "https://example.com/a"}, ".$ref", "only places in the schema itself"),
     ({"$ref": "#/$defs/a"}, ".$ref", "no schema there"),
-    ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, ".$defs.a.$anchor", "keyword"),
+    ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, ".$ref", "no schema there"),
+    ({"patternProperties": {"^(?!x)": {}}}, ".patternProperties['^(?!x)']", "look-around"),
+    ({"oneOf": [{"pattern": "(?!a)"}, {"type": "number"}]}, ".oneOf[0].pattern", "look-around"),
+    ({"anyOf": [{"pattern": "(?!a)"}, {"type": "null"}]}, ".anyOf[0].pattern", "look-around"),
+    ({"minimum": 2**53 + 1}, ".minimum", "2^53"),
     ({"$ref": "#"}, "", "itself by references alone"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, ".$defs.a", "references alone"),
     ({"properties": {"a": {"$ref": "#", "minProperties": 1}}}, ".properties.a", "circular"),
@@ -264,6 +267,49 @@ def test_what_constrains_nothing_is_dropped(given: dict[str, Any]) -> None:
     for name in ("$schema", "$id", "default", "description", "discriminator"):
         assert f'"{name}":' not in text
     assert "uniqueItems" not in text or "not" in text, "a property's name and a const are none"
+
+
+ANNOTATED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    *(({"type": "number", "format": name}, [1.5], ["a"]) for name in ("float", "double", "decimal", 'x"')),
+    *(({"type": "string", "format": name}, ["a b"], [1]) for name in ("path", "binary", "regex", "uri-reference")),
+    ({"type": "integer", "format": "uint64"}, [0, 7], [-1]),
+    ({"type": ["integer", "null"], "format": "uint8"}, [255, None], [256, -1]),
+    ({"type": "integer", "format": "uint8", "minimum": -5}, [-5], [256]),
+    ({"type": "integer", "format": "int32", "enum": [5]}, [5], [6]),
+    ({"type": "string", "format": "uuid"}, ["12345678-1234-1234-1234-123456789abc"], ["a"]),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, [2**53], [2**53 + 1, -1]),
+    ({"type": "number", "exclusiveMinimum": -1e300, "maximum": 1e308}, [-1.5], ["a"]),
+    ({"type": "null", "x-order": 1, "enumNames": ["a"], "x-guidance": {}, "typo": [1], "$anchor": "a"}, [None], [1]),
+    ({"type": "object", "additionalProperties": False, "propertyNames": {"type": "string"}}, [{}], [[]]),
+]
+
+
+@pytest.mark.parametrize(("given", "allowed", "refused"), ANNOTATED, ids=lambda value: str(value)[:60])
+def test_formats_and_keywords_that_constrain_nothing_are_annotations(
+    given: dict[str, Any], allowed: list[Any], refused: list[Any]
+) -> None:
+    made = schema(CLOSED | {"properties": {"a": given}, "required": ["a"]}, strict=True)
+    assert [value for value in allowed if not follows(made, json.dumps({"a": value}))] == []
+    assert [value for value in refused if follows(made, json.dumps({"a": value}))] == []
+
+
+def test_digits_are_of_all_scripts_in_expressions_and_ascii_in_schemas() -> None:
+    """As docs/openai.md says."""
+    expression, pattern = of_regex(r"\d\w", "r"), schema({"type": "string", "pattern": r"^\d\w$"})
+    assert follows(expression, "٣é") and follows(expression, "3e")
+    assert follows(pattern, '"3e"') and not follows(pattern, '"٣e"') and not follows(pattern, '"3é"')
+    assert not follows(of_regex("[0-9]", "r"), "٣")
+
+
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+
+
+def test_beside_a_pattern_that_cannot_be_enforced_the_other_members_serve() -> None:
+    price = {"anyOf": [{"type": "string", "pattern": DECIMAL}, {"type": "number"}, {"type": "null"}]}
+    made = schema({"type": "object", "properties": {"a": price, "b": {"$ref": "#/properties/a/anyOf/1"}}})
+    assert follows(made, '{"a": 1.5, "b": 2}') and follows(made, '{"a": null}') and not follows(made, '{"a": "1.5"}')
+    harmless = {"type": "string", "pattern": r"^[(?=]\((?:a)\)\\$"}
+    assert follows(schema(harmless), json.dumps("?(a)\\"))
 
 
 CLOSED = {"type": "object", "additionalProperties": False}

@@ -92,6 +92,13 @@ def test_an_older_file_of_another_size_and_a_begun_one_count_as_missing(
     refused(pulled("--to", str(tmp_path), "--offline"), "tokenizer.json of team/model at main is not in")
 
 
+def test_a_tokenizer_of_another_form_comes_where_there_is_no_tokenizer_json(mirror: Mirror) -> None:
+    mirror.files["tokenizer.model"] = mirror.files["merges.txt"] = b"pieces"
+    assert "tokenizer.model" not in held(Path(pulled().stdout.strip()))
+    del mirror.files["tokenizer.json"]
+    assert {"tokenizer.model", "merges.txt"} <= held(Path(pulled().stdout.strip())).keys()
+
+
 def test_another_revision_is_started_by_its_folder(mirror: Mirror) -> None:
     made = pulled("--revision", COMMIT)
     assert f"outrider up --target {made.stdout.strip()} " in made.stderr

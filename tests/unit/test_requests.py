@@ -20,6 +20,7 @@ from gateway.admission.prompts import (
     NUM_THREADS,
     THREAD_NICENESS,
     Chat,
+    ChatSettings,
     PromptReader,
     TextThreads,
 )
@@ -44,8 +45,13 @@ UNFIT = "ab " * 30_000
 TEMPLATE = "{{ note }}{{ notes }}{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
 
 
+def reader_of(**changes: Any) -> PromptReader:
+    settings = ChatSettings.of_config(config())
+    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, settings, **changes)
+
+
 def reader() -> PromptReader:
-    return PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes)
+    return reader_of()
 
 
 @pytest.fixture
@@ -103,10 +109,9 @@ async def test_long_texts_are_tokenised_on_a_thread(
     ("body", "kind"),
     [
         ({"prompt": UNFIT}, CompletionBody),
-        ({"prompt": "x", "prediction": {"type": "content", "content": UNFIT}}, CompletionBody),
         ({"messages": [HELLO | {"content": UNFIT}]}, ChatBody),
     ],
-    ids=["prompt", "prediction", "chat"],
+    ids=["prompt", "chat"],
 )
 async def test_a_text_that_cannot_fit_is_refused_unread(
     threads: set[int], body: dict[str, object], kind: type[ChatBody] | type[CompletionBody]
@@ -118,7 +123,15 @@ async def test_a_text_that_cannot_fit_is_refused_unread(
 
 
 async def test_a_text_that_is_only_counted_may_be_longer_than_the_context() -> None:
-    counting = PromptReader(TOKENIZER, FACTS.context_limit, b"", THREADS, config().max_body_bytes, counts=True)
+    counting = PromptReader(
+        TOKENIZER,
+        FACTS.context_limit,
+        b"",
+        THREADS,
+        config().max_body_bytes,
+        ChatSettings.of_config(config()),
+        counts=True,
+    )
     assert len(await counting.encode("prompt", UNFIT, True)) > FACTS.context_limit
     chat = Chat((HELLO | {"content": UNFIT},))
     assert UNFIT in await counting.render("messages", chat)
@@ -224,8 +237,6 @@ async def test_an_empty_prediction_means_nothing() -> None:
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
-        ("a b " * FACTS.context_limit, rf"has \d+ tokens, the context limit is {FACTS.context_limit}; shorten it"),
-        ("a b " * 6 * FACTS.context_limit, rf"has more than {FACTS.context_limit} tokens, the context limit is"),
         ("int x;<|endoftext|>", r"holds '<\|endoftext\|>', a special token, which is no text; leave it out"),
     ],
 )
@@ -233,6 +244,31 @@ async def test_what_no_output_can_be_is_no_prediction(content: str, shown: str) 
     with pytest.raises(InvalidRequest, match=f"prediction.content {shown}") as caught:
         await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
     assert caught.value.param == "prediction.content"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (lambda text: parse_body(CompletionBody, {"prompt": text}), "prompt"),
+        (lambda text: parse_body(ChatBody, {"messages": [{"role": "user", "content": text}]}), "messages"),
+        (lambda text: parse_body(CompletionBody, {"prompt": "a", "bad_words": [text]}), "bad_words"),
+        (lambda text: predicting(text), "prediction.content"),
+    ],
+)
+async def test_a_text_that_needs_a_token_beyond_the_rows_is_refused_by_that_token(body: Any, name: str) -> None:
+    last = max(range(TOKENIZER.vocab_size), key=lambda each: (TOKENIZER.token_text(each).isalpha(), each))
+    demand = body(TOKENIZER.token_text(last).strip())
+    demand = demand if isinstance(demand, Demand) else demand.demand("r-1")
+    facts = dataclasses.replace(FACTS, vocab_size=last)
+    with pytest.raises(InvalidRequest, match=rf"^{name} needs the token '.*' \({last}\), .* up to {last - 1} alone"):
+        await build_requests(demand, facts, reader(), config(), inline_checker())
+
+
+async def test_of_a_prediction_as_much_is_read_as_an_output_may_have() -> None:
+    for times in (1, 6, 40):
+        content = "a b " * times * FACTS.context_limit
+        (request,) = await build_requests(predicting(content), FACTS, reader(), config(), inline_checker())
+        assert list(request.prediction_ids) == TOKENIZER.encode(content, False)[: FACTS.context_limit]
 
 
 async def test_without_a_template_chats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.requests import bad_word_ids
-from gateway.chat_template import find_template
+from gateway.chat_template import template_of_files
 from gateway.confined.pool import ConfinedPool, WorkFailed
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from outrider.drafting.token_bytes import read_spelling
@@ -132,6 +132,16 @@ async def test_the_tokenizers_own_special_tokens_are_added_to_text_but_not_to_ch
     assert tokenizer.encode("hi")[0] == 0 != tokenizer.encode("hi")[1]
 
 
+async def test_templates_know_the_special_tokens_that_a_model_names_itself() -> None:
+    own = {"tool_token": "<t>", "extra_special_tokens": {"boi": {"content": "<b>"}, "messages": "taken"}}
+    config = {"bos_token": {"content": "<s>"}, "add_bos_token": True, **own}
+    parts = files(config, "{{ bos_token }}{{ tool_token }}{{ boi }}")
+    tokenizer = await read_tokenizer(parts, None, InlineRenderers())
+    assert tokenizer.template is not None
+    assert await tokenizer.template.render([{"role": "user", "content": "hi"}], True, {}, max_chars=100) == "<s><t><b>"
+    assert "add_bos_token" not in tokenizer.special_tokens
+
+
 # --- chat templates ----------------------------------------------------------------------------------------------
 
 TEMPLATES = {
@@ -203,13 +213,20 @@ async def test_developer_is_system_where_a_template_does_not_know_it() -> None:
 
 
 async def test_which_template_is_taken() -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert [find_template("f", "c"), find_template("", "c"), find_template("", named), find_template("", None)] == [
-        "f",
-        "c",
-        "d",
-        None,
-    ]
+    listed = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, {"name": "x"}, 5]
+    named = {"tool_use": "t", "default": "d", "other": "o", "rag": 5}
+    additional = {"tool_use": b"T"}
+    for found, sources in (
+        (template_of_files(b"f", listed, None), ("f", {})),
+        (template_of_files(b"", "c", None), ("c", {})),
+        (template_of_files(b"", listed, None), ("d", {"tool_use": "t"})),
+        (template_of_files(b"", named, None), ("d", {"tool_use": "t"})),
+        (template_of_files(b"f", None, None, additional), ("f", {"tool_use": "T"})),
+        (template_of_files(b"", "c", None, additional), ("c", {"tool_use": "T"})),
+        (template_of_files(b"f", None, "own", additional), ("own", {})),
+    ):
+        assert found is not None and (found.source, found.named) == sources
+    assert template_of_files(b"", {"tool_use": "t"}, None) is None
     for override in (None, "theirs"):
         tokenizer = await read_tokenizer(files({"chat_template": "own"}), override, InlineRenderers())
         assert tokenizer.template is not None and tokenizer.template.source == (override or "own")

@@ -125,7 +125,7 @@ def test_under_auto_text_is_free_and_strict_calls_are_bound(family: Family, cont
         assert takes(grammar, text, control), text
     for wrong in (calls.replace("Rome", "Oslo"), f"Well, {calls.replace('weather', 'wet')}"):
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), source, control)
     assert takes(grammar, f"Well, {written(family, [ADDED])}", control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
 
@@ -147,7 +147,7 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
         assert takes(grammar, text, control), text
     for wrong in wrongs:
         assert not takes(grammar, wrong, control), wrong
-    _, grammar = planned(offer_of([ADD], "auto", False), source, control)
+    _, grammar = planned(offer_of([WEATHER, ADD], "auto", False), source, control)
     assert takes(grammar, written(family, [ADDED]), control)
     assert not takes(grammar, written(family, [ADDED, ADDED]), control)
     _, grammar = planned(offer_of([WEATHER], "auto", None), source + "</think>", control, prompt="<think>")
@@ -157,7 +157,8 @@ def test_under_auto_an_answer_that_begins_with_json_is_a_strict_call_where_calls
 
 @pytest.mark.parametrize("source", [SOURCES["json"], SOURCES["hermes"]])
 def test_nothing_is_bound_under_auto_without_strict_tools(source: str) -> None:
-    assert planned(offer_of([ADD], "auto", None), source)[1] == ""
+    for parallel in (True, False):
+        assert planned(offer_of([ADD], "auto", parallel), source)[1] == ""
     assert planned(offer_of([WEATHER], "none", None), source) == (None, "")
 
 
@@ -195,6 +196,49 @@ def test_reasoning_comes_before_what_is_bound(control: bool) -> None:
     reading, grammar = planned(offer_of([WEATHER], "required", None), source, control, prompt=ended)
     assert reading is not None and reading.marks is None
     assert takes(grammar, calls, control) and not takes(grammar, free + calls, control)
+
+
+SPELLINGS = {
+    "its token": ("hm", "MARK", "\n"),
+    "other tokens": ("hm", "MA", "RK", "\n"),
+    "a token with text around it": ("hm", "so.MARK\n"),
+}
+
+
+def spelt(tokenizer: Tokenizer, parts: tuple[str, ...], mark: str) -> list[int]:
+    half = len(mark) // 2
+    names = [part.replace("MARK", mark).replace("MA", mark[:half]).replace("RK", mark[half:]) for part in parts]
+    return [token_id for name in names for token_id in tokenizer.encode(name)]
+
+
+@pytest.mark.parametrize("parts", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
+def test_a_mark_counts_by_its_text_for_reader_and_grammar_alike(parts: tuple[str, ...], special: bool) -> None:
+    """What is told as content, or as a call, is what the grammar bound."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    for mark in ("</think>", "<tool_call>"):
+        data.add_tokens([tokenizers.AddedToken(f"so.{mark}\n", normalized=False)])
+        data.add_tokens([tokenizers.AddedToken(mark, special=special, normalized=False)])
+    tokenizer = Tokenizer(data.to_str(), {}, inline_template("{{ tools }}<tool_call></think>"))
+    guide = LLTokenizer(data.to_str())
+
+    def allows(offer: ToolOffer, answer: str, begin: list[int], text: str) -> bool:
+        reading = reading_of(offer, tokenizer, "<think>" if answer else "")
+        assert reading is not None
+        reader, detokenizer = reading.reader(), Detokenizer(tokenizer, (), reading.shown_ids)
+        reader.push(detokenizer.push(begin).text_delta)
+        assert not answer or reader.reasoning_end is not None
+        request = grammar_request(offer, reading, tokenizer, answer)
+        assert request is not None
+        ids = [*begin, *tokenizer.encode(text)]
+        return bool(LLMatcher(guide, tool_grammar(request)).try_consume_tokens(ids) == len(ids))
+
+    ended = spelt(tokenizer, parts, "</think>")
+    answer = of_schema({"type": "integer"}, "x", strict=False)
+    assert allows(ToolOffer(), answer, ended, "12") and not allows(ToolOffer(), answer, ended, "twelve")
+    offer, called = offer_of([WEATHER], "auto", None), spelt(tokenizer, parts, "<tool_call>")
+    call = written(FAMILIES[0], [ROME]).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert allows(offer, "", called, call) and not allows(offer, "", called, call.replace("Rome", "Oslo"))
 
 
 @pytest.mark.parametrize(
@@ -235,10 +279,10 @@ def test_markers_that_are_special_tokens_are_seen_by_the_reader() -> None:
         reader, parts = reading.reader(), []
         for token_id in ids:
             parts += reader.push(detokenizer.push([token_id]).text_delta)
-        parts += reader.push(detokenizer.finish()) + reader.finish(False)
+        parts += reader.push(detokenizer.finish()[0]) + reader.finish(False)
         assert told(parts) == ("née", "", [ROME, ADDED])
         hidden = Detokenizer(tokenizer, ())
-        assert hidden.push(ids).text_delta + hidden.finish() == tokenizer.decode(ids) != f"née {calls}"
+        assert hidden.push(ids).text_delta + hidden.finish()[0] == tokenizer.decode(ids) != f"née {calls}"
 
 
 # --- templates ---------------------------------------------------------------------------------------------------
@@ -268,7 +312,7 @@ TOOLS = [
 @pytest.mark.parametrize("name", ["hermes", "reasoning", "llama3", "mistral", "deepseek", "json", "demo"])
 @pytest.mark.parametrize("offered", [True, False])
 async def test_messages_go_through_templates_as_in_transformers(name: str, offered: bool) -> None:
-    """Arguments as objects, content null where it was, and tools as they came."""
+    """Arguments as objects, tools as they came, and content an empty text where the template shows the calls so."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     path = DEMO / "chat_template.jinja" if name == "demo" else TEMPLATES / f"{name}.jinja"
@@ -278,12 +322,12 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
     told = [tool.for_template() for tool in chat.tools.tools]
     text = await inline_template(source).render(chat.messages, True, chat.template_kwargs, told, max_chars=1 << 20)
     plain = json.loads(json.dumps(MESSAGES))
+    plain[1]["content"] = None if name == "deepseek" else ""
     for call in plain[1]["tool_calls"]:
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    tools = [{"type": "function", "function": {k: v for k, v in TOOLS[0]["function"].items() if k != "strict"}}]
     expected, _ = render_jinja_template(
         [plain],
-        tools=tools if offered else None,
+        tools=TOOLS if offered else None,
         chat_template=source,
         add_generation_prompt=True,
         reasoning_effort="low",
@@ -292,8 +336,24 @@ async def test_messages_go_through_templates_as_in_transformers(name: str, offer
     assert ('"city": "Rome"' in text) and ("The weather." in text) == offered
 
 
+@pytest.mark.parametrize(
+    ("source", "marks"),
+    [
+        ("{% for message in messages %}{{ message.content }}\n{% endfor %}", False),
+        ("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}", True),
+        (
+            "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}",
+            True,
+        ),
+        ("{{ raise_exception('This model judges pairs of messages.') }}", True),
+    ],
+)
+def test_a_template_that_writes_the_text_alone_marks_no_turns(source: str, marks: bool) -> None:
+    assert inline_template(source).marks_turns is marks
+
+
 async def test_the_template_named_tool_use_is_taken_for_tools() -> None:
-    template = inline_template("plain", tool_source="{{ tools[0].function.name }}")
+    template = inline_template("plain", tool_use="{{ tools[0].function.name }}")
     assert await template.render([], True, {}, max_chars=100) == "plain"
     assert await template.render([], True, {}, [ADD.for_template()], max_chars=100) == "add-2"
     assert template.takes_tools and not inline_template("{{ messages }} tools").takes_tools

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import socket
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor
-from outrider.cli.up import _show_ready
+from outrider.cli.ready import show_ready
+from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor, with_grpc_port
 from outrider.wire.errors import IncompatiblePair
+from outrider.wire.phases import phase_in
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import merged
 
@@ -37,7 +39,7 @@ class Quiet:
 def said(gateway: dict[str, str], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
-    _show_ready(Console(file=out, width=300), endpoints, settings)
+    show_ready(Console(file=out, width=300), endpoints, settings)
     return out.getvalue()
 
 
@@ -73,3 +75,39 @@ def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
     assert " -K 5" not in said({})
     own = said({"drafter": "ngram+model"})
     assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
+
+
+def test_the_first_example_is_a_chat_where_the_model_has_a_template_of_turns() -> None:
+    assert "/v1/completions" in said({}) and "outrider chat" not in said({})
+    text = said({}, replace(ENDPOINTS, chats=True))
+    assert "/v1/chat/completions" in text and "  outrider chat --address 127.0.0.1:2\n" in text
+
+
+def test_grpc_goes_to_the_next_free_port_where_that_of_http_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grpc_port(gateway: dict[str, object]) -> object:
+        settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
+        return with_grpc_port(settings).gateway.get("grpc_port")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        found = grpc_port({"port": port - 1})
+        assert isinstance(found, int) and found > port
+        assert grpc_port({"port": port - 2, "metrics_port": port - 1}) == found
+    assert grpc_port({"port": 0}) == 0
+    assert grpc_port({"port": 9, "grpc_port": 12}) == 12
+    assert grpc_port({}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("2026-11-28 14:53 INFO target outrider.wire.phases: reading weights, 2 MB", ("t", "reading weights, 2 MB")),
+        ("(Actor pid=7) 2026 INFO draft outrider.wire.phases: [draft-1] self-test", ("draft-1", "self-test")),
+        ('(draft-1 pid=7) {"logger": "outrider.wire.phases", "message": "[draft-1] b"}', ("draft-1", "b")),
+        ('{"logger": "outrider.wire.phases", "message"', None),
+        ("2026-11-28 14:53:49,442 INFO target outrider.engine: reading weights", None),
+    ],
+)
+def test_a_phase_of_a_worker_is_read_from_either_form_of_its_log(line: str, found: tuple[str, str] | None) -> None:
+    assert phase_in("t", line) == found

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.engine.loading.model_files import CONFIG, first_line, model_file, read_model_json
 from outrider.engine.loading.weight_headers import AGAIN, check_counts, read_headers, read_safe
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE
+from outrider.wire.model_id import INDEX, SAFE, is_gguf
 
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
@@ -83,6 +83,8 @@ class Checkpoint:
 
 
 def _read_config(model: str) -> dict[str, Any]:
+    if is_gguf(model):  # the format holds models alone
+        return {}
     config = read_model_json(model, CONFIG)
     if config is None:
         raise ConfigError(f"{model} has no {CONFIG}", param="model")

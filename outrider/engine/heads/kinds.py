@@ -9,6 +9,7 @@ from typing import Any
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.joined_files import has_mtp, num_mtp_layers
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_id import is_gguf
 
 
 class DraftKind(enum.StrEnum):
@@ -46,6 +47,8 @@ def kind_of(files: Checkpoint, target: str | None = None) -> DraftKind:
     target: the folder or hub id of the target; the same as the draft's, it means the MTP head inside, where there is
     one. Raises ConfigError for a kind that is not served, by its name, and as `Checkpoint.names` does.
     """
+    if is_gguf(files.model):
+        return DraftKind.MODEL
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files.config)):
         if not has_mtp(files.names):
             raise ConfigError(

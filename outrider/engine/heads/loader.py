@@ -34,15 +34,9 @@ from outrider.engine.heads.peagle_files import read_peagle
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
-from outrider.engine.loading.loader import (
-    check_class,
-    context_limit_of,
-    eos_ids,
-    read_generation,
-    resolve_device,
-    settle_rope,
-    size_cache,
-)
+from outrider.engine.loading.context import context_limit_of, settle_rope
+from outrider.engine.loading.ends import eos_ids, read_generation
+from outrider.engine.loading.loader import check_class, resolve_device, size_cache
 from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.loading.loader import network_class, read_config
+from outrider.engine.loading.tied_tables import IN_LAYER
 from outrider.engine.loading.weight_headers import bounded_build
 from outrider.wire.errors import ConfigError
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
-IN_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp)\.")
-"""In names of what belongs to a layer: MTP heads inside a checkpoint have a copy of the embedding."""
 
 
 class TargetFiles:

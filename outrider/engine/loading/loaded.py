@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.model_files import GENERATION, read_model_json
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
@@ -19,6 +20,7 @@ from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
+from outrider.wire.sampling_defaults import stated_defaults
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 
 log = get_logger(__name__)
@@ -29,6 +31,8 @@ class Loaded(WorkerState):
     """The state of a worker with a model."""
 
     runner: ModelRunner = field(kw_only=True)
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
+    """What the checkpoint states for requests that name no sampling parameters."""
     searches_beams: ClassVar[bool] = True
     """Whether its slots may search beams where its path runs trees, or draft for such searches."""
 
@@ -62,6 +66,7 @@ class Loaded(WorkerState):
                 hidden_size=facts.hidden_size,
                 num_layers=facts.num_layers,
                 decoder_start_ids=facts.decoder_start_ids,
+                sampling_defaults=pb.SamplingDefaults(**self.sampling_defaults),
             )
         )
         return info
@@ -134,4 +139,19 @@ def _loaded(runner: ModelRunner, config: WorkerConfig, epoch: int) -> Loaded:
     make_slot = SourceSlot if has_encoder else Slot
     sizes = (config.max_slots, runner.facts.context_limit)
     slots = SlotTable(runner.pool, *sizes, make_slot, takes_sources=has_encoder)
-    return Loaded(config, epoch, slots, tokenizer_files(config.model), runner=runner)
+    tokenizer = read_tokenizer(config.model)
+    beyond = tokens_beyond(tokenizer.tokenizer, runner.facts.vocab_size)
+    if beyond is not None:
+        log.warning("%s: %s", config.model, beyond)
+    defaults = _sampling_defaults(config)
+    return Loaded(config, epoch, slots, tokenizer.files, runner=runner, sampling_defaults=defaults)
+
+
+def _sampling_defaults(config: WorkerConfig) -> dict[str, float]:
+    """Return those of a target's generation_config.json; a draft's says nothing of answers."""
+    if not isinstance(config, TargetConfig):
+        return {}
+    found, wrong = stated_defaults(read_model_json(config.model, GENERATION) or {})
+    for why in wrong:
+        log.warning("%s of %s: %s; it is left out", GENERATION, config.model, why)
+    return found

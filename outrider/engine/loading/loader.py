@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import reprlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,25 +17,29 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.distributed import DistributedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import is_accelerate_available
 
 from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
+from outrider.engine.loading.context import context_limit_of, settle_rope
+from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
     CONFIG,
-    GENERATION,
-    MAX_QUOTED,
     check_folder,
+    check_no_adapter,
     first_line,
+    gguf_path,
     model_file,
     read_model_json,
+    unusable,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
 from outrider.engine.loading.text_part import plain_form, served_class
+from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -47,19 +51,14 @@ from outrider.engine.paths.layer_memory import layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
-from outrider.wire.model_id import full_name, local_folder
+from outrider.wire.model_id import full_name, local_path
 from outrider.wire.peer_text import bound_text
+from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig, WorkerConfig
-from outrider.wire.tokenizer_json import MAX_TOKEN_ID
+from outrider.wire.settings.gpu_shares import num_weight_bytes
 
 log = get_logger(__name__)
 
-MIN_CONTEXT = 16
-"""Least tokens of a context: the self-test needs them. Doubling it refuses more settings."""
-DEFAULT_CONTEXT = 2048
-"""Tokens of the context of a model that states no limit (ALiBi). Doubling it doubles a slot's largest cache."""
-MAX_CONTEXT = 1 << 24
-"""Tokens of a context. The longest published is 10 million, Llama 4 Scout's."""
 PREFILL_TOKENS_CPU = 256
 """Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
 longer."""
@@ -84,13 +83,16 @@ def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | No
 
 
 def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.device], Group] | None) -> ModelRunner:
-    folder = local_folder(config.model)
-    if folder is not None:
-        check_folder(folder)
+    path = local_path(config.model)
+    if path is not None and path.is_dir():
+        check_folder(path)
     made_of = read_config(config.model)
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
+    difference = read_ends(config.model, made_of).difference
+    if difference is not None:
+        log.warning("%s", difference)
     check_weights(config.model, made_of)
     check_readable(config.model, made_of, device, config.quantization)
     check_int8(device, config.quantization)
@@ -101,6 +103,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
+    log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
     settle_rope(network, limit)
@@ -120,6 +123,14 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
+
+
+def _reading(model: str) -> str:
+    """Say that a model's weights are read now, and how much that is."""
+    num_bytes = num_weight_bytes(model)
+    if num_bytes is not None:
+        return f"reading weights, {num_bytes / 1e6:,.0f} MB"
+    return "reading weights" if local_path(model) is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
@@ -144,35 +155,6 @@ def size_cache(
         _allocate(runner, num_blocks)
     runner.spare = budget.spare(num_blocks * runner.path.block_size * runner.kv_bytes_per_token)
     _log_memory(runner, budget, num_positions)
-
-
-def settle_rope(model: PreTrainedModel, context_limit: int) -> None:
-    """Give the model one set of rotary frequencies for every position below context_limit.
-
-    LongRoPE (Phi 3 and its like) has two, and transformers takes the long one when the longest sequence of a batch is
-    past the length of pretraining. A short sequence would then change with its neighbours, and keys cached under one
-    set would be read with the other. So a model that is served past that length takes the long set for all.
-    """
-    settled = False
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if kinds is None or not hasattr(module, "config"):
-            continue
-        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            parameters = module.config.rope_parameters
-            parameters = parameters if layer_type is None else parameters[layer_type]
-            original = parameters.get("original_max_position_embeddings")
-            if kind == "longrope" and original is not None and context_limit > original:
-                prefix = "" if layer_type is None else f"{layer_type}_"
-                inv_freq = getattr(module, f"{prefix}inv_freq")
-                long, _ = ROPE_INIT_FUNCTIONS[kind](
-                    module.config, inv_freq.device, seq_len=original + 1, layer_type=layer_type
-                )
-                inv_freq.copy_(long)
-                setattr(module, f"{prefix}original_inv_freq", inv_freq.clone())  # short batches would go back to it
-                settled = True
-    if settled:
-        log.info("%s is served past its length of pretraining: long rotary factors for all", type(model).__name__)
 
 
 def keep_soft_caps(config: PreTrainedConfig) -> None:
@@ -200,12 +182,17 @@ def resolve_device(device: str) -> torch.device:
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """Read the configuration of a folder or hub id. Raises ConfigError."""
+    """Read the configuration of a folder, GGUF file or hub id. Raises ConfigError."""
+    check_no_adapter(model)
+    gguf = gguf_path(model)
     raw = read_model_json(model, CONFIG)
     if raw is not None:  # else transformers says what is missing
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if gguf is None:
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        else:
+            config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):
             raise ValueError(f"architectures is {config.architectures}, must be a list of names")
         if getattr(config, "transformers_weights", None) is not None:
@@ -213,6 +200,8 @@ def read_config(model: str) -> PreTrainedConfig:
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
         keep_soft_caps(config)
         num_layers = num_decoder_layers(config)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         version = transformers.__version__
         raise ConfigError(
@@ -223,43 +212,6 @@ def read_config(model: str) -> PreTrainedConfig:
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(f"the config.json of {model} says {num_layers!r} layers, must be at least 1", param="model")
     return config
-
-
-def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
-    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Raises ConfigError
-    for an id that is none.
-    """
-    raw = read_model_json(model, GENERATION)
-    try:
-        generation = GenerationConfig.from_model_config(config) if raw is None else GenerationConfig.from_dict(raw)
-    except Exception as error:  # as in read_config
-        raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
-    if generation.eos_token_id is None:
-        generation.eos_token_id = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
-    for name in ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
-        _check_ids(model, name, getattr(generation, name))
-    return generation
-
-
-def _check_ids(model: str, name: str, value: object) -> None:
-    if value is None:
-        return
-    ids = value if isinstance(value, list | tuple) else [value]
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
-            raise ConfigError(
-                f"{name} of {model} (generation_config.json, config.json) is {reprlib.repr(value)}, must be an id from "
-                f"0 to {MAX_TOKEN_ID}{' or a list of them' if name == 'eos_token_id' else ''}; correct it",
-                param="model",
-            )
-
-
-def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer, of what `read_generation` returned."""
-    eos = generation.eos_token_id
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
 def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -277,13 +229,8 @@ def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
     check_sizes(model, network, headers, is_quantised=is_quantised)
+    check_tied_names(model, network, headers)
     return network
-
-
-def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
-    """Return what to say of a configuration that transformers raised an error for. name: of its file."""
-    why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
-    return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
 
 
 def check_class(config: PreTrainedConfig) -> None:
@@ -304,44 +251,6 @@ def network_class(config: PreTrainedConfig) -> Any:
     return served_class(config).model_class
 
 
-def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
-    """Return what every answer of an encoder-decoder model begins with: the start, and what generation then forces.
-
-    Empty for other models. Raises ConfigError where nothing names it.
-    """
-    if not config.is_encoder_decoder:
-        return ()
-    for names in (generation, config):
-        start = getattr(names, "decoder_start_token_id", None)
-        if start is not None:
-            forced = getattr(generation, "forced_bos_token_id", None)
-            return (start,) if forced is None else (start, forced)
-    raise ConfigError(
-        "neither config.json nor generation_config.json names a decoder_start_token_id, with which an encoder-decoder "
-        "model's answers begin; add it",
-        param="model",
-    )
-
-
-def context_limit_of(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Return `wanted`, or the tokens that the model was made for. Raises ConfigError when `wanted` does not fit."""
-    text = config.get_text_config(decoder=True)
-    names = ("max_position_embeddings", "max_seq_len", "seq_length")
-    own = next((n for name in names if isinstance(n := getattr(text, name, None), int) and n > 0), None)
-    limit = wanted or own or DEFAULT_CONTEXT
-    if limit > MAX_CONTEXT:
-        raise ConfigError(
-            f"the context is {limit} tokens (of context_limit, else of the config.json of {config.name_or_path}), and "
-            f"at most {MAX_CONTEXT} are served; set context_limit",
-            param="context_limit",
-        )
-    if own is not None and limit > own:
-        raise ConfigError(f"context_limit is {limit}, the model was made for {own}", param="context_limit")
-    if limit < MIN_CONTEXT:
-        raise ConfigError(f"context_limit is {limit}, must be at least {MIN_CONTEXT}", param="context_limit")
-    return limit
-
-
 def _load_weights(
     model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
@@ -349,6 +258,12 @@ def _load_weights(
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    gguf, quiet = gguf_path(model), contextlib.nullcontext()
+    if gguf is not None:
+        wanted = own_dtype(gguf) if wanted == "auto" else wanted
+        check_unpacked(gguf, device, wanted)
+        options |= weight_options(gguf)
+        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -358,9 +273,10 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        network, info = model_class.from_pretrained(
-            model, config=config, dtype=wanted, output_loading_info=True, **options
-        )
+        with quiet:
+            network, info = model_class.from_pretrained(
+                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
@@ -373,6 +289,7 @@ def _load_weights(
             f"the weights of {model} lack {len(missing)} tensors of {type(network).__name__}, first {missing[0]}",
             param="model",
         )
+    check_tied_weights(model, network)
     network = network.eval().requires_grad_(False)
     if served_class(config).is_text_part:
         network = plain_form(network)

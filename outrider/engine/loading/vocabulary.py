@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from outrider.engine.loading.loader import context_limit_of, decoder_start_of, eos_ids, read_config, read_generation
+from outrider.engine.loading.context import context_limit_of
+from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_generation
+from outrider.engine.loading.loader import read_config
 from outrider.engine.loading.model_files import CONFIG, model_file
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import local_path
 
 UNLIMITED_CONTEXT = 1 << 20
 """Tokens, used where no model says a limit: tables have none."""
@@ -27,12 +29,12 @@ class Vocabulary:
 
 
 def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None) -> Vocabulary:
-    """Read the configuration of a folder or hub id; a folder without one is described by its tokenizer.
+    """Read the configuration of a folder, GGUF file or hub id; a folder without one is described by its tokenizer.
 
     context_limit: the setting. Raises ConfigError.
     """
-    folder = local_folder(model)
-    if folder is not None and model_file(model, CONFIG) is None:
+    path = local_path(model)
+    if path is not None and path.is_dir() and model_file(model, CONFIG) is None:
         ids = Tokenizer.from_buffer(tokenizer_json).get_vocab(with_added_tokens=True).values()
         return Vocabulary(max(ids) + 1, context_limit or UNLIMITED_CONTEXT, ())
     config = read_config(model)

@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from outrider.engine.loading.model_files import first_line, model_file, weight_map
+from outrider.engine.loading.model_files import first_line, gguf_path, model_file, weight_map
 from outrider.wire.errors import ConfigError
+from outrider.wire.gguf_header import read_header
 from outrider.wire.model_id import SAFE
 from outrider.wire.peer_text import bound_text
 
@@ -57,12 +58,17 @@ class TensorHeader:
 
 
 def read_headers(model: str) -> dict[str, TensorHeader]:
-    """Return the headers of all weights of a folder or hub id; empty where there are no safetensors files.
+    """Return the headers of all weights of a folder, GGUF file or hub id; empty where there are none.
 
     Raises ConfigError for a damaged file, a wrong index, and for complex numbers, of which torch would take the real
     part.
     """
     headers = {}
+    gguf = gguf_path(model)
+    if gguf is not None:
+        return {
+            name: TensorHeader(each.shape, str(each.type_id), gguf) for name, each in read_header(gguf).tensors.items()
+        }
     for path in weight_paths(model):
         headers.update(read_safe(path, partial(_headers_of, path)))
     for name, header in headers.items():

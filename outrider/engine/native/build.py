@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from outrider.wire.phases import log_phase
 from outrider.wire.places import cache_folder
 
 FLAGS = (
@@ -46,6 +47,7 @@ def built_library() -> Path:
     """Return the shared library for this machine, compiled if it is not there yet. Raises BuildError."""
     path, compiler = library_place()
     if not path.exists():
+        log_phase("compiling the C++ forward, once on this machine")
         compile_to(path, compiler)
     return path
 

@@ -30,6 +30,7 @@ from outrider.engine.paths.layer_memory import selecting_few_keys
 from outrider.engine.paths.paged import PagedPath
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.phases import log_phase
 
 __all__ = [
     "BLOCK_SIZE",
@@ -122,10 +123,12 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     """Return a tested runner on the path, or raise PathUnavailable."""
     if model.config.is_encoder_decoder and name != "dense":
         raise PathUnavailable("runs decoder-only models alone")
+    log_phase(f"packing weights for the path {name}")
     path = FACTORIES[name](model, facts)
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
+    log_phase(f"self-test of the path {name}")
     runner.self_test_error = check_cache(runner, truth)
     runner.tree_refusal = tree_refusal(runner, truth)
     if runner.tree_refusal is not None:

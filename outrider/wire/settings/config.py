@@ -307,6 +307,11 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    generation_config: Literal["auto", "none", "vllm"] = "auto"
+    """Sampling parameters of HTTP requests that name none: auto = those that the checkpoint's generation_config.json
+    states, none (which vLLM calls vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""
+    max_tokens_beyond_context: Literal["clamp", "refuse"] = "clamp"
+    """What max_tokens means that is more than the context leaves: what it leaves (clamp), or a 400 (refuse)."""
     max_compile_s: Seconds = 1.0
     """CPU seconds that checking a request's grammar, or rendering its chat template, may take; a request that takes
     more is refused with 400."""
@@ -330,6 +335,16 @@ class GatewayConfig(_ProcessConfig):
     key four, and as many gRPC messages more are on their way in."""
     chat_template: str | None = None
     """File with a Jinja chat template; absent = the tokenizer's own."""
+    system_messages: Literal["merge", "as-given"] = "merge"
+    """What is done where a chat template refuses messages as they stand: system messages are merged into the first, and
+    roles made to alternate; or the request is refused (as-given)."""
+    agent_header: Literal["omit", "keep"] = "omit"
+    """Whether a line x-anthropic-billing-header at the beginning of a system block stays out of the prompt: a coding
+    agent writes it there with another value in each request, so that no prompt would begin like another."""
+    max_tools: Annotated[int, Field(ge=1, le=4096)] = 512
+    """Tools of a request at most."""
+    max_tools_bytes: Positive = 1 * MIB
+    """UTF-8 bytes of all tools of a request, written as JSON, at most."""
     api_keys: str | None = None
     """File of hashed API keys and their limits, see `outrider keys`; read again when it changes. Absent = no key is
     asked for."""

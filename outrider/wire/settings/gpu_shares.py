@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import INDEX, SAFE, local_folder
+from outrider.wire.gguf_header import read_header
+from outrider.wire.model_id import INDEX, SAFE, is_gguf, local_path, split_hub_id
 from outrider.wire.model_json import parse_weight_map
 from outrider.wire.settings.config import GPU_FRACTION, TargetConfig
 from outrider.wire.settings.pools import Pool
@@ -20,6 +21,8 @@ from outrider.wire.settings.pools import Pool
 OVERHEAD_BYTES = 2 << 30
 """Bytes of a worker beside weights and KV cache. A full step of 64 slots with a vocabulary of 128,256 decides in 1.8
 GiB (`loading.memory.decision_bytes`)."""
+UNPACKED_BYTES = 2
+"""Bytes of a number of a GGUF file as a GPU holds it, bfloat16."""
 MAX_INDEX_BYTES = 24 << 20
 """Bytes of an index of weights that are read; DeepSeek V3's has 9 MiB."""
 
@@ -61,31 +64,35 @@ def utilization_of(share: float, fraction: float = GPU_FRACTION) -> float:
     return int(1000 * share * fraction) / 1000
 
 
-def utilizations(pools: Iterable[Pool]) -> dict[str, float]:
+def utilizations(pools: Iterable[Pool], wanted: float | None = None) -> dict[str, float]:
     """Return `gpu_memory_utilization` of the pools whose workers have one GPU between them, by the pool's name.
 
-    Empty for a worker alone. Pools whose settings have it keep theirs, and the others share the rest.
+    Pools whose settings have it keep theirs, and the others share the rest. wanted: what all of them may take of the
+    GPU; None = GPU_FRACTION, and a worker alone takes what it finds.
     """
     users = list(pools)
-    if sum(pool.count for pool in users) < 2:
+    fraction = GPU_FRACTION if wanted is None else wanted
+    if wanted is None and sum(pool.count for pool in users) < 2:
         return {}
     taken = sum((pool.worker.gpu_memory_utilization or 0.0) * pool.max for pool in users)
     open_pools = [pool for pool in users if pool.worker.gpu_memory_utilization is None]
-    remaining = GPU_FRACTION - taken
+    remaining = fraction - taken
     if open_pools and remaining <= 0:
         raise ConfigError(
             f"{open_pools[0].setting} shares a GPU with workers whose gpu_memory_utilization is {taken:g} in all, and "
-            f"{GPU_FRACTION:g} may be taken; lower theirs, or name another device",
+            f"{fraction:g} may be taken; lower theirs, or name another device",
             param="gpu_memory_utilization",
         )
     return {name: utilization_of(share, remaining) for name, share in gpu_shares(open_pools).items()}
 
 
 def num_weight_bytes(model: str) -> int | None:
-    """Return the bytes of a model's safetensors files, in its folder or in the hub's cache; None where not all of them
-    are on this machine.
+    """Return the bytes of a model's safetensors files, in its folder or in the hub's cache, or of a GGUF file's weights
+    when they are unpacked; None where not all of them are on this machine.
     """
     try:
+        if is_gguf(model):
+            return _num_unpacked_bytes(model)
         paths = _weight_files(model)
         return sum(path.stat().st_size for path in paths) if paths else None
     except (ConfigError, OSError):  # the worker says what is wrong with it
@@ -107,8 +114,18 @@ def _weight_files(model: str) -> list[Path]:
     return []
 
 
+def _num_unpacked_bytes(model: str) -> int | None:
+    path = local_path(model)
+    if path is None:
+        repository, name = split_hub_id(model)
+        path = None if name is None else _find(repository, name)
+    if path is None:
+        return None
+    return UNPACKED_BYTES * sum(tensor.num_elements for tensor in read_header(path).tensors.values())
+
+
 def _find(model: str, name: str) -> Path | None:
-    folder = local_folder(model)
+    folder = local_path(model)
     if folder is not None:
         path = folder / name
         return path if path.is_file() else None

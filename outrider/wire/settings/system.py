@@ -21,7 +21,7 @@ from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, T
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
 
 _SHORT: tuple[Role, ...] = ("target", "draft")
-_KNOWN = frozenset({*_SHORT, "targets", "drafts", "gateways", "gateway", "ray", "scaling"})
+_KNOWN = frozenset({*_SHORT, "targets", "drafts", "gateways", "gateway", "ray", "scaling", "gpu_memory_utilization"})
 _OURS = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Settings of the gateway that follow from where the workers are."""
 FROM_POOLS = _OURS | {"model_name"}
@@ -99,10 +99,13 @@ class SystemConfig:
     scaling: ScalingConfig
     gateways: int
     gateway: Values
+    gpu_memory_utilization: float | None = None
+    """Share of each GPU that its workers may take together; None = GPU_FRACTION of what is free for one alone."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Read {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling"}.
+        """Read {"targets": {name: {...}}, "drafts": {name: {...}}, "gateways": 1, "gateway", "ray", "scaling",
+        "gpu_memory_utilization"}.
 
         "target" and "draft" with a worker's settings are short for one pool each, named so, with one worker; "ray":
         None is for plain processes. Settings come over those of environment variables. Raises ConfigError naming pool
@@ -124,6 +127,7 @@ class SystemConfig:
             scaling=read_model("scaling", ScalingConfig, values.get("scaling", {})),
             gateways=gateways,
             gateway=gateway,
+            gpu_memory_utilization=_utilization(values.get("gpu_memory_utilization")),
         )
         if ray is None:
             system._check_plain()
@@ -154,6 +158,7 @@ class SystemConfig:
                 "scaling": self.scaling.model_dump(exclude_unset=True),
                 "gateways": self.gateways,
                 "gateway": self.gateway,
+                "gpu_memory_utilization": self.gpu_memory_utilization,
             }
         )
 
@@ -251,6 +256,19 @@ def demo_model(role: str) -> str:
     return str(folder)
 
 
+def _utilization(value: object) -> float | None:
+    """Raise ConfigError for what is no share of a GPU."""
+    if value is None:
+        return None
+    try:
+        share = float(str(value))
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"gpu_memory_utilization is {value!r}, must be above 0 and at most 1")
+    return share
+
+
 def _pools_of(values: Mapping[str, Any], gateway: Values) -> tuple[Values, Values]:
     """Settings of the target pools and of the draft pools, by name. Takes the model's name out of `gateway`."""
     if "targets" in values:
@@ -278,12 +296,19 @@ def _pools_in_full(values: Mapping[str, Any], gateway: Values) -> tuple[Values, 
 
 
 def merged(
-    file: Values, flags: Values, *, no_draft: bool, no_ray: bool, certificates: Path | None = None
+    file: Values,
+    flags: Values,
+    *,
+    no_draft: bool,
+    no_ray: bool,
+    certificates: Path | None = None,
+    gpu_memory_utilization: str | None = None,
 ) -> SystemConfig:
     """Return `outrider up`'s settings: flags over the file over the environment over the demo pair.
 
     flags: by part, None where one was not given. certificates: the folder of `outrider certs`, with one for each part.
-    Raises ConfigError naming what is wrong or contradicts.
+    gpu_memory_utilization: share of each GPU that its workers may take together. Raises ConfigError naming what is
+    wrong or contradicts.
     """
     if no_draft and flags["draft"]["model"] is not None:
         raise ConfigError("--no-draft and --draft contradict each other; leave one out")
@@ -301,6 +326,8 @@ def merged(
     serve_metrics(values)
     if certificates is not None:
         _use_certificates(values, certificates.absolute())
+    if gpu_memory_utilization is not None:
+        values["gpu_memory_utilization"] = gpu_memory_utilization
     return SystemConfig.read(values)
 
 
@@ -332,7 +359,9 @@ def flag_of(role: str, name: str) -> str:
     """Return the flag of a worker's setting."""
     if name == "dtype":  # for both
         return "--dtype"
-    return f"--{role}" if name in ("model", "drafter", "drafter_text") else f"--{role}-{name.removeprefix('cpu_')}"
+    if name in ("model", "drafter", "drafter_text"):
+        return f"--{role}"
+    return f"--{role}-{name.removeprefix('cpu_').replace('_', '-')}"
 
 
 def _part(part: str, file: Values, flags: Values, off: bool) -> Values | None:

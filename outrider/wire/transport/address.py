@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from collections.abc import Collection
 from ipaddress import ip_address
 
 from outrider.wire.errors import ConfigError
 
 _HOST_PORT = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", re.ASCII | re.IGNORECASE)
 _MOST_PORT = 2**16 - 1
+GRPC_PORT_HEADER = "x-outrider-grpc-port"
+"""Header of a gateway's answers to /v1/models: where its gRPC is, for clients that were given its HTTP port."""
 
 
 def is_host_port(text: str) -> bool:
@@ -77,6 +80,23 @@ def check_free(host: str, port: int, option: str) -> None:
     if port:
         for listener in bind_all(host, port, option):
             listener.close()
+
+
+def next_free(host: str, port: int, taken: Collection[int | None] = ()) -> int:
+    """Return the first port above `port` on which somebody can listen, and which is not taken; 0 where there is none,
+    so that any free one is. Raises ConfigError for a host that is not this machine's.
+    """
+    for candidate in range(port + 1, _MOST_PORT + 1):
+        if candidate in taken:
+            continue
+        try:
+            check_free(host, candidate, "--grpc-port")
+        except ConfigError as error:
+            if error.param == "host":
+                raise
+            continue
+        return candidate
+    return 0
 
 
 def cannot_listen(host: str, port: int, error: OSError, option: str) -> ConfigError:

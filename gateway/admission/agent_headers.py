@@ -1,0 +1,45 @@
+"""Leaves out a line that an agent writes in front of its system prompt, with another value in each request.
+
+It says nothing to a model, and in front of everything else it would make every prompt a new one for the prefix cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.confined.template_messages import SYSTEM_ROLES
+from gateway.confined.template_shape import Message
+
+PREFIX = "x-anthropic-billing-header:"
+"""What the line begins with."""
+
+
+def without_agent_headers(messages: list[Message]) -> list[Message]:
+    """Return a chat whose system messages do not begin with such a line, nor any part of them. A message of which
+    nothing is left is left out.
+    """
+    kept = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] not in SYSTEM_ROLES or not _has_header(content):
+            kept.append(message)
+        elif rest := _without_header(content):
+            kept.append({**message, "content": rest})
+    return kept
+
+
+def _has_header(content: Any) -> bool:
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return any(text.startswith(PREFIX) for text in texts)
+
+
+def _without_header(content: Any) -> Any:
+    if isinstance(content, str):
+        return _rest(content)
+    parts = [{**part, "text": _rest(part["text"])} for part in content]
+    return [part for part in parts if part["text"]]
+
+
+def _rest(text: str) -> str:
+    """Return what follows the line, or the text where it does not begin with it."""
+    return text.partition("\n")[2] if text.startswith(PREFIX) else text

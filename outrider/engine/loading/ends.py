@@ -1,0 +1,137 @@
+"""Read how a model's answers end and begin: the ids that its configurations and its tokenizer name.
+
+Called by the loader, the heads' loader, tables of a model's tokens and `outrider doctor`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from outrider.engine.loading.model_files import CONFIG, GENERATION, read_model_json, unusable
+from outrider.engine.loading.tokenizer_files import find_tokenizer
+from outrider.wire.errors import ConfigError
+from outrider.wire.tokenizer_json import MAX_TOKEN_ID, TOKENIZER_CONFIG, read_special_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ids that end an answer."""
+
+    ids: tuple[int, ...]
+    difference: str | None
+    """Which file names which, where one file names an end that the generation's does not; a sentence for operators."""
+
+
+def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
+    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Its `eos_token_id`
+    is the list of all ends, as of `read_ends`. Raises ConfigError for an id that is none.
+    """
+    raw = read_model_json(model, GENERATION)
+    try:
+        generation = GenerationConfig.from_model_config(config) if raw is None else GenerationConfig.from_dict(raw)
+    except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
+        raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
+    for name in ("decoder_start_token_id", "forced_bos_token_id"):
+        _checked_ids(model, name, getattr(generation, name))
+    generation.eos_token_id = list(read_ends(model, config).ids)
+    return generation
+
+
+def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
+    """Return the ids that end an answer, of what `read_generation` returned."""
+    return tuple(generation.eos_token_id)
+
+
+def read_ends(model: str, config: PreTrainedConfig) -> Ends:
+    """Return every id that a file of a folder or hub id names as an end; where none does, the class's own.
+
+    Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for an id that is none.
+    """
+    found = {
+        GENERATION: _checked_ids(model, "eos_token_id", (read_model_json(model, GENERATION) or {}).get("eos_token_id")),
+        CONFIG: _config_ends(model, config),
+        TOKENIZER_CONFIG: _tokenizer_ends(model),
+    }
+    named = {file: ids for file, ids in found.items() if ids}
+    if not named:
+        own = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+        return Ends(_checked_ids(model, "eos_token_id", own), None)
+    united = tuple(dict.fromkeys(end for ids in named.values() for end in ids))
+    first = next(iter(named.values()))
+    if set(united) == set(first):
+        return Ends(united, None)
+    texts = _texts_of(model, united)
+    listed = ", ".join(f"{file} {' and '.join(texts[end] for end in ids)}" for file, ids in named.items())
+    return Ends(united, f"the files of {model} name different ends of an answer, and any of them ends one: {listed}")
+
+
+def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Return the ends that config.json states, for the whole model or its text part: classes have one unstated."""
+    raw = read_model_json(model, CONFIG) or {}
+    text = config.get_text_config(decoder=True)
+    parts = [raw, *(part for name, part in raw.items() if getattr(config, name, None) is text)]
+    ends = dict.fromkeys(
+        end
+        for part in parts
+        if isinstance(part, Mapping)
+        for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id"))
+    )
+    return tuple(ends)
+
+
+def _tokenizer_ends(model: str) -> tuple[int, ...]:
+    found = find_tokenizer(model)
+    if found is None:
+        return ()
+    text = read_special_tokens(found.files.tokenizer_config_json).get("eos_token")
+    end = None if text is None else found.tokenizer.token_to_id(text)
+    return () if end is None else (end,)
+
+
+def _texts_of(model: str, ids: tuple[int, ...]) -> dict[int, str]:
+    """Return each id with its token's text in front, where the tokenizer has one."""
+    found = find_tokenizer(model)
+    texts = {}
+    for token_id in ids:
+        text = None if found is None else found.tokenizer.id_to_token(token_id)
+        texts[token_id] = str(token_id) if text is None else f"{text} ({token_id})"
+    return texts
+
+
+def _checked_ids(model: str, name: str, value: Any) -> tuple[int, ...]:
+    """Return the ids of a value of a configuration. Raises ConfigError."""
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list | tuple) else [value]
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
+            raise ConfigError(
+                f"{name} of {model} (generation_config.json, config.json) is {reprlib.repr(value)}, must be an id from "
+                f"0 to {MAX_TOKEN_ID}{' or a list of them' if name == 'eos_token_id' else ''}; correct it",
+                param="model",
+            )
+    return tuple(ids)
+
+
+def decoder_start_of(config: PreTrainedConfig, generation: GenerationConfig | None) -> tuple[int, ...]:
+    """Return what every answer of an encoder-decoder model begins with: the start, and what generation then forces.
+
+    Empty for other models. Raises ConfigError where nothing names it.
+    """
+    if not config.is_encoder_decoder:
+        return ()
+    for names in (generation, config):
+        start = getattr(names, "decoder_start_token_id", None)
+        if start is not None:
+            forced = getattr(generation, "forced_bos_token_id", None)
+            return (start,) if forced is None else (start, forced)
+    raise ConfigError(
+        "neither config.json nor generation_config.json names a decoder_start_token_id, with which an encoder-decoder "
+        "model's answers begin; add it",
+        param="model",
+    )

@@ -1,0 +1,194 @@
+"""Read the header of a GGUF file: what it states of the model, and where its tensors are. Used by whoever loads or
+places a model.
+
+The `gguf` package reads a header as well, in 10 s where a file has 262,144 tokens, and raises IndexErrors for a damaged
+one. Here lists of text are passed over: transformers reads the tokenizer's.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from outrider.wire.errors import ConfigError
+from outrider.wire.peer_text import bound_text
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+"""Version 1, of summer 2023, counts in 32 bits; version 3 alone may have the other byte order."""
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of values as the format counts them, in the letters of `struct`."""
+TEXT, ARRAY = 8, 9
+MAX_DIMENSIONS = 4
+"""Of a tensor, by the format."""
+ALIGNMENT = 32
+"""Bytes, where the file states none, by the format."""
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of a GGUF file as its header has it."""
+
+    shape: tuple[int, ...]
+    """As torch counts: the last dimension is contiguous."""
+    type_id: int
+    """As `gguf.GGMLQuantizationType` counts."""
+    offset: int
+    """Bytes from the beginning of the data."""
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file states of its model."""
+
+    path: Path
+    architecture: str
+    values: dict[str, Any]
+    """Numbers, texts and lists of numbers by name; of a list of texts its length."""
+    tensors: dict[str, GgufTensor]
+    num_data_bytes: int
+    """Bytes of the file after the header."""
+
+    def stated(self, name: str) -> Any:
+        """Return a value of the architecture, such as `block_count`; None where the file has none."""
+        return self.values.get(f"{self.architecture}.{name}")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Return the header of a file. Raises ConfigError for a damaged file, and for a part of a split one."""
+    part = PART.search(path.name)
+    if part is not None and int(part[1]) > 1:
+        raise _of_parts(path, int(part[1]))
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
+    return _read(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, num_bytes: int, _changed_ns: int) -> GgufHeader:
+    if num_bytes == 0:
+        raise _damaged(path, "it is empty")
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _parse(path, data)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
+    num_parts = header.values.get("split.count", 0)
+    if num_parts > 1:
+        raise _of_parts(path, num_parts)
+    return header
+
+
+def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
+    if data[:4] != MAGIC:
+        raise _damaged(path, "it does not begin with GGUF")
+    cursor = _Cursor(data, 4)
+    try:
+        version = cursor.number("I")
+        if version not in VERSIONS:
+            raise ConfigError(
+                f"{path} is GGUF of version {version}, and versions 2 and 3 are read, with the low byte first; convert "
+                "the model again",
+                param="model",
+            )
+        num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
+        values = {}
+        for _ in range(num_values):
+            name = cursor.text()
+            values[name] = cursor.value(cursor.number("I"))
+        tensors = {}
+        for _ in range(num_tensors):
+            name = cursor.text()
+            tensors[name] = cursor.tensor()
+    except (struct.error, ValueError) as error:  # what is read lies behind the file's end, is no text or of no type
+        raise _damaged(path, bound_text(str(error))) from None
+    architecture = values.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise _damaged(path, "it has no general.architecture")
+    alignment = values.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _damaged(path, f"general.alignment is {alignment!r}")
+    start = -(-cursor.place // alignment) * alignment
+    return GgufHeader(path, architecture, values, tensors, len(data) - start)
+
+
+class _Cursor:
+    """A place in a file, which every read moves on. Raises struct.error or ValueError."""
+
+    def __init__(self, data: mmap.mmap, place: int) -> None:
+        self._data = data
+        self.place = place
+
+    def number(self, letter: str) -> Any:
+        (found,) = self._numbers(letter, 1)
+        return found
+
+    def _numbers(self, letter: str, count: int) -> tuple[Any, ...]:
+        shape = f"<{count}{letter}"
+        self._check_rest(count * struct.calcsize(f"<{letter}"))
+        found = struct.unpack_from(shape, self._data, self.place)
+        self.place += struct.calcsize(shape)
+        return found
+
+    def text(self) -> str:
+        return self._bytes().decode("utf-8")
+
+    def _bytes(self) -> bytes:
+        length = self.number("Q")
+        self._check_rest(length)
+        found = self._data[self.place : self.place + length]
+        self.place += length
+        return found
+
+    def value(self, kind: int) -> Any:
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == TEXT:
+            return self.text()
+        if kind != ARRAY:
+            raise ValueError(f"a value has the type {kind}")
+        element, count = self.number("I"), self.number("Q")
+        if element in SCALARS:
+            return list(self._numbers(SCALARS[element], count))
+        if element != TEXT:
+            raise ValueError(f"a list has elements of type {element}")
+        for _ in range(count):
+            self._bytes()
+        return count
+
+    def tensor(self) -> GgufTensor:
+        num_dimensions = self.number("I")
+        if num_dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has {num_dimensions} dimensions")
+        shape = self._numbers("Q", num_dimensions)
+        type_id, offset = self.number("I"), self.number("Q")
+        return GgufTensor(tuple(reversed(shape)), type_id, offset)
+
+    def _check_rest(self, num_bytes: int) -> None:
+        if num_bytes > len(self._data) - self.place:
+            raise ValueError("its header goes on behind its end")
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path} is no whole GGUF file: {why}; get the file again", param="model")
+
+
+def _of_parts(path: Path, num_parts: int) -> ConfigError:
+    return ConfigError(
+        f"{path} is one of {num_parts} parts of a model, and parts are not read; join them into one file: "
+        "llama-gguf-split --merge FIRST_PART JOINED",
+        param="model",
+    )

@@ -1,0 +1,39 @@
+"""What a draft takes the tokens of a slot for: its target's, with the target's ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draft_service.vocabularies import TargetVocabularies
+from outrider.engine.sampling.grammar import Grammars
+from outrider.engine.worker.jobs import SlotVocabulary
+from outrider.v1 import common_pb2 as pb
+from tests.stack import DEMO_TARGET
+
+ADDRESS = "127.0.0.1:7"
+TOKENIZER_JSON = Path(DEMO_TARGET, "tokenizer.json").read_bytes()
+
+
+async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
+    files = pb.TokenizerFiles(tokenizer_json=TOKENIZER_JSON)
+    own = pb.WorkerInfo(vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=[0], translates=True)
+    default = SlotVocabulary(5000, (0,), Grammars(TOKENIZER_JSON, 5000, (0,), must_follow=False))
+    ends: list[int] = []
+
+    async def tokenizer_of() -> pb.TokenizerFiles:
+        return files
+
+    async def facts(address: str) -> tuple[pb.WorkerInfo, object]:
+        target = pb.WorkerInfo(epoch=1, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
+        return target, tokenizer_of
+
+    vocabularies = TargetVocabularies(own, files, default, facts)  # type: ignore[arg-type]
+    slot = pb.OpenSlot(deliver_to=ADDRESS, target_epoch=1)
+    ends[:] = [0]
+    assert await vocabularies.learn(ADDRESS, 1) is None
+    assert vocabularies.of(slot) is default
+    ends[:] = [0, 5]
+    assert await vocabularies.learn(ADDRESS, 1) is None
+    found = vocabularies.of(slot)
+    assert (found.size, found.eos_token_ids, found.translation) == (5000, (0, 5), None)
+    assert vocabularies.infos() == [], "nothing is translated"
