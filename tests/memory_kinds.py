@@ -29,6 +29,18 @@ BLOCKS: dict[str, Any] = {
     "index_topk_blocks": 2,
     "layer_types": ["full_attention", "minimax_m3_sparse"],
 }
+HYBRID: dict[str, Any] = {
+    **HEAD,
+    **WINDOW,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "logits_mup_width_multiplier": 1.0,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "layer_types": ["hybrid", "hybrid_sliding"],
+}
 CONVOLUTIONS: dict[str, Any] = {**FOUR, "layer_types": ["conv", "full_attention"] * 2}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "indexer": ("deepseek_v32", {**LATENT, **ROUTED, **INDEX}),
@@ -39,7 +51,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm3",
         {**FOUR, **HEAD, **WINDOW, "layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
     ),
-    "convolutions beside attention": ("inkling_text", {**HEAD, **WINDOW, "layer_types": ["hybrid", "hybrid_sliding"]}),
+    "convolutions beside attention": ("inkling_text", HYBRID),
     "window": ("gemma3_text", {**HEAD, **MIXED, "query_pre_attn_scalar": 8}),
     "latent": ("deepseek_v3", {**LATENT, **ROUTED}),
     "sinks": ("gpt_oss", {**HEAD, **EXPERTS, **MIXED}),
@@ -53,7 +65,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def config_of(kind: str, vocab_size: int = 97, **changes: Any) -> PreTrainedConfig:
     """Return the configuration. changes: of its values."""
     model_type, shape = SHAPES[kind]
-    sizes = {"vocab_size": vocab_size}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "tie_word_embeddings": False}  # tied, a model repeats itself
     if "hidden_size_per_layer_input" in shape:
         sizes["vocab_size_per_layer_input"] = vocab_size
     config: PreTrainedConfig = CONFIG_MAPPING[model_type](**{**SHAPE, **shape, **sizes, **changes})

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from transformers import PreTrainedConfig
@@ -34,6 +34,7 @@ from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.paths.layer_memory import token_width
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
@@ -203,7 +204,7 @@ def read_model(model: str, task: Task) -> Model:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
     notes = tuple(note for note in (read_ends(model, config).difference, beyond) if note is not None)
-    kv_bytes = _kv_bytes(text, itemsize) * limit
+    kv_bytes = token_width(config) * itemsize * limit
     return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
 
 
@@ -289,14 +290,6 @@ def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     else:
         dtype = getattr(config, "dtype", None) or torch.float32
     return dtype.itemsize
-
-
-def _kv_bytes(text: Any, itemsize: int) -> int:
-    """Return about what keys and values of a token take."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    num_layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
-    return int(2 * num_layers * heads * head_dim * itemsize)
 
 
 def main() -> int:

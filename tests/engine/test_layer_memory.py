@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.model_runner import ModelFacts, ModelRunner
+from outrider.engine.model_runner import ModelFacts
 from outrider.engine.paths.block_cache import BlockLayer, num_decoder_layers
 from outrider.engine.paths.choice import choose_path
 from outrider.engine.paths.dense import DenseLayer
-from outrider.engine.paths.layer_memory import KINDS, LayerMemory, layer_types, memory_refusal
+from outrider.engine.paths.layer_memory import KINDS, LayerMemory, layer_types, memory_refusal, token_width
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from tests.memory_kinds import SHAPES, config_of
@@ -64,6 +64,7 @@ def test_a_token_weighs_all_that_its_layers_keep() -> None:
     for kind, num_bytes in weights.items():
         model = model_of(kind)
         assert choose_path(model, facts_of(model), "dense", False).kv_bytes_per_token == num_bytes, kind
+        assert 4 * token_width(model.config) == num_bytes, "by the configuration alone, as `doctor` says"
 
 
 def one_column_off(self: DenseLayer, storage: Tensor, first: int) -> Tensor:

@@ -365,14 +365,17 @@ def _budget(
 
 
 def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
-    """Return the bytes of the masks of pieces of prompts of so many tokens."""
+    """Return the bytes of the masks of pieces of prompts of so many tokens, and of an indexer's scores of them."""
     num_copies = 1
     if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
         num_copies = text.num_attention_heads // (
             getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         )
     limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
-    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, runner.facts.context_limit)
+    num_index_heads = getattr(text, "index_n_heads", 0)
+    context = runner.facts.context_limit
+    index_scores = memory.index_scores_bytes(num_index_heads, num_tokens, context)
+    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, context) + index_scores
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

@@ -148,6 +148,13 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
     return total
 
 
+def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
+    """Return the bytes of a sparse indexer's scores, of so many heads, of all pieces of prompts: products in float32,
+    and what is left of them. context: most keys that one sees.
+    """
+    return 2 * 4 * num_heads * num_tokens * context
+
+
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
     """Return about what an encoder's layer holds for each pair of tokens of one source, in bytes: a bias of position,
     and its sum with the mask.
