@@ -203,6 +203,8 @@ class ServedFacts:
     """What outputs begin with where an encoder reads the prompt; empty without one."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    text_only: bool = False
+    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
     model_path: str = ""
     """Absolute path, or hub id, that the model was started from."""
 

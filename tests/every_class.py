@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.text_part import _stand_in_for_timm
+from outrider.engine.loading.text_part import stand_in_for_timm
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.layer_memory import layer_types
 from outrider.wire.errors import ConfigError
@@ -119,7 +119,7 @@ def measure(name: str) -> Measured:
 
 def random_model_of(config: PreTrainedConfig) -> PreTrainedModel:
     """Return transformers' own class with random weights, of which no vector is left as it begins, 0 or 1."""
-    _stand_in_for_timm()
+    stand_in_for_timm()
     model = random_model(config, seed=3)
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():

@@ -284,6 +284,8 @@ class Model(_Answer):
     drafter: str | None
     """Who drafts for requests that name no drafter; null where nobody does."""
     drafters: list[str]
+    text_only: bool
+    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
     chat_template: Literal["turns", "plain"] | None
     """turns marks who speaks, plain writes the messages' text alone; null where there is no template."""
     sampling_defaults: dict[str, float]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -32,10 +33,10 @@ from gateway.admission.requests import (
     Infill,
 )
 from gateway.api.base_schemas import Strict, described
-from gateway.api.content_parts import PlainText
+from gateway.api.content_parts import NoTextBlock, NoTextPart, PlainText
 from gateway.api.message_schemas import MessageBody, ToolBody
 from gateway.confined.template_shape import text_of_content
-from gateway.generation import AcceptanceRule, SpeculationOptions
+from gateway.generation import AcceptanceRule, ServedFacts, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
 from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -723,12 +724,31 @@ def _documents(given: list[dict[str, Any]] | None, variables: dict[str, Any]) ->
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse_body(cls: type[Body], data: Any) -> Body:
-    """Raises InvalidRequest naming the first parameter that is not offered, of the wrong type or unknown."""
+def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedFacts]] = tuple) -> Body:
+    """Raises InvalidRequest naming the first parameter that is not offered, of the wrong type or unknown.
+
+    models: those that are served, one of which the body may name.
+    """
     try:
         return cls.model_validate(data)
+    except NoTextBlock as error:
+        error.message += _text_only(data.get("model"), models())
+        raise
     except ValidationError as error:
-        raise _invalid(error) from None
+        invalid = _invalid(error)
+        raised = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+        if isinstance(raised, NoTextPart):
+            invalid.message += _text_only(data.get("model"), models())
+        raise invalid from None
+
+
+def _text_only(name: Any, models: Iterable[ServedFacts]) -> str:
+    """Return what to say of an image for a model that reads some, and is served without; empty for others."""
+    for facts in models:
+        is_meant = not name or (isinstance(name, str) and (facts.id == name or facts.is_at(name)))
+        if is_meant and facts.text_only:
+            return f"; {facts.id} is served text only: what reads images, video and sound is not loaded"
+    return ""
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

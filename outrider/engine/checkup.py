@@ -32,6 +32,7 @@ from outrider.engine.loading.loader import check_class, check_weights, read_conf
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
+from outrider.engine.loading.text_part import served_class
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.engine.paths.layer_memory import token_width
@@ -81,8 +82,9 @@ class Model:
 
     def __str__(self) -> str:
         info = self.info
+        part = ", text only" if info.text_only else ""
         return (
-            f"{self.class_name}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
+            f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
             f"{readable_bytes(self.weights_bytes)}, KV cache about {readable_bytes(self.kv_bytes)} a full context"
         )
 
@@ -194,6 +196,7 @@ def read_model(model: str, task: Task) -> Model:
         eos_token_ids=eos_ids(generation),
         decoder_start_ids=start,
         translates=not start,
+        text_only=served_class(config).is_text_part,
     )
     itemsize = _itemsize(config, task)
     network = check_weights(model, config)

@@ -106,6 +106,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
+    facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -118,8 +119,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
-        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, ", text only" if facts.is_text_part else ""),
+        *(class_name, facts.num_parameters, facts.dtype, facts.device),
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner

@@ -60,30 +60,29 @@ def served_class(config: PreTrainedConfig) -> ServedClass:
     """
     name = bound_text((config.architectures or [type(config).__name__])[0])
     multimodal, plain = _multimodal_class(config), _plain_class(config)
-    if multimodal is None:
-        if plain is None:
-            raise _refusal(config, name)
+    if plain is not None and (multimodal is None or config.is_encoder_decoder):
         return ServedClass(plain, False)
-    if config.is_encoder_decoder:
-        raise ConfigError(
-            f"{name} is an encoder-decoder model whose encoder reads images, and it has no text part to serve; use a "
-            "model of text",
-            param="model",
-        )
-    required = _required_input(multimodal)
-    if required is not None:
-        raise ConfigError(
-            f"{name} writes nothing without {required}, so it has no text part to serve; use a model of text",
-            param="model",
-        )
+    if multimodal is None:
+        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
+        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+    why = _no_text_part(config, multimodal)
+    if why is not None:
+        raise ConfigError(f"{name} {why}, so it has no text part to serve; use a model of text", param="model")
     if config.get_text_config(decoder=True) is config and not config.sub_configs:
         return ServedClass(multimodal, False)
     return ServedClass(_text_part_of(multimodal), True)
 
 
-def _refusal(config: PreTrainedConfig, name: str) -> ConfigError:
-    kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-    return ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
+    """Return why a multimodal class does not go on with text alone, to follow its name; None where it may."""
+    if config.is_encoder_decoder:
+        return "is an encoder-decoder model that reads images with its encoder"
+    required = _required_input(model_class)
+    if required is not None:
+        return f"writes nothing without {required}"
+    if getattr(config.get_text_config(decoder=True), "use_bidirectional_attention", None) in (True, "all"):
+        return "reads its prompt in both directions (use_bidirectional_attention) and is no causal language model"
+    return None
 
 
 def _plain_class(config: PreTrainedConfig) -> Any:
@@ -115,7 +114,7 @@ def _text_part_of(model_class: Any) -> Any:
     """Return a class of the same name whose networks are built without what text never runs."""
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        _stand_in_for_timm()
+        stand_in_for_timm()
         model_class.__init__(self, config, *args, **kwargs)
         leave_out(self)
 
@@ -151,7 +150,7 @@ class AbsentPart(nn.Module):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
-def _stand_in_for_timm() -> None:
+def stand_in_for_timm() -> None:
     if not is_timm_available():
         AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
 
