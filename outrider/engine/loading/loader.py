@@ -47,7 +47,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
-from outrider.engine.paths.layer_memory import layer_types, memory_refusal
+from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -368,16 +368,20 @@ def _budget(
 
 def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
     """Return the bytes of the masks of pieces of prompts of so many tokens, and of an indexer's scores of them."""
-    num_copies = 1
+    num_copies, num_layers = 1, num_decoder_layers(text)
     if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
-        num_copies = text.num_attention_heads // (
-            getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        )
-    limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
+        num_copies = max(_num_sharing(layer_config(text, index)) for index in range(num_layers))
+    limits = {layer_limits(text, index) for index in range(num_layers)}
     num_index_heads = getattr(text, "index_n_heads", 0)
     context = runner.facts.context_limit
     index_scores = memory.index_scores_bytes(num_index_heads, num_tokens, context)
     return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, context) + index_scores
+
+
+def _num_sharing(layer: PreTrainedConfig) -> int:
+    """Return how many query heads share a KV head."""
+    num_heads: int = layer.num_attention_heads
+    return num_heads // (getattr(layer, "num_key_value_heads", None) or num_heads)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

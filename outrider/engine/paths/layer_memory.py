@@ -139,6 +139,14 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
     return tuple(types)
 
 
+def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
+    """Return the configuration of one decoder layer: widths and windows may differ from layer to layer (Gemma 4), and
+    transformers then refuses to name one for all.
+    """
+    layers = getattr(text, "per_layer_config", None)
+    return layers[index] if layers else text
+
+
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
     """Return the memory of each of the types, once, in order; types that `memory_refusal` lets through."""
     return {name: KINDS[name] for name in dict.fromkeys(types)}
@@ -146,9 +154,8 @@ def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
 
 def token_width(config: PreTrainedConfig) -> int:
     """Return about how many numbers all layers keep of a token; of types that `memory_refusal` lets through."""
-    text, types = config.get_text_config(decoder=True), layer_types(config)
-    layers = getattr(text, "per_layer_config", None) or [text] * len(types)  # an old transformers has one for all
-    return sum(KINDS[name].width(layer) for name, layer in zip(types, layers, strict=True))
+    text = config.get_text_config(decoder=True)
+    return sum(KINDS[name].width(layer_config(text, index)) for index, name in enumerate(layer_types(config)))
 
 
 def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
