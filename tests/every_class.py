@@ -124,7 +124,7 @@ def random_model_of(config: PreTrainedConfig) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         if parameter.dim() == 1:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
     return model
 
 

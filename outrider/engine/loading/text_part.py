@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -25,7 +26,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
 from transformers.utils import is_timm_available
 
 from outrider.engine.loading.model_files import first_line
@@ -37,6 +37,8 @@ log = get_logger(__name__)
 
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
+READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
+"""Children beside the decoder that text runs too, as `UNREAD_PARTS`: embeddings of ids that stand for images and sound."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -124,8 +126,7 @@ def _text_part_of(model_class: Any) -> Any:
 class AbsentTower(PreTrainedModel):
     """Stands in for a vision tower of the timm library where that is not installed: it is left out again at once."""
 
-    config_class = TimmWrapperConfig
-    config: TimmWrapperConfig
+    _supports_sdpa = _supports_flash_attn = True  # whatever the text part is loaded with
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("only the text part of this model is loaded")
@@ -151,8 +152,14 @@ class AbsentPart(nn.Module):
 
 
 def stand_in_for_timm() -> None:
-    if not is_timm_available():
-        AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
+    """Have towers of the timm library built as nothing where it is not installed: whatever has a configuration of it."""
+    if is_timm_available():
+        return
+    for model_type, class_name in AutoModel._model_mapping._model_mapping.items():
+        if class_name == "TimmWrapperModel":
+            config_class = CONFIG_MAPPING[model_type]
+            tower = type("AbsentTower", (AbsentTower,), {"config_class": config_class})
+            AutoModel.register(config_class, tower, exist_ok=True)
 
 
 def leave_out(network: PreTrainedModel) -> list[str]:
@@ -190,6 +197,8 @@ def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
     if id(module) in used:
         return
     for name, child in module.named_children():
+        if name in READ_PARTS.get(type(module).__name__, ()):
+            continue
         if any(id(inner) in used for inner in child.modules()):
             yield from _beside(child, f"{prefix}{name}.", used)
         elif any(True for _ in child.parameters()):

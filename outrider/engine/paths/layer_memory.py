@@ -130,6 +130,11 @@ KINDS: Mapping[str, LayerMemory] = {
 """By transformers' name of the layer type."""
 
 
+LIMITS = {"keep_window_size": 2, "floor_scale": 8}
+"""Numbers of tokens after which modules of some classes compute otherwise (Doge's choice of keys, the scale of Llama 4's
+queries), with what the self-test sets: it has 48 tokens."""
+
+
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
     """Return the type of each decoder layer, as transformers makes its own caches from a configuration."""
     text = config.get_text_config(decoder=True)
@@ -197,12 +202,18 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Have the modules that select keys select as few as the kinds' `test_limits` say, for a self-test.
+    """Have the modules that select keys select as few as the kinds' `test_limits` say, for a self-test; what begins
+    after a number of tokens, in any class, begins early.
 
     Raises PathUnavailable for a kind none of whose modules can be set.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:
+        for attribute, limit in LIMITS.items():
+            for module in model.modules():
+                if _has_all(module, {attribute: limit}):
+                    changed.append((module, attribute, getattr(module, attribute)))
+                    setattr(module, attribute, limit)
         for name, kind in memories(types).items():
             if not kind.test_limits:
                 continue
