@@ -156,7 +156,7 @@ class DenseLayer(BlockLayer):
             return flat[plan.start + first : plan.start + plan.kv_len].transpose(0, 1).unsqueeze(0)
         gather = plan.gather if first == 0 else plan.gather.view(plan.num_rows, -1)[:, first:].reshape(-1)
         gathered = flat.index_select(0, gather)  # [B * (L - first), H, D]
-        return gathered.view(plan.num_rows, -1, *gathered.shape[1:]).transpose(1, 2)
+        return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""
