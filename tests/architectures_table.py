@@ -161,7 +161,7 @@ def tables(rows: Sequence[Measured]) -> str:
     """Return all that lies between the marks."""
     by_name = {row.name: row for row in rows}
     parts = (
-        ("### Served of all there are", summary(rows)),
+        (f"### How many of what transformers {transformers.__version__} has", summary(rows)),
         ("### Models that people run", families(by_name)),
         ("### Served", served_table(row for row in rows if row.is_served)),
         ("### Refused", refused_table(row for row in rows if not row.is_served)),

@@ -1,4 +1,4 @@
-"""Every class of transformers that writes text, served from a tiny checkpoint or refused: what `make architectures` runs.
+"""Every class of transformers that writes text, served from a tiny checkpoint or refused: `make architectures`.
 
 A checkpoint of random weights is saved by transformers' own class, loaded by the loader, and put over ragged rounds
 and token trees against a forward of that class without any cache. Each class has a process of its own.

@@ -67,8 +67,10 @@ LARGEST = 64
 NEEDED = {"head_dim": HEAD, "num_experts_per_tok": 2, "n_routed_experts": 4}
 """Fields without a default that classes compute with nevertheless."""
 KEPT = frozenset(
-    ["transformers_version", "architectures", "id2label", "label2id", "dtype", "chunk_size_feed_forward"]
-    + ["acoustic_tokenizer_chunk_size"]
+    (
+        *("transformers_version", "architectures", "id2label", "label2id", "dtype"),
+        *("chunk_size_feed_forward", "acoustic_tokenizer_chunk_size"),
+    )
 )
 """Fields that say nothing of a class's shape."""
 COMPUTED = re.compile(

@@ -25,7 +25,6 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.engine.loading.loader import keep_soft_caps
-from tests.zoo import zoo
 
 __all__ = [
     "EOS_ID",
@@ -38,7 +37,6 @@ __all__ = [
     "tiny_llama",
     "tiny_t5",
     "write_tokenizer",
-    "zoo",
 ]
 
 EOS_ID = 0

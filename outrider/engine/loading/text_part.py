@@ -38,7 +38,7 @@ log = get_logger(__name__)
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Children beside the decoder that text runs too, as `UNREAD_PARTS`: embeddings of ids that stand for images and sound."""
+"""Children beside the decoder that text runs too, as `UNREAD_PARTS`: embeddings of ids that stand for images, sound."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -152,7 +152,7 @@ class AbsentPart(nn.Module):
 
 
 def stand_in_for_timm() -> None:
-    """Have towers of the timm library built as nothing where it is not installed: whatever has a configuration of it."""
+    """Have towers of the timm library, of any configuration, built as nothing where it is not installed."""
     if is_timm_available():
         return
     for model_type, class_name in AutoModel._model_mapping._model_mapping.items():

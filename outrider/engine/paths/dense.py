@@ -36,7 +36,7 @@ from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
 
 OWN_WINDOWS = ("gpt_neo", "moshi")
-"""Model types whose modules cut windows out of the columns themselves, or have none, whatever the configuration says."""
+"""Model types whose modules cut windows out of the columns themselves, or see all, whatever a configuration says."""
 
 
 class Tree(Protocol):

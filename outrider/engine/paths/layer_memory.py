@@ -131,8 +131,8 @@ KINDS: Mapping[str, LayerMemory] = {
 
 
 LIMITS = {"keep_window_size": 2, "floor_scale": 8}
-"""Numbers of tokens after which modules of some classes compute otherwise (Doge's choice of keys, the scale of Llama 4's
-queries), with what the self-test sets: it has 48 tokens."""
+"""Numbers of tokens after which modules of some classes compute otherwise, with what the self-test of 48 tokens sets:
+Doge's choice of keys, and the scale of Llama 4's queries."""
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
