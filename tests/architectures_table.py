@@ -20,9 +20,9 @@ BEGIN, END = "<!-- tables: make architectures -->", "<!-- end of tables -->"
 SMALLEST_BOUND = 1e-5
 """Errors below are not told apart: the last bits differ between machines."""
 GROUPS = (
-    (STATE, "a running state"),
     ("compressed", "compressed keys with a state"),
     ("prompt and ring", "the prompt, and a ring of tokens"),
+    (STATE, "a running state"),
     ("block indexer", "an indexer's keys, by blocks"),
     ("indexer", "an indexer's keys"),
     ("convolution", "inputs of short convolutions"),

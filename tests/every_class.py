@@ -188,7 +188,7 @@ def memory_of(config: PreTrainedConfig) -> tuple[str, ...]:
         is_stateful = class_of(config)._is_stateful
     except Exception:  # of a class that is no decoder of text
         return ()
-    if is_stateful and STATE not in words:
+    if is_stateful and not {STATE, "compressed"} & {*words}:
         words.append(STATE)
     has_latents = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None) is not None
     special = [LATENT] * has_latents + [CROSS] * config.is_encoder_decoder

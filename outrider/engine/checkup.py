@@ -27,7 +27,7 @@ from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
@@ -77,7 +77,7 @@ class Model:
     kv_bytes: int
     """About, of a context of full length."""
     class_name: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:
@@ -186,14 +186,14 @@ def read_model(model: str, task: Task) -> Model:
     text = config.get_text_config(decoder=True)
     tokenizer = read_tokenizer(model)
     files = tokenizer.files
-    generation = read_generation(model, config)
-    limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
+    ends, start = read_ends(model, config), decoder_start_of(config, read_generation(model, config))
+    limit = context_limit_of(config, None)
     info = pb.WorkerInfo(
         model_id=full_name(model),
         vocab_size=text.vocab_size,
         tokenizer_fingerprint=tokenizer_fingerprint(files.tokenizer_json),
         context_limit=limit,
-        eos_token_ids=eos_ids(generation),
+        eos_token_ids=ends.ids,
         decoder_start_ids=start,
         translates=not start,
         text_only=served_class(config).is_text_part,
@@ -206,7 +206,7 @@ def read_model(model: str, task: Task) -> Model:
     else:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
-    notes = tuple(note for note in (read_ends(model, config).difference, beyond) if note is not None)
+    notes = tuple(note for note in (ends.difference, beyond) if note is not None)
     kv_bytes = token_width(config) * itemsize * limit
     return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
 

@@ -23,7 +23,7 @@ from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
@@ -90,9 +90,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
-    difference = read_ends(config.model, made_of).difference
-    if difference is not None:
-        log.warning("%s", difference)
+    ends = read_ends(config.model, made_of)
+    if ends.difference is not None:
+        log.warning("%s", ends.difference)
     check_weights(config.model, made_of)
     check_readable(config.model, made_of, device, config.quantization)
     check_int8(device, config.quantization)
@@ -105,7 +105,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         group = join(device)
     log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
-    facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
+    facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
     facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
@@ -306,6 +306,7 @@ def _facts(
     model: str,
     network: PreTrainedModel,
     generation: GenerationConfig,
+    end_ids: tuple[int, ...],
     context_limit: int,
     quantization: str,
     num_ranks: int,
@@ -317,7 +318,7 @@ def _facts(
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
-        eos_token_ids=eos_ids(generation),
+        eos_token_ids=end_ids,
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,

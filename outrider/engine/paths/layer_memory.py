@@ -124,10 +124,16 @@ KINDS: Mapping[str, LayerMemory] = {
     "compressed_sparse_attention": _COMPRESSED,
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": LayerMemory(
-        "the whole prompt and a ring of the tokens behind it, a state that is not served yet", is_per_token=False
+        "keys and values by where the prompt ended, which a step does not know", is_per_token=False
     ),
 }
 """By transformers' name of the layer type."""
+OLD_NAMES = {
+    "attention": "full_attention",
+    "mamba": "linear_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+}
+"""Of transformers before 5.23, and today's."""
 
 
 LIMITS = {"keep_window_size": 2, "floor_scale": 8}
@@ -141,15 +147,15 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
     if config.is_encoder_decoder:  # whose layers are not in the list of types, if it has one
         return ("full_attention",) * (getattr(text, "num_decoder_layers", None) or text.num_hidden_layers)
     types, _ = get_layer_types_and_kwargs(text)
-    return tuple(types)
+    return tuple(OLD_NAMES.get(name, name) for name in types)
 
 
 def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
     """Return the configuration of one decoder layer: widths and windows may differ from layer to layer (Gemma 4), and
-    transformers then refuses to name one for all.
+    transformers then refuses to name one for all. The list of a model with an encoder is of the encoder's layers.
     """
     layers = getattr(text, "per_layer_config", None)
-    return layers[index] if layers else text
+    return layers[index] if layers and index < len(layers) else text
 
 
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
@@ -172,7 +178,10 @@ def memory_refusal(types: Sequence[str], *, is_stateful: bool) -> str | None:
     for name in dict.fromkeys(types):
         kind = KINDS.get(name)
         if kind is None:
-            return f"has {name} layers, whose memory is not known here and was not tested; use another model"
+            return (
+                f"has {name} layers (transformers {version}), whose memory is not known here and was not tested; use "
+                "another model"
+            )
         if not kind.is_per_token:
             return f"keeps {kind.keeps} ({name} layers); use a model of attention or short convolutions alone"
         if kind.cache_method is not None and not hasattr(Cache, kind.cache_method):
