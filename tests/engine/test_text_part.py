@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralForCausalLM, PreTrainedModel
 
 from outrider.engine.loading.loader import check_class, load_runner
+from outrider.engine.loading.text_part import whole_class
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -37,7 +38,7 @@ def wrapper(model_type: str, tower_width: int | None = None) -> PreTrainedModel:
     config = shrunk(model_type)
     if tower_width is not None:
         config.vision_config.intermediate_size = tower_width
-    model = AutoModelForImageTextToText._model_mapping[type(config)](config).eval()
+    model: PreTrainedModel = whole_class(config)(config).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "vision" not in name:
             torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
@@ -108,15 +109,23 @@ def test_a_wrapper_has_its_own_logits_and_nothing_of_its_tower_is_read(folder: s
     assert runner.path.name != "paged" or runner.path._model.__class__ is MistralForCausalLM  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_vl", "kimi_k25", "llava_next"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen3_vl", "kimi_k25", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava_next", "qwen2_5_omni"))],
+)
 def test_a_wrapper_is_run_by_its_own_forward_where_no_class_of_text_computes_the_same(
     model_type: str, tmp_path: Path
 ) -> None:
-    """Three sections of positions; special ids with another's embedding; a parameter of the wrapper's own."""
+    """Three sections of positions; special ids with another's embedding; a parameter of the wrapper's own; a wrapper
+    around a wrapper.
+    """
     whole = wrapper(model_type)
     whole.save_pretrained(tmp_path)
     write_tokenizer(tmp_path, whole.config.get_text_config().vocab_size)
-    check_logits(load_runner(TargetConfig(model=str(tmp_path), device="cpu", kv_cache_tokens=256)), whole)
+    check_logits(
+        load_runner(TargetConfig(model=str(tmp_path), device="cpu", kv_cache_tokens=256)),
+        getattr(whole, "thinker", whole),
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -121,17 +121,18 @@ def test_heads_that_have_keys_of_their_own_attend_as_groups_do() -> None:
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", "auto")])
 def test_a_target_to_learn_from_keeps_its_dtype_on_a_gpu(
-    device: str, dtype: object, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tiny_llama(tmp_path)
     asked: list[object] = []
 
     def from_pretrained(folder: str, **options: Any) -> None:
         asked.append(options["dtype"])
         raise OSError("read no further")
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", from_pretrained)
     with pytest.raises(OSError, match="read no further"):
-        Teacher("folder", device)
+        Teacher(folder, device)
     assert asked == [dtype]
 
 

@@ -38,7 +38,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import plain_form, served_class
+from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
@@ -192,7 +192,7 @@ def read_config(model: str) -> PreTrainedConfig:
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
         if gguf is None:
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            config = part_that_writes(AutoConfig.from_pretrained(model, trust_remote_code=False))
         else:
             config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):

@@ -26,7 +26,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import is_timm_available
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.utils import is_timm_available, is_vision_available
 
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
@@ -38,7 +39,9 @@ log = get_logger(__name__)
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
 READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
-"""Children beside the decoder that text runs too, as `UNREAD_PARTS`: embeddings of ids that stand for images, sound."""
+"""Children beside the decoder that text runs, for the special ids that they embed: as UNREAD_PARTS."""
+UNIMPLEMENTED = "_forward_unimplemented"
+"""Name of torch's forward of a class that has none."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -53,6 +56,30 @@ class ServedClass:
     """Built from the whole configuration."""
     is_text_part: bool
     """Whether it also reads images, video or sound, of which only its text part is served."""
+
+
+def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the part that writes, of a model that only holds several together (Qwen's Omni: a
+    thinker, a talker and a voice), and any other as it is.
+    """
+    model_class = _multimodal_class(config)
+    if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
+        return config
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    for part in parts:
+        part_class = None if part is None else _multimodal_class(part)
+        if part_class is not None:
+            part.name_or_path, part.architectures = config.name_or_path, [part_class.__name__]
+            if getattr(config, "quantization_config", None) is not None:
+                part.quantization_config = config.quantization_config
+            return part
+    return config
+
+
+def whole_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' own class of a configuration that is served, with all of its parts."""
+    plain = _plain_class(config)
+    return plain if plain is not None and config.is_encoder_decoder else _multimodal_class(config) or plain
 
 
 def served_class(config: PreTrainedConfig) -> ServedClass:
@@ -123,15 +150,6 @@ def _text_part_of(model_class: Any) -> Any:
     return type(model_class.__name__, (model_class,), {"__init__": build, "__module__": model_class.__module__})
 
 
-class AbsentTower(PreTrainedModel):
-    """Stands in for a vision tower of the timm library where that is not installed: it is left out again at once."""
-
-    _supports_sdpa = _supports_flash_attn = True  # whatever the text part is loaded with
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("only the text part of this model is loaded")
-
-
 class AbsentPart(nn.Module):
     """Takes the place of a part that is left out: some classes read its device also when there is no image."""
 
@@ -151,14 +169,16 @@ class AbsentPart(nn.Module):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
+@functools.cache
 def stand_in_for_timm() -> None:
-    """Have towers of the timm library, of any configuration, built as nothing where it is not installed."""
-    if is_timm_available():
+    """Have towers of the timm library built as nothing where it is not installed: they are left out again at once."""
+    if is_timm_available() and is_vision_available():
         return
-    for model_type, class_name in AutoModel._model_mapping._model_mapping.items():
+    for model_type, class_name in MODEL_MAPPING_NAMES.items():
         if class_name == "TimmWrapperModel":
             config_class = CONFIG_MAPPING[model_type]
-            tower = type("AbsentTower", (AbsentTower,), {"config_class": config_class})
+            allowed = {"_supports_sdpa": True, "_supports_flash_attn": True, "_supports_attention_backend": True}
+            tower = type("AbsentTower", (PreTrainedModel,), {"config_class": config_class, "config": None, **allowed})
             AutoModel.register(config_class, tower, exist_ok=True)
 
 
@@ -196,8 +216,9 @@ def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
     """
     if id(module) in used:
         return
+    read = READ_PARTS.get(type(module).__name__, ())
     for name, child in module.named_children():
-        if name in READ_PARTS.get(type(module).__name__, ()):
+        if name in read:
             continue
         if any(id(inner) in used for inner in child.modules()):
             yield from _beside(child, f"{prefix}{name}.", used)

@@ -48,11 +48,6 @@ def declared(config: PreTrainedConfig, name: str) -> Any:
     return getattr(config, name) if known else None
 
 
-def scales_by_columns(config: PreTrainedConfig) -> bool:
-    """Return whether layers without rotary positions scale queries by the columns that a cache counts, as Llama 4's."""
-    return bool(declared(config, "attn_temperature_tuning"))
-
-
 class BlockLayer(CacheLayerMixin):
     """Stores what one layer keeps per token, each storage allocated when its shape is first seen (MLA has different
     key and value widths, and a layer may keep more than keys and values, or nothing)."""

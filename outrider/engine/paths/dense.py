@@ -26,7 +26,6 @@ from outrider.engine.paths.block_cache import (
     declared,
     layer_limits,
     num_decoder_layers,
-    scales_by_columns,
 )
 from outrider.engine.paths.cross_attention import CrossAttention
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -58,7 +57,6 @@ class TreeMasks:
         takes_positions: whether the model takes position ids; otherwise it counts columns (ALiBi).
         """
         self._model_type, self._takes_positions = config.model_type, takes_positions
-        self._scales_by_columns = scales_by_columns(config)
         kinds = declared(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         self._limits = {kind: layer_limits(config, index) for index, kind in enumerate(kinds)}
 
@@ -74,8 +72,6 @@ class TreeMasks:
             raise NotImplementedError(f"{self._model_type} takes no positions")
         if self._model_type in OWN_WINDOWS:
             raise NotImplementedError(f"the modules of {self._model_type} count their windows by columns")
-        if self._scales_by_columns:
-            raise NotImplementedError(f"the modules of {self._model_type} scale queries by columns")
 
         def mask(window: int | None, chunk: int | None) -> Tensor:
             sees = np.zeros((len(trees), 1, num_queries, kv_len), dtype=bool)
@@ -203,11 +199,12 @@ class DensePath:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
         kinds = memories(layer_types(model.config)).values()
-        text = model.config.get_text_config(decoder=True)
-        self._has_equal_rows = scales_by_columns(text) or any(kind.has_columns_as_positions for kind in kinds)
+        text_config = model.config.get_text_config(decoder=True)
+        has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
+        self._has_equal_rows = has_temperature or any(kind.has_columns_as_positions for kind in kinds)
         self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
         takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
-        self._masks = TreeMasks(text, takes_positions=takes_positions)
+        self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
         self.features = torch.empty(0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
 
-from outrider.engine.paths.block_cache import BlockCache, BlockLayer, layer_limits, scales_by_columns
+from outrider.engine.paths.block_cache import BlockCache, BlockLayer, layer_limits
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedAttention, PagedPlan
 
 ATTENTION_NAME = "outrider_paged"
@@ -31,14 +31,12 @@ _running = _Running()
 class PagedLayer(BlockLayer):
     """Hands the model its new states: the attention function reads the blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, gathers: bool, counts_columns: bool) -> None:
-        """gathers: whether the model takes all rows' states [1, H, S, D] instead. counts_columns: whether it adds the
-        tokens before to the columns, for positions.
-        """
+    def __init__(self, num_blocks: int, block_size: int, gathers: bool) -> None:
+        """gathers: whether the model takes all rows' states [1, H, S, D] instead."""
         super().__init__(num_blocks, block_size)
         self.read: Tensor | None = None
         """Keys that `update` gave the model; any others in the attention call were made by the model."""
-        self._gathers, self._counts_columns = gathers, counts_columns
+        self._gathers = gathers
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.read, values = super().update(key_states, value_states)
@@ -49,14 +47,9 @@ class PagedLayer(BlockLayer):
         flat.index_copy_(0, self.plan.write_to, states[0].transpose(0, 1))
         return flat.index_select(0, self.plan.gather).transpose(0, 1).unsqueeze(0) if self._gathers else states
 
-    def get_seq_length(self) -> Any:
-        """Return 0: positions are given. For a model that counts columns nevertheless, return how far each of them,
-        [T], is from its position: what is added to the columns then gives the positions.
-        """
-        if not self._counts_columns or self.plan is None:
-            return 0
-        positions = self.plan.position_ids[0]
-        return positions - torch.arange(len(positions), device=positions.device)
+    def get_seq_length(self) -> int:
+        """Return 0: positions are always given, so nothing is counted from this."""
+        return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -70,10 +63,19 @@ class PagedCache(BlockCache):
         self.gathers = getattr(config, "kv_lora_rank", None) is not None
         """Whether the model needs all of the cache back: latent attention (MLA) makes keys of what it reads from it."""
         num_layers = config.num_hidden_layers
-        sizes = (num_blocks, block_size, self.gathers, scales_by_columns(config))
-        super().__init__(layers=[PagedLayer(*sizes) for _ in range(num_layers)])
+        super().__init__(layers=[PagedLayer(num_blocks, block_size, self.gathers) for _ in range(num_layers)])
         self._attention = attention
         self._limits = [layer_limits(config, i) for i in range(num_layers)]
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Return 0: positions are always given. A layer that asks for itself (Llama 4's, whose attention has a
+        temperature by position) adds this to its columns, and gets what makes positions [T] of them.
+        """
+        plan = None if layer_idx is None else self.layers[layer_idx].plan
+        if plan is None:
+            return 0
+        positions = plan.position_ids[0]  # [T]
+        return positions - torch.arange(positions.shape[0], device=positions.device)
 
     @contextmanager
     def running(self, plan: PagedPlan) -> Iterator[None]:
