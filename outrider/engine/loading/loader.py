@@ -290,7 +290,8 @@ def _load_weights(
     network = network.eval().requires_grad_(False)
     if served_class(config).is_text_part:
         network = plain_form(network)
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
+    # Some classes search every input for it, which waits for the device; some take no None for it.
+    vars(network.config)["pad_token_id"] = None
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already

@@ -194,7 +194,7 @@ def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Return memory for a cache: on a CPU zeros that the machine gives page by page as they are written, on a GPU
     uninitialised. Raises OSError or RuntimeError where there is none.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

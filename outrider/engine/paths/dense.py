@@ -34,8 +34,8 @@ from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
 
-OWN_WINDOWS = ("gpt_neo",)
-"""Model types whose modules cut windows out of the columns themselves, whatever the mask says."""
+OWN_WINDOWS = ("gpt_neo", "moshi")
+"""Model types whose modules cut windows out of the columns themselves, or see all, whatever a configuration says."""
 
 
 class Tree(Protocol):
@@ -140,7 +140,7 @@ class DenseLayer(BlockLayer):
             end = plan.start + plan.kv_len
             flat[end - plan.num_queries : end].copy_(new[0])
             return
-        columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
+        columns = new.flatten(0, 1)  # [B * q, H, D]
         if plan.write_from is not None:
             columns = columns.index_select(0, plan.write_from)  # [N, H, D]
         flat.index_copy_(0, plan.write_to, columns)
@@ -152,7 +152,7 @@ class DenseLayer(BlockLayer):
             return flat[plan.start + first : plan.start + plan.kv_len].transpose(0, 1).unsqueeze(0)
         gather = plan.gather if first == 0 else plan.gather.view(plan.num_rows, -1)[:, first:].reshape(-1)
         gathered = flat.index_select(0, gather)  # [B * (L - first), H, D]
-        return gathered.view(plan.num_rows, -1, *gathered.shape[1:]).transpose(1, 2)
+        return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""

@@ -136,6 +136,11 @@ OLD_NAMES = {
 """Of transformers before 5.23, and today's."""
 
 
+LIMITS = {"keep_window_size": 2, "floor_scale": 8}
+"""Numbers of tokens after which modules of some classes compute otherwise, with what the self-test of 48 tokens sets:
+Doge's choice of keys, and the scale of Llama 4's queries."""
+
+
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
     """Return the type of each decoder layer, as transformers makes its own caches from a configuration."""
     text = config.get_text_config(decoder=True)
@@ -147,10 +152,10 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
 
 def layer_config(text: PreTrainedConfig, index: int) -> PreTrainedConfig:
     """Return the configuration of one decoder layer: widths and windows may differ from layer to layer (Gemma 4), and
-    transformers then refuses to name one for all.
+    transformers then refuses to name one for all. The list of a model with an encoder is of the encoder's layers.
     """
     layers = getattr(text, "per_layer_config", None)
-    return layers[index] if layers else text
+    return layers[index] if layers and index < len(layers) else text
 
 
 def memories(types: Sequence[str]) -> dict[str, LayerMemory]:
@@ -206,12 +211,18 @@ def tree_refusal(types: Sequence[str]) -> str | None:
 
 @contextmanager
 def selecting_few_keys(model: PreTrainedModel, types: Sequence[str]) -> Iterator[None]:
-    """Have the modules that select keys select as few as the kinds' `test_limits` say, for a self-test.
+    """Have the modules that select keys select as few as the kinds' `test_limits` say, for a self-test; what begins
+    after a number of tokens, in any class, begins early.
 
     Raises PathUnavailable for a kind none of whose modules can be set.
     """
     changed: list[tuple[nn.Module, str, int]] = []
     try:
+        for attribute, limit in LIMITS.items():
+            for module in model.modules():
+                if _has_all(module, {attribute: limit}):
+                    changed.append((module, attribute, getattr(module, attribute)))
+                    setattr(module, attribute, limit)
         for name, kind in memories(types).items():
             if not kind.test_limits:
                 continue
