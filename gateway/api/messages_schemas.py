@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, fie
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.base_schemas import Lenient, Strict, described, note_ignored
-from gateway.api.content_parts import CONTENT, read_content, text_of_part
+from gateway.api.content_parts import CONTENT, NoTextBlock, read_content, text_of_part
 from gateway.api.layer_schemas import Layer, chat_message
 from gateway.api.message_schemas import LeftOutTool, MessageBody, tool_kind, written_arguments
 from gateway.api.schemas import AnySchema, Strings, other_parameters, without_others
@@ -58,7 +58,7 @@ def block_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind not in BLOCKS:
         shown = ", ".join(BLOCKS)
-        raise InvalidRequest(f"messages has a block of type {kind!r}; read here are {shown}", param="messages")
+        raise NoTextBlock(f"messages has a block of type {kind!r}; read here are {shown}", param="messages")
     return f"<{kind}>" if kind not in WRITTEN else "<written>"
 
 
