@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from transformers import PreTrainedConfig
@@ -27,7 +27,7 @@ from outrider.engine.heads.medusa_files import read_medusa
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.loader import check_class, check_weights, read_config, resolve_device
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
@@ -35,6 +35,7 @@ from outrider.engine.loading.quantize import method_of
 from outrider.engine.loading.text_part import served_class
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
 from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.paths.layer_memory import token_width
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
@@ -76,7 +77,7 @@ class Model:
     kv_bytes: int
     """About, of a context of full length."""
     class_name: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:
@@ -185,14 +186,14 @@ def read_model(model: str, task: Task) -> Model:
     text = config.get_text_config(decoder=True)
     tokenizer = read_tokenizer(model)
     files = tokenizer.files
-    generation = read_generation(model, config)
-    limit, start = context_limit_of(config, None), decoder_start_of(config, generation)
+    ends, start = read_ends(model, config), decoder_start_of(config, read_generation(model, config))
+    limit = context_limit_of(config, None)
     info = pb.WorkerInfo(
         model_id=full_name(model),
         vocab_size=text.vocab_size,
         tokenizer_fingerprint=tokenizer_fingerprint(files.tokenizer_json),
         context_limit=limit,
-        eos_token_ids=eos_ids(generation),
+        eos_token_ids=ends.ids,
         decoder_start_ids=start,
         translates=not start,
         text_only=served_class(config).is_text_part,
@@ -205,8 +206,8 @@ def read_model(model: str, task: Task) -> Model:
     else:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
-    notes = tuple(note for note in (read_ends(model, config).difference, beyond) if note is not None)
-    kv_bytes = _kv_bytes(text, itemsize) * limit
+    notes = tuple(note for note in (ends.difference, beyond) if note is not None)
+    kv_bytes = token_width(config) * itemsize * limit
     return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
 
 
@@ -292,14 +293,6 @@ def _itemsize(config: PreTrainedConfig, task: Task) -> int:
     else:
         dtype = getattr(config, "dtype", None) or torch.float32
     return dtype.itemsize
-
-
-def _kv_bytes(text: Any, itemsize: int) -> int:
-    """Return about what keys and values of a token take."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    num_layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
-    return int(2 * num_layers * heads * head_dim * itemsize)
 
 
 def main() -> int:

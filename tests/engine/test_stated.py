@@ -80,6 +80,8 @@ def scaled(kind: str, factor: float | None = 4.0, length: int = 64, **more: Any)
         (scaled("yarn"), 256),
         (scaled("yarn", original_max_position_embeddings=64), 256),  # Qwen's, where somebody adds it
         (scaled("yarn", original_max_position_embeddings=16), 64),  # DeepSeek's: stretched already
+        (scaled("yarn", original_max_position_embeddings=48), 192),  # Qwen 3's, with room for an answer in the stated
+        (scaled("yarn", original_max_position_embeddings=256), 64),  # cut by hand
         (scaled("yarn", factor=None, original_max_position_embeddings=16), 64),
         (scaled("dynamic"), 64),
         (scaled("llama3", original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0), 64),
@@ -156,6 +158,7 @@ TEXT = "a<|tool|> b</think>\n[x]</s>"
     [
         {"tokenizer_config.json": {"added_tokens_decoder": {"301": {**THINK}, "300": {**TOOL, "special": True}}}},
         {"tokenizer_config.json": {"added_tokens_decoder": {"0": {**TOOL, "content": "</s>", "special": False}}}},
+        {"tokenizer_config.json": {"added_tokens_decoder": {"68": {**THINK, "content": "b", "special": True}}}},
         {"added_tokens.json": {"</think>": 301, "<|tool|>": 300}},
         {
             "tokenizer_config.json": {"bos_token": None, "eos_token": None},
@@ -229,6 +232,10 @@ def test_another_form_of_a_tokenizer_is_converted(folder: Path) -> None:
     check_folder(folder)
     ours, theirs = Tokenizer.from_files(tokenizer_files(str(folder))), AutoTokenizer.from_pretrained(folder)
     assert ours.encode(TEXT, False) == theirs.encode(TEXT, add_special_tokens=False)
+    change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")  # which looks for another file
+    with pytest.raises(ConfigError, match=r"it writes 'hello' as ''"):
+        tokenizer_files(str(folder))
+    change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
     (folder / "vocab.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"has vocab\.json and no tokenizer\.json, and transformers cannot convert"):
         tokenizer_files(str(folder))
@@ -279,7 +286,7 @@ def test_an_encoder_decoder_model_without_one_of_its_tables_is_refused_by_its_na
     with pytest.raises(ConfigError, match=r"lack shared\.weight"):
         load(folder)
     put(folder, decoder__embed_tokens__weight=network.shared.weight.clone())
-    load(folder, attention_path="auto")
+    check_weights(str(folder), read_config(str(folder)))
 
 
 def test_two_tables_of_a_tied_model_are_refused_unless_they_are_one(folder: Path) -> None:

@@ -366,3 +366,20 @@ def test_the_name_of_a_special_token_is_written_in_others(text: str) -> None:
         state.set_output(output)
     assert not {0, 1, 2, 3} & set(output)
     assert grammars._tokenizer is not None and grammars._tokenizer.decode_bytes(output) == text.encode()
+
+
+@pytest.mark.parametrize("num_rows", [1000, 4000])
+def test_a_tokenizer_wider_than_the_logits_writes_with_the_tokens_that_have_a_row(num_rows: int) -> None:
+    """Of the demo's 4,096 tokens; what it would write with one beyond the rows it writes with shorter ones."""
+    text = "the function returns interoperability"
+    grammars = Grammars(Path(DEMO_TARGET, "tokenizer.json").read_bytes(), num_rows, [0])
+    grammar = grammars.compile(LLMatcher.grammar_from_regex(re.escape(text)))
+    assert grammar is not None
+    state, output = GrammarState(grammar), list[int]()
+    while (forced := state.forced()) and forced != [0]:
+        output += forced
+        state.set_output(output)
+        mask = state.allowed(())
+        assert mask is not None and len(mask) == num_rows and mask.any()
+    assert max(output) < num_rows
+    assert grammars._tokenizer is not None and grammars._tokenizer.decode_bytes(output) == text.encode()

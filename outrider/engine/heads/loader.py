@@ -35,7 +35,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import eos_ids, read_generation
+from outrider.engine.loading.ends import read_ends
 from outrider.engine.loading.loader import check_class, resolve_device, size_cache
 from outrider.engine.loading.packed_linear import pack_linears
 from outrider.engine.loading.self_test import NUM_BLOCKS, Remembered
@@ -167,7 +167,7 @@ def _facts(
         context_limit=limit,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        eos_token_ids=eos_ids(read_generation(target.model, target.config)),
+        eos_token_ids=read_ends(target.model, target.config).ids,
         num_parameters=sum(weight.numel() for weight in weights),
     )
 

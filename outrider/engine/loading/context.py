@@ -123,12 +123,15 @@ def _in_words(scaling: Mapping[str, Any]) -> str:
 
 
 def _stretched(stated: int, scaling: Mapping[str, Any]) -> int:
-    """Return the context that a scaling makes of the stated one, which may be the stretched one already."""
+    """Return the context that a scaling makes of the stated one, which may be the stretched one already.
+
+    Qwen 3's files state 40,960 and an original 32,768, by 4: 131,072. DeepSeek V3's state 163,840 and 4,096, by 40.
+    """
     factor = _factor(scaling)
-    if factor is None or _kind(scaling) not in STRETCHING:
-        return stated
     original = scaling.get("original_max_position_embeddings")
     unscaled = original if isinstance(original, int) and original > 0 else stated
+    if factor is None or _kind(scaling) not in STRETCHING or unscaled > stated:
+        return stated
     return max(stated, int(unscaled * factor))
 
 

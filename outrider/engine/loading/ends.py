@@ -6,7 +6,6 @@ Called by the loader, the heads' loader, tables of a model's tokens and `outride
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,8 @@ class Ends:
 
 
 def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
-    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Its `eos_token_id`
-    is the list of all ends, as of `read_ends`. Raises ConfigError for an id that is none.
+    """Read generation_config.json of a folder or hub id; without one, what config.json says of it. Raises ConfigError
+    for an id that is none. Its `eos_token_id` is one file's alone: `read_ends` has all.
     """
     raw = read_model_json(model, GENERATION)
     try:
@@ -38,13 +37,7 @@ def read_generation(model: str, config: PreTrainedConfig) -> GenerationConfig:
         raise unusable(model, error, CONFIG if raw is None else GENERATION) from error
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
         _checked_ids(model, name, getattr(generation, name))
-    generation.eos_token_id = list(read_ends(model, config).ids)
     return generation
-
-
-def eos_ids(generation: GenerationConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer, of what `read_generation` returned."""
-    return tuple(generation.eos_token_id)
 
 
 def read_ends(model: str, config: PreTrainedConfig) -> Ends:
@@ -71,16 +64,18 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
 
 
 def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Return the ends that config.json states, for the whole model or its text part: classes have one unstated."""
-    raw = read_model_json(model, CONFIG) or {}
+    """Return the ends that config.json states, for the whole model or its text part: classes have one unstated. A GGUF
+    file has no config.json, and what was read of it is stated.
+    """
+    raw = read_model_json(model, CONFIG)
     text = config.get_text_config(decoder=True)
-    parts = [raw, *(part for name, part in raw.items() if getattr(config, name, None) is text)]
-    ends = dict.fromkeys(
-        end
-        for part in parts
-        if isinstance(part, Mapping)
-        for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id"))
-    )
+    if raw is None:
+        return _checked_ids(model, "eos_token_id", text.eos_token_id)
+    parts = [raw]
+    for name, part in raw.items():  # other names may be of a value for each layer, which transformers does not give
+        if isinstance(part, dict) and getattr(config, name, None) is text:
+            parts.append(part)
+    ends = dict.fromkeys(end for part in parts for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id")))
     return tuple(ends)
 
 

@@ -23,7 +23,7 @@ from outrider.engine.cuda.step_graphs import WIDTHS
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_ends, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
@@ -47,7 +47,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
-from outrider.engine.paths.layer_memory import layer_types, memory_refusal
+from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -90,9 +90,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     check_class(made_of)
     limit = context_limit_of(made_of, config.context_limit)
     generation = read_generation(config.model, made_of)
-    difference = read_ends(config.model, made_of).difference
-    if difference is not None:
-        log.warning("%s", difference)
+    ends = read_ends(config.model, made_of)
+    if ends.difference is not None:
+        log.warning("%s", ends.difference)
     check_weights(config.model, made_of)
     check_readable(config.model, made_of, device, config.quantization)
     check_int8(device, config.quantization)
@@ -105,7 +105,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
         group = join(device)
     log_phase(_reading(config.model))
     network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
-    facts = _facts(config.model, network, generation, limit, quantization, num_ranks)
+    facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
     facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
@@ -305,6 +305,7 @@ def _facts(
     model: str,
     network: PreTrainedModel,
     generation: GenerationConfig,
+    end_ids: tuple[int, ...],
     context_limit: int,
     quantization: str,
     num_ranks: int,
@@ -316,7 +317,7 @@ def _facts(
         context_limit=context_limit,
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
-        eos_token_ids=eos_ids(generation),
+        eos_token_ids=end_ids,
         num_parameters=num_parameters(network),
         quantization=quantization,
         num_ranks=num_ranks,
@@ -367,14 +368,21 @@ def _budget(
 
 
 def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
-    """Return the bytes of the masks of pieces of prompts of so many tokens."""
-    num_copies = 1
+    """Return the bytes of the masks of pieces of prompts of so many tokens, and of an indexer's scores of them."""
+    num_copies, num_layers = 1, num_decoder_layers(text)
     if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
-        num_copies = text.num_attention_heads // (
-            getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        )
-    limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
-    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, runner.facts.context_limit)
+        num_copies = max(_num_sharing(layer_config(text, index)) for index in range(num_layers))
+    limits = {layer_limits(text, index) for index in range(num_layers)}
+    num_index_heads = getattr(text, "index_n_heads", 0)
+    context = runner.facts.context_limit
+    index_scores = memory.index_scores_bytes(num_index_heads, num_tokens, context)
+    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, context) + index_scores
+
+
+def _num_sharing(layer: PreTrainedConfig) -> int:
+    """Return how many query heads share a KV head."""
+    num_heads: int = layer.num_attention_heads
+    return num_heads // (getattr(layer, "num_key_value_heads", None) or num_heads)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

@@ -26,7 +26,7 @@ def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]
 
     network: on the meta device. stored: names of the tensors in the files.
     """
-    ties: dict[str, str] = getattr(network, "all_tied_weights_keys", None) or {}
+    ties: dict[str, str] = network.all_tied_weights_keys
     head = _head_name(network)
     if head not in ties or _is_tied(model, network.config):
         return
@@ -44,16 +44,15 @@ def check_tied_names(model: str, network: PreTrainedModel, stored: Iterable[str]
 
 def check_tied_weights(model: str, network: PreTrainedModel) -> None:
     """Raise ConfigError for a loaded network with two tables where config.json says that they are one."""
-    kept = getattr(network, "all_tied_weights_keys", None)
-    if kept is None or not _is_tied(model, network.config):
+    head = _head_name(network)
+    source = network.get_expanded_tied_weights_keys(all_submodels=True).get(head)
+    if source is None or head in network.all_tied_weights_keys or not _is_tied(model, network.config):
         return
-    for target, source in network.get_expanded_tied_weights_keys(all_submodels=True).items():
-        if target not in kept:
-            raise ConfigError(
-                f"the weights of {model} have {target} and {source} with other values, and by its {CONFIG} they are "
-                f"one ({TIES[0]}); set that to false there to serve both, or delete {target} from the weights",
-                param="model",
-            )
+    raise ConfigError(
+        f"the weights of {model} have {head} and {source} with other values, and by its {CONFIG} they are one "
+        f"({TIES[0]}); set that to false there to serve both, or delete {head} from the weights",
+        param="model",
+    )
 
 
 def _is_tied(model: str, config: PreTrainedConfig) -> bool:

@@ -39,6 +39,8 @@ ADDED_TOKENS = "added_tokens.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 """Fields of a listed token besides its text."""
+SAMPLE = "hello"
+"""A text that any converted tokenizer gives back."""
 MAX_SHOWN = 3
 """Tokens that a sentence names."""
 
@@ -219,7 +221,10 @@ def _converted(model: str) -> bytes | None:
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what fails is one line below
     try:
-        converted = AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer.to_str()
+        converted = AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer
+        written = converted.decode(converted.encode(SAMPLE, add_special_tokens=False).ids)
+        if SAMPLE not in written.casefold():  # a class that does not find its file makes an empty one
+            raise ValueError(f"it writes {SAMPLE!r} as {written!r}")
     except BaseException as error:
         if not is_library_error(error):
             raise
@@ -230,7 +235,7 @@ def _converted(model: str) -> bytes | None:
         ) from None
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
-    return str(converted).encode()
+    return str(converted.to_str()).encode()
 
 
 def tokens_beyond(tokenizer: Tokenizer, num_rows: int) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from outrider.engine.loading.context import context_limit_of
-from outrider.engine.loading.ends import decoder_start_of, eos_ids, read_generation
+from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
 from outrider.engine.loading.loader import read_config
 from outrider.engine.loading.model_files import CONFIG, model_file
 from outrider.wire.model_id import local_path
@@ -39,6 +39,6 @@ def read_vocabulary(model: str, tokenizer_json: bytes, context_limit: int | None
         return Vocabulary(max(ids) + 1, context_limit or UNLIMITED_CONTEXT, ())
     config = read_config(model)
     text = config.get_text_config(decoder=True)
-    generation = read_generation(model, config)
-    limit, start = context_limit_of(config, context_limit), decoder_start_of(config, generation)
-    return Vocabulary(text.vocab_size, limit, eos_ids(generation), start)
+    start = decoder_start_of(config, read_generation(model, config))
+    limit = context_limit_of(config, context_limit)
+    return Vocabulary(text.vocab_size, limit, read_ends(model, config).ids, start)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,18 +121,20 @@ def _tokenizer_of(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> tu
     try:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(_spelt_out(tokenizer_json), n_vocab=vocab_size, eos_token=ends), ""
+        return LLTokenizer(_spelt_out(tokenizer_json, vocab_size), n_vocab=vocab_size, eos_token=ends), ""
     except (ImportError, ValueError) as error:
         return None, f"its tokenizer cannot be read for that: {error}"
 
 
-def _spelt_out(tokenizer_json: bytes) -> str:
+def _spelt_out(tokenizer_json: bytes, vocab_size: int) -> str:
     """Return the tokenizer with special tokens under names that no text has, so that it writes their names in other
-    tokens. llguidance asks it how it writes what a grammar leaves no choice of; a special token is never text.
+    tokens. llguidance asks it how it writes what a grammar leaves no choice of; a special token is never text, nor is
+    one beyond the model's logits.
     """
     read = json.loads(tokenizer_json)
+    _drop_beyond(read, vocab_size)
     names = {}
-    for token in read.get("added_tokens", ()):
+    for token in read["added_tokens"]:
         content = token["content"]
         if token["special"] or (content.startswith("<") and content.endswith(">")):  # as llguidance sees it
             names[content] = token["content"] = f"{NO_TEXT}{content}"
@@ -145,6 +147,20 @@ def _spelt_out(tokenizer_json: bytes) -> str:
     if "unk_token" in model:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     return json.dumps(read, ensure_ascii=False)
+
+
+def _drop_beyond(read: dict[str, Any], vocab_size: int) -> None:
+    """Take the tokens of ids from `vocab_size` on out of a tokenizer, and the merges that make them."""
+    model = read["model"]
+    read["added_tokens"] = [token for token in read.get("added_tokens") or () if token["id"] < vocab_size]
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):  # Unigram's, in the order of ids
+        model["vocab"] = vocab[:vocab_size]
+    elif vocab is not None and max(vocab.values(), default=0) >= vocab_size:
+        kept = model["vocab"] = {token: token_id for token, token_id in vocab.items() if token_id < vocab_size}
+        if "merges" in model:
+            pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+            model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= kept.keys()]
 
 
 @dataclass(eq=False, slots=True)
