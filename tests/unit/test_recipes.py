@@ -55,7 +55,7 @@ def test_it_says_whether_it_ran_here(recipe: Path) -> None:
 def test_outrider_up_takes_its_commands(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
 
-    def supervisor(settings: Any, *_: Any) -> Any:
+    def supervisor(settings: Any, *_: Any, **__: Any) -> Any:
         taken.append(settings)
         raise StopRequested
 
