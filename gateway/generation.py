@@ -163,6 +163,19 @@ class AnswerUsage:
         """Why most of the plain steps had no drafts; None where there were none."""
         return most_common_reason([self.plain_reasons])
 
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Output tokens of rounds that had drafts: a step without them makes one token."""
+        return max(0, self.num_completion_tokens - self.num_plain_steps)
+
+    @property
+    def num_overrun_tokens(self) -> int:
+        """Accepted draft tokens behind the end of the output. A round that is cut among them has no token of the
+        target's own, which others have besides theirs.
+        """
+        num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
+        return max(0, num_missing - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
@@ -217,6 +230,8 @@ class ServedFacts:
     """What outputs begin with where an encoder reads the prompt; empty without one."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    text_only: bool = False
+    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
     model_path: str = ""
     """Absolute path, or hub id, that the model was started from."""
 

@@ -254,6 +254,8 @@ def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_toke
             "num_accepted_tokens": accepted,
             "acceptance_rate": accepted / drafted if drafted else None,
             "mean_accepted_length": 1 + accepted / rounds if rounds else None,
+            "num_overrun_tokens": sum(usage.num_overrun_tokens for usage in usages),
+            "mean_emitted_length": sum(usage.num_emitted_tokens for usage in usages) / rounds if rounds else None,
             "seed": seeds.pop() if len(seeds) == 1 else None,
             "seeds": [answers[0].seed for answers in prompts],
             "lenience": usages[0].lenience,

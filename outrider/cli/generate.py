@@ -116,6 +116,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
             "num_rejected_prediction_tokens": usage.num_rejected_prediction_tokens,
             "acceptance_rate": usage.acceptance_rate,
             "mean_accepted_length": usage.mean_accepted_length,
+            "mean_emitted_length": usage.mean_emitted_length,
             "tokens_per_target_pass": usage.tokens_per_target_pass,
             "seed": usage.seed,
             "lenience": usage.lenience,

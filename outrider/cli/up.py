@@ -38,11 +38,11 @@ Model = Annotated[
     typer.Argument(help="As --target; without a draft named beside it, it is served alone.", show_default=False),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
-Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
+Target = Annotated[str | None, typer.Option(help="Folder, GGUF file or hub id of the target; absent = the demo pair.")]
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
+        help="Folder, GGUF file or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
         "unigram:TEXTFILE or bigram:TEXTFILE.",
         autocompletion=opt.completed_draft,
     ),

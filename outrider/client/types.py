@@ -290,6 +290,14 @@ class Usage:
         return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
 
     @property
+    def mean_emitted_length(self) -> float | None:
+        """Output tokens of rounds over rounds: without what was accepted behind the end of the answer. None when
+        nothing was drafted.
+        """
+        num_emitted = self.num_completion_tokens - self.num_plain_steps
+        return max(0, num_emitted) / self.num_rounds if self.num_rounds else None
+
+    @property
     def tokens_per_target_pass(self) -> float | None:
         """Output tokens over the target's forwards (rounds and plain steps); None before the first."""
         passes = self.num_rounds + self.num_plain_steps

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
+
+from outrider.engine.loading.text_part import whole_class
 
 Ids = list[int]
 
@@ -36,10 +38,15 @@ class Reference:
     """The target alone: greedy, float32, on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
-        auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
-        self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
+        """Load a folder, a GGUF file or a hub id."""
+        place: dict[str, Any] = {"pretrained_model_name_or_path": model}
+        if model.endswith(".gguf"):
+            folder, _, file = model.rpartition(":" if ":" in model else "/")
+            place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+        config = AutoConfig.from_pretrained(**place)
+        self._has_encoder = bool(config.is_encoder_decoder)
+        self.model: Any = whole_class(config).from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
     def generate(self, prompt: str, max_tokens: int, repetition_penalty: float = 1.0) -> Generated:
         inputs = self.tokenizer(prompt, return_tensors="pt")

@@ -258,7 +258,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("nothing_shared", "problem", "use two models of one tokenizer"),
         ("short", "warning", "no drafts past token 64, and answers may have 2048"),
-        ("stateful", "problem", "MambaForCausalLM keeps a running state (linear_attention layers) that cannot be"),
+        ("stateful", "problem", "MambaForCausalLM keeps a running state that is not served yet (linear_attention"),
         ("hydra", "problem", "holds Hydra heads, which is not served; served are EAGLE-3"),
         ("empty", "problem", "empty has no config.json"),
     ],
