@@ -121,7 +121,10 @@ def _plain_class(config: PreTrainedConfig) -> Any:
 
 def _multimodal_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class of the configuration that reads more than text; None where there is none."""
-    for auto in (AutoModelForImageTextToText, AutoModelForMultimodalLM):
+    autos: list[Any] = [AutoModelForImageTextToText, AutoModelForMultimodalLM]
+    if not config.is_encoder_decoder:  # models that hear are listed with those that translate
+        autos.append(AutoModelForSeq2SeqLM)
+    for auto in autos:
         found = auto._model_mapping.get(type(config), None)
         if found is not None:
             return found
