@@ -38,7 +38,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
+from outrider.engine.loading.text_part import attention_of_text, part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
 from outrider.engine.model_runner import ModelFacts, ModelRunner
@@ -259,7 +259,8 @@ def _load_weights(
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
-    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
+    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
+    options["attn_implementation"] = attention_of_text(config, attention)
     gguf, quiet = gguf_path(model), contextlib.nullcontext()
     if gguf is not None:
         wanted = own_dtype(gguf) if wanted == "auto" else wanted
