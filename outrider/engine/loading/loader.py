@@ -37,7 +37,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
+from outrider.engine.loading.text_part import attention_of_text, part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts
 from outrider.engine.loading.weight_source import WeightSource
@@ -261,7 +261,8 @@ def _load_weights(
     model, config = source.model, source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
+    options: dict[str, Any] = {"trust_remote_code": False}
+    options["attn_implementation"] = attention_of_text(config, attention)
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None

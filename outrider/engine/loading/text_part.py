@@ -141,6 +141,14 @@ def _required_input(model_class: Any) -> str | None:
     return None
 
 
+def attention_of_text(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
+    """Return `attn_implementation` so that a text part takes the attention of this name: not every tower has it."""
+    text = config.get_text_config(decoder=True)
+    if text is config or config.is_encoder_decoder:
+        return name
+    return {"": name} | {each: name for each in config.sub_configs if getattr(config, each, None) is text}
+
+
 @functools.cache
 def _text_part_of(model_class: Any) -> Any:
     """Return a class of the same name whose networks are built without what text never runs."""
