@@ -132,10 +132,11 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
 
 def _reading(model: str) -> str:
     """Say that a model's weights are read now, and how much that is."""
-    num_bytes = num_weight_bytes(model)
+    path = local_path(model)
+    num_bytes = path.stat().st_size if path is not None and path.is_file() else num_weight_bytes(model)
     if num_bytes is not None:
         return f"reading weights, {num_bytes / 1e6:,.0f} MB"
-    return "reading weights" if local_path(model) is not None else "fetching weights from the hub, and reading them"
+    return "reading weights" if path is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
