@@ -114,5 +114,5 @@ def show(console: Console, finding: Finding) -> None:
     """Print a finding in a line, and the remedy in another."""
     state = Text(f"{finding.state:<8}", STYLES[finding.state])
     console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
-    if finding.remedy:
+    if finding.remedy and finding.state != "ok":
         console.print(Text(f"{'':<8} -> {finding.remedy}"))

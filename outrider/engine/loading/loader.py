@@ -37,7 +37,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import plain_form, served_class
+from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts
 from outrider.engine.loading.weight_source import WeightSource
@@ -47,7 +47,7 @@ from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
-from outrider.engine.paths.layer_memory import layer_types, memory_refusal
+from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -109,6 +109,7 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     log_phase(_reading(config.model))
     network = _load_weights(source, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
+    facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -121,8 +122,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
-        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, ", text only" if facts.is_text_part else ""),
+        *(class_name, facts.num_parameters, facts.dtype, facts.device),
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
@@ -193,7 +195,7 @@ def read_config(model: str) -> PreTrainedConfig:
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
         if gguf is None:
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            config = part_that_writes(AutoConfig.from_pretrained(model, trust_remote_code=False))
         else:
             config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):
@@ -288,7 +290,8 @@ def _load_weights(
     network = network.eval().requires_grad_(False)
     if served_class(config).is_text_part:
         network = plain_form(network)
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
+    # Some classes search every input for it, which waits for the device; some take no None for it.
+    vars(network.config)["pad_token_id"] = None
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
@@ -361,14 +364,21 @@ def _budget(
 
 
 def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
-    """Return the bytes of the masks of pieces of prompts of so many tokens."""
-    num_copies = 1
+    """Return the bytes of the masks of pieces of prompts of so many tokens, and of an indexer's scores of them."""
+    num_copies, num_layers = 1, num_decoder_layers(text)
     if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
-        num_copies = text.num_attention_heads // (
-            getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        )
-    limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
-    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, runner.facts.context_limit)
+        num_copies = max(_num_sharing(layer_config(text, index)) for index in range(num_layers))
+    limits = {layer_limits(text, index) for index in range(num_layers)}
+    num_index_heads = getattr(text, "index_n_heads", 0)
+    context = runner.facts.context_limit
+    index_scores = memory.index_scores_bytes(num_index_heads, num_tokens, context)
+    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, context) + index_scores
+
+
+def _num_sharing(layer: PreTrainedConfig) -> int:
+    """Return how many query heads share a KV head."""
+    num_heads: int = layer.num_attention_heads
+    return num_heads // (getattr(layer, "num_key_value_heads", None) or num_heads)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

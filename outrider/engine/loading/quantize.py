@@ -163,6 +163,8 @@ class Int8Linear(nn.Module):
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         """Hold weight_int8 [N, K] int8, and scale [N] and bias [N] in the dtype of the activations."""
         super().__init__()
+        self.is_copy = False
+        """Whether the embedding still holds the weights that these were rounded from."""
         self.out_features, self.in_features = weight_int8.shape
         self.weight = nn.Parameter(weight_int8.contiguous(), requires_grad=False)
         self.register_buffer("scale", scale)
@@ -192,23 +194,26 @@ def quantize_int8(network: PreTrainedModel) -> None:
         (parent, name, child)
         for parent in network.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear | Conv1D)
+        if type(child) in (nn.Linear, Conv1D)  # a subclass, such as Llama 4's router, computes something else
     ]
     if not found:
         raise ConfigError(
             f"{type(network).__name__} has no linear layers that int8 is made for; use quantization none",
             param="quantization",
         )
+    embedding = network.get_input_embeddings()
     for parent, name, child in found:
         weight = child.weight.t() if isinstance(child, Conv1D) else child.weight  # [N, K]
-        setattr(parent, name, Int8Linear(*_rounded(weight.detach()), child.bias))
+        rounded = Int8Linear(*_rounded(weight.detach()), child.bias)
+        rounded.is_copy = child.weight is embedding.weight
+        setattr(parent, name, rounded)
     log.info("%d linear layers rounded to int8: %d bytes of weights, were %d", len(found), _num_bytes(network), before)
 
 
 def num_parameters(network: PreTrainedModel) -> int:
     """Return the number as published: a head rounded apart from the embedding whose weights it shared counts once."""
     count, head = sum(parameter.numel() for parameter in network.parameters()), network.get_output_embeddings()
-    if isinstance(head, Int8Linear) and network.config.get_text_config(decoder=True).tie_word_embeddings:
+    if isinstance(head, Int8Linear) and head.is_copy:
         count -= head.weight.numel()
     return count
 

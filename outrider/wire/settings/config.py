@@ -53,6 +53,8 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables that are no part's settings."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+ContentControlTokens = Literal["allow", "text"]
+"""What control tokens are in what users write."""
 DefaultDrafter = Literal[
     "model",
     "ngram",
@@ -310,6 +312,9 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    control_tokens_in_content: ContentControlTokens = "allow"
+    """What the texts of control tokens are in messages, calls, tools and documents of chats, unless a key or a request
+    says text: those tokens (allow), so that whoever writes a document may end its turn, or text like any other."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Sampling parameters of HTTP requests that name none: auto = those that the checkpoint's generation_config.json
     states, none (which vLLM calls vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""
