@@ -40,14 +40,12 @@ def measure(systems: Sequence[System], options: argparse.Namespace) -> Found:
     """Run every cell on every system, in turn, as often as the options say."""
     found: Found = {system.name: {} for system in systems}
     for system in systems:
-        with system.awake():
-            for cell in (CELLS[0], CELLS[-1]):  # the first answers of a process cost more
-                run_pass(system, cell, QUICK_TOKENS)
+        for cell in (CELLS[0], CELLS[-1]):  # the first answers of a process cost more
+            run_pass(system, cell, QUICK_TOKENS)
     for repetition in range(options.repetitions):
         for cell in CELLS:
             for system in systems_of(cell, systems, repetition):
-                with system.awake():
-                    made = run_pass(system, cell, options.max_tokens)
+                made = run_pass(system, cell, options.max_tokens)
                 found[system.name].setdefault(cell, []).append(made)
                 print(
                     f"{repetition}: {cell}, {system.name}: {made.tokens_per_s:.0f} tok/s, {made.cpu_us:.0f} us",
@@ -62,9 +60,11 @@ def started_systems(stack: contextlib.ExitStack, report: Report, options: argpar
     if options.against is not None:
         systems.append(stack.enter_context(outrider(OTHER, checkout_at(options.against))))
         report.text(f"The other checkout is at {commit_of(options.against)}.")
+    if options.against is not None or options.quick or options.no_vllm:
+        return systems
     if not VLLM_PYTHON.exists():
         report.text("vLLM is not installed (make peers ARGS=vllm), so it is not measured.")
-    elif options.against is None and not (options.quick or options.no_vllm):
+    else:
         try:
             systems.append(stack.enter_context(vllm()))
         except RuntimeError as error:

@@ -46,26 +46,11 @@ class System:
     """By worker."""
     has_speculation: bool = True
     """Whether requests have the field."""
-    pausable: int | None = None
-    """A process group that is stopped while others are measured."""
 
     def spent(self) -> Spent:
         """Return what its processes have used so far."""
         seconds = {name: cpu_s(pid) for name, pid in self.pids.items()}
         return Spent(seconds, {name: counts.read() for name, counts in self.forwards.items()})
-
-    @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
-        """Let it run within the block."""
-        self._signal(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.pausable is not None:
-            os.killpg(self.pausable, number)
 
 
 def checkout_at(tree: Path) -> Checkout:
@@ -125,7 +110,7 @@ def vllm() -> Iterator[System]:
         )
     try:
         _wait_until_ready(process, port)
-        yield System("vLLM", port, "small", {"vLLM": process.pid}, has_speculation=False, pausable=process.pid)
+        yield System("vLLM", port, "small", {"vLLM": process.pid}, has_speculation=False)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

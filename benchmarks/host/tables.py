@@ -135,7 +135,7 @@ def add_vllm(report: Report, ours: Passes, theirs: Passes) -> None:
     report.text(
         "Forwards are in both: nobody counts vLLM's apart. Pairs: those whose numbers of events differ by at most "
         f"{100 * MAX_EVENTS_APART:g} %, of which the ratio is; a server that lags behind its engine sends several "
-        "tokens in an event. vLLM was stopped while Outrider was measured; Outrider, idle beside it, was not."
+        "tokens in an event. Each was idle while the other was measured."
     )
     report.data["vllm"] = {str(cell): [_facts(each) for each in passes] for cell, passes in theirs.items()}
 
