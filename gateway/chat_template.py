@@ -173,7 +173,7 @@ async def _shape(name: str, source: str, special_tokens: dict[str, str], rendere
     try:
         return TemplateShape(**await renderers.run(b"", {"kind": "probe", "source": source, "names": special_tokens}))
     except WorkExceeded as error:
-        log.warning("%s takes more than %s to be tried with a few words: messages go to it as texts", name, error)
+        log.warning("%s takes more than %s to be tried: messages go to it as texts", name, error)
         return TemplateShape()
     except Overloaded as error:
         raise WorkFailed(error.message) from None

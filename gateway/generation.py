@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -127,6 +128,12 @@ class OutputTimings:
     """The rest."""
 
 
+def most_common_reason(counts: Iterable[Counter[str]]) -> str | None:
+    """Return the reason of most plain steps; None where there were none."""
+    total = sum(counts, Counter[str]())
+    return total.most_common(1)[0][0] if total else None
+
+
 @dataclass(slots=True)
 class AnswerUsage:
     """Running totals of one answer. Its session counts them on."""
@@ -148,6 +155,26 @@ class AnswerUsage:
     """Tokens that the prediction had foretold."""
     num_rejected_prediction_tokens: int = 0
     """Tokens of the prediction that are not in the output so far."""
+    plain_reasons: Counter[str] = field(default_factory=Counter)
+    """Plain steps by why they had no drafts, one of PLAIN_REASONS."""
+
+    @property
+    def plain_reason(self) -> str | None:
+        """Why most of the plain steps had no drafts; None where there were none."""
+        return most_common_reason([self.plain_reasons])
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Output tokens of rounds that had drafts: a step without them makes one token."""
+        return max(0, self.num_completion_tokens - self.num_plain_steps)
+
+    @property
+    def num_overrun_tokens(self) -> int:
+        """Accepted draft tokens behind the end of the output. A round that is cut among them has no token of the
+        target's own, which others have besides theirs.
+        """
+        num_missing = self.num_accepted_tokens + self.num_rounds - self.num_emitted_tokens
+        return max(0, num_missing - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +230,16 @@ class ServedFacts:
     """What outputs begin with where an encoder reads the prompt; empty without one."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Of parameters that a request may leave out, as the checkpoint states them and the gateway applies them."""
+    text_only: bool = False
+    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
     model_path: str = ""
     """Absolute path, or hub id, that the model was started from."""
 
     def is_at(self, name: str) -> bool:
         """Return whether `name` is where the model was started from: its hub id, its path, or the end of its path."""
-        relative = name.removeprefix("./").strip("/")
         if not self.model_path.startswith("/"):
-            return name == self.model_path
+            return name != "" and name == self.model_path
+        relative = name.removeprefix("./").strip("/")
         return relative != "" and self.model_path.endswith(f"/{relative}")
 
 

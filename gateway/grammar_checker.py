@@ -23,7 +23,7 @@ from outrider.wire.log import get_logger
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 16 << 20
-"""Bytes of the grammars that are kept, of all callers together: 64 of the largest (MAX_GRAMMAR_BYTES)."""
+"""Bytes of the grammars that are kept, of all callers together: 21 of the largest (MAX_GRAMMAR_BYTES)."""
 ENTRY_BYTES = 512
 """Bytes of an entry besides its text, measured with tracemalloc and rounded up."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +17,9 @@ from typing import Any
 import tokenizers
 
 from gateway.chat_template import ChatTemplate, Renderers, template_of_files
+from gateway.control_tokens import ControlTokens
 from gateway.text_bounds import TextBounds, cut_before
+from gateway.text_trie import trie_pattern
 from outrider.drafting.token_bytes import byte_level, fallback_byte
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, InvalidRequest
@@ -103,9 +107,45 @@ class Tokenizer:
             num_chars *= 2
         return self.encode(text, add_special_tokens)
 
+    def encode_pieces(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text that is cut into pieces: no token reaches over a cut."""
+        first, *others = pieces
+        ids = self.encode(first, False)
+        for piece in others:
+            found = None if self._added is None else self._added.search(piece)
+            at = len(piece) if found is None else found.start()
+            ids += self._middle.encode(piece[:at], add_special_tokens=False).ids  # from there on as in any text
+            ids += self.encode(piece[at:], False)
+        return self._with_own(ids) if add_special_tokens else ids
+
+    def _with_own(self, ids: list[int]) -> list[int]:
+        """Return the ids with those that the tokenizer puts around a text."""
+        plain = self.encode("a", False)
+        whole = self.encode("a", True)
+        for at in range(len(whole) - len(plain) + 1):
+            if whole[at : at + len(plain)] == plain:
+                return [*whole[:at], *ids, *whole[at + len(plain) :]]
+        return ids
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """Return the texts that stand for control tokens: special ones, and those in angle brackets."""
+        return ControlTokens(self._controls)
+
+    @cached_property
+    def _added(self) -> re.Pattern[str] | None:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return trie_pattern((token.content for token in added if token.content), longest=True)
+
+    @cached_property
+    def _middle(self) -> tokenizers.Tokenizer:
+        """Return the tokenizer for what stands within a text: it puts no space in front."""
+        data = without_prefix_space(parse_object(self._tokenizer.to_str().encode(), TOKENIZER_JSON))
+        return load_tokenizer(json.dumps(data).encode())
+
     def first_ids(self, text: str, num_ids: int) -> list[int]:
-        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may be
-        others than in the whole.
+        """Return the first `num_ids` of the text's ids. Of a long text only the beginning is read, whose last ids may
+        be others than in the whole.
         """
         num_chars = _num_chars_read_first(text, num_ids)
         ids = self.encode(text[:num_chars], False)
@@ -221,6 +261,27 @@ def _num_chars_read_first(text: str, num_ids: int) -> int:
     """Return how many characters of a long text are read first for so many tokens."""
     num_bytes = len(text.encode("utf-8", "replace"))
     return BYTES_PER_TOKEN * num_ids * len(text) // max(1, num_bytes)
+
+
+def without_prefix_space(part: Any) -> Any:
+    """Return a tokenizer.json, or a part of one, that puts no space in front of a text."""
+    if isinstance(part, list):
+        return [without_prefix_space(each) for each in part if not _prepends(each)]
+    if not isinstance(part, dict) or part.get("type") in ("BPE", "Unigram", "WordPiece", "WordLevel"):
+        return part
+    found = {
+        name: None if _prepends(each) else each if name == "added_tokens" else without_prefix_space(each)
+        for name, each in part.items()
+    }
+    if part.get("type") == "Metaspace":
+        found["prepend_scheme"] = "never"
+    if "add_prefix_space" in part:
+        found["add_prefix_space"] = False
+    return found
+
+
+def _prepends(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "Prepend"
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:

@@ -274,7 +274,9 @@ class Drafts:
         determined, whose = lease.slot.params.determined, [source.whose for source in r.sources]
         for came in foretold:
             lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
-        path = range(decided.num_accepted) if r.tree is None else decided.path
+        path = list(range(decided.num_accepted) if r.tree is None else decided.path)
+        is_cut = len(path) > len(ids)
+        del path[len(ids) :]  # behind the end of the answer nothing came, whatever was accepted there
         tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
         for source, rank in outcomes(tree, r.sources, path, determined=determined):
             is_noted = determined and isinstance(source.whose, Delivered)  # below, for every node that has come
@@ -293,6 +295,8 @@ class Drafts:
             self._metrics.note_parked("pruned", num_given_up)
             self._metrics.note_parked("late", num_late)
             num_wasted.append(draft.num_wasted + num_late)
+            if determined and is_cut and draft in whose:
+                draft.shares.note(None)
         self._metrics.note_parked(
             "verified", len(set().union(*(s.ranks for s in r.sources if s.whose in lease.drafts)))
         )

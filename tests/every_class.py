@@ -1,4 +1,4 @@
-"""Every class of transformers that writes text, served from a tiny checkpoint or refused: what `make architectures` runs.
+"""Every class of transformers that writes text, served from a tiny checkpoint or refused: `make architectures`.
 
 A checkpoint of random weights is saved by transformers' own class, loaded by the loader, and put over ragged rounds
 and token trees against a forward of that class without any cache. Each class has a process of its own.
@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.loading.text_part import _stand_in_for_timm
+from outrider.engine.loading.text_part import stand_in_for_timm
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.layer_memory import layer_types
 from outrider.wire.errors import ConfigError
@@ -45,6 +45,7 @@ MAX_SECONDS = 60
 MAX_BYTES = 12 << 30
 """Address space of one class's process: torch alone takes 4 GB of it."""
 KV_TOKENS = 1024
+STATE, LATENT, CROSS = "running state", "latent", "encoder's"
 CONTEXT = multiprocessing.get_context("forkserver")
 PATHS = ("fused", "paged", "dense")
 """Those that a CPU has."""
@@ -56,8 +57,8 @@ class Measured:
 
     name: str
     class_name: str
-    layer_types: tuple[str, ...] = ()
-    """Each type of its decoder's layers once, in order."""
+    memory: tuple[str, ...] = ()
+    """What its decoder's layers keep, a word each."""
     refusal: str | None = None
     """Why it is not served; None where it is."""
     own_error: str | None = None
@@ -98,10 +99,12 @@ def measure(name: str) -> Measured:
             config = shrunk(model_type, **stated)
         except Exception as error:
             return Measured(name, class_name, own_error=one_line(error))
-        types = kinds_of(config)
+        memory = memory_of(config)
         try:
-            save(random_model_of(config), folder)
-            model = class_of(config).from_pretrained(folder).eval()  # what is not in a file is as it will be
+            built = random_model_of(config)
+            save(built, folder)
+            writer = getattr(built, "thinker", None)  # of a class that only holds several models together
+            model = writer or class_of(config).from_pretrained(folder).eval()  # what is in no file is as it will be
             UncachedModel(model).forward([1, 2, 3], [4, 5] if config.is_encoder_decoder else [])
         except Exception as error:  # it is refused for a reason of our own, or runs nowhere
             own_error = one_line(error)
@@ -109,21 +112,21 @@ def measure(name: str) -> Measured:
             try:
                 load(folder, "auto")
             except ConfigError as refusal:
-                return Measured(name, class_name, types, one_line(refusal).replace(folder, model_type), own_error)
+                return Measured(name, class_name, memory, one_line(refusal).replace(folder, model_type), own_error)
         try:
-            return served(Measured(name, class_name, types), model, folder)
+            return served(Measured(name, class_name, memory), model, folder)
         except ConfigError as refusal:
-            return Measured(name, class_name, types, one_line(refusal).replace(folder, model_type))
+            return Measured(name, class_name, memory, one_line(refusal).replace(folder, model_type))
 
 
 def random_model_of(config: PreTrainedConfig) -> PreTrainedModel:
     """Return transformers' own class with random weights, of which no vector is left as it begins, 0 or 1."""
-    _stand_in_for_timm()
+    stand_in_for_timm()
     model = random_model(config, seed=3)
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         if parameter.dim() == 1:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
@@ -162,12 +165,36 @@ def error_of(runner: ModelRunner, truth: Truth) -> float:
     return max(error, largest_tree_error(runner, truth, relative=True)) if runner.supports_trees else error
 
 
-def kinds_of(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return each layer type of the decoder once, in order; nothing where transformers has none for it."""
+WORDS = {
+    "full_attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "indexed_attention": "indexer",
+    "minimax_m3_sparse": "block indexer",
+    "conv": "convolution",
+    "hybrid": "convolution and full",
+    "hybrid_sliding": "convolution and window",
+    "dummy": "shared or none",
+    "linear_attention": STATE,
+    "compressed_sparse_attention": "compressed",
+    "heavily_compressed_attention": "compressed",
+    "reference_sliding_attention": "prompt and ring",
+}
+"""What a layer keeps, by transformers' name of its type."""
+
+
+def memory_of(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return a word for what each kind of layer keeps; nothing where transformers says nothing of it."""
     try:
-        return tuple(dict.fromkeys(layer_types(config)))
-    except Exception:  # a class that makes no cache
+        words = [WORDS.get(layer_type, layer_type) for layer_type in layer_types(config)]
+        is_stateful = class_of(config)._is_stateful
+    except Exception:  # of a class that is no decoder of text
         return ()
+    if is_stateful and not {STATE, "compressed"} & {*words}:
+        words.append(STATE)
+    has_latents = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None) is not None
+    special = [LATENT] * has_latents + [CROSS] * config.is_encoder_decoder
+    return tuple(dict.fromkeys([*special, *words]))
 
 
 def one_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ HEAD = 32
 """Channels of a head: a quarter of them, which some classes rotate, still divides into three sections."""
 
 SIZES: tuple[tuple[str, int], ...] = (
-    (r".*vocab_size(_per_layer_input)?", VOCAB),
+    (r".*vocab_(size(_per_layer_input)?|offset)", VOCAB),
     (
         r"(t2u_)?max_position_embeddings|n_positions|n_ctx|max_seq_len|max_(source|target)_positions|model_max_length",
         128,
@@ -50,11 +50,12 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"mamba_(d_head|head_dim|headdim)", 2 * HEAD),  # 4 of them are twice the width
     (r"mamba_d_ssm", 8 * HEAD),
     (r"vision_feature_layer", 1),
+    (r"num_filters", 4),
     (
         r".*(head_(dim|size)|d_head|headdim|d_kv|kv_channels|dim_head|state_size|d_state|head_scalar|attn_scalar)|d_rel",
         HEAD,
     ),
-    (r".*(intermediate_size(_mlp)?|ffn?_(hidden_)?(dim|size)|d_?ff|mlp_dim|dim_ff)", 96),
+    (r".*(intermediate_size(_mlp)?|ffn?_(hidden_)?(dim|size)|d_?ff|mlp_dim|dim_ff)", HEAD),
     (
         r".*(hidden_size(_global)?|adapter_(in|out|input)_(dim|size)|hidden_dim|d_model|n_embd|embed_?dim|embedding_size|proj_dim|lru_width|output_dim)|dim",
         4 * HEAD,
@@ -65,8 +66,13 @@ LARGEST = 64
 """What is left of a number whose name says nothing."""
 NEEDED = {"head_dim": HEAD, "num_experts_per_tok": 2, "n_routed_experts": 4}
 """Fields without a default that classes compute with nevertheless."""
-KEPT = frozenset(["transformers_version", "architectures", "id2label", "label2id", "dtype", "chunk_size_feed_forward"])
-"""Fields of every class that say nothing of its shape."""
+KEPT = frozenset(
+    (
+        *("transformers_version", "architectures", "id2label", "label2id", "dtype"),
+        *("chunk_size_feed_forward", "acoustic_tokenizer_chunk_size"),
+    )
+)
+"""Fields that say nothing of a class's shape."""
 COMPUTED = re.compile(
     r"qk_head_dim|num_layers_per_stack|number_of_.*|.*(idxs?|index(es)?|indices|layer_ids|source_layers)|moe_layers"
 )
@@ -93,6 +99,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
     "nemotron": {"num_key_value_heads": 8},
+    "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 128}}},
+    "qwen2_5_omni": {"enable_audio_output": False},
+    "qwen3_omni_moe": {"enable_audio_output": False},
     "paddleocr_vl": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [16, 24, 24]}}},
     "qwen4_exp": {"text_config": {**INDEXER, "indexer_compress_ratio": 4}},
     "qwen4_exp_text": {**INDEXER, "indexer_compress_ratio": 4},
@@ -172,8 +181,9 @@ def stated_fields(config: PreTrainedConfig) -> dict[str, Any]:
         is_computed = COMPUTED.fullmatch(field.name) and field.default is None
         if field.init and field.name not in KEPT and not is_computed:
             values[field.name] = vars(config).get(field.name, field.default)
-    if "rope_theta" in vars(config):  # of the few classes that have no field for it
-        values["rope_theta"] = config.rope_theta
+    for name in ("rope_theta", "hidden_size"):  # of the few classes that have no field for it
+        if name in vars(config):
+            values[name] = vars(config)[name]
     if by_layer := config.to_dict().get("per_layer_config"):
         values["per_layer_config"] = by_layer
     return values

@@ -25,7 +25,6 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.engine.loading.loader import keep_soft_caps
-from tests.zoo import zoo
 
 __all__ = [
     "EOS_ID",
@@ -38,7 +37,6 @@ __all__ = [
     "tiny_llama",
     "tiny_t5",
     "write_tokenizer",
-    "zoo",
 ]
 
 EOS_ID = 0
@@ -154,7 +152,7 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return the class that a checkpoint of such a configuration states: the widest that writes text."""
     for auto in (AutoModelForMultimodalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, AutoModelForCausalLM):
         found: type[PreTrainedModel] | None = auto._model_mapping.get(type(config), None)
-        if found is not None and (auto is not AutoModelForSeq2SeqLM or config.is_encoder_decoder):
+        if found is not None:
             return found
     raise ValueError(f"{type(config).__name__} has no class that writes text")
 

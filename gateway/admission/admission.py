@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -142,9 +143,15 @@ class Admission:
             caller_of(incoming.caller.name, None),
             self._text_threads,
             self.config.max_body_bytes,
-            ChatSettings.of_config(self.config),
+            self._chat_settings(incoming.caller),
             counts=counts,
         )
+
+    def _chat_settings(self, caller: Caller) -> ChatSettings:
+        settings = ChatSettings.of_config(self.config)
+        if caller.key is not None and caller.key.control_tokens_in_content == "text":
+            return replace(settings, control_tokens="text")
+        return settings
 
     async def prompt_ids(self, facts: ServedFacts, incoming: IncomingRequest, demand: Demand) -> tuple[int, ...]:
         """Return the tokens of a chat that nothing is to be generated for."""

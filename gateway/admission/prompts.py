@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -19,11 +19,12 @@ from gateway.admission.agent_headers import without_agent_headers
 from gateway.chat_template import TextTooLong
 from gateway.confined.template_messages import merge_leading_systems
 from gateway.confined.template_shape import Message, text_of_content
+from gateway.control_tokens import ContentMarks
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import NO_TOOLS, ToolOffer, check_size
 from outrider.wire.errors import ContextExceeded, InvalidRequest
 from outrider.wire.processes import release_freed_memory
-from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.config import ContentControlTokens, GatewayConfig
 
 INLINE_CHARS = 20_000
 """Characters of a request that are tokenised on the event loop; more are on a thread. About 10 ms on one slow core."""
@@ -59,6 +60,8 @@ class Chat:
     """For a template that has a place for them."""
     merges_leading: bool = False
     """The system messages that the chat begins with are one."""
+    control_tokens: ContentControlTokens | None = None
+    """What control tokens in contents are; None = as the caller's key and the gateway have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class ChatSettings:
     max_tools_bytes: int
     merges_systems: bool
     omits_agent_header: bool
+    control_tokens: ContentControlTokens = "allow"
+    """As in Chat, of the gateway and the caller's key."""
 
     @classmethod
     def of_config(cls, config: GatewayConfig) -> ChatSettings:
@@ -77,7 +82,12 @@ class ChatSettings:
             max_tools_bytes=config.max_tools_bytes,
             merges_systems=config.system_messages == "merge",
             omits_agent_header=config.agent_header == "omit",
+            control_tokens=config.control_tokens_in_content,
         )
+
+
+def _pieces(text: str, marks: ContentMarks | None) -> list[str]:
+    return [text] if marks is None else text.split(marks.mark)
 
 
 class TextThreads:
@@ -178,6 +188,22 @@ class PromptReader:
             return await self._threads.run(self._caller, num_chars, work, *args, **kwargs)
         return work(*args, **kwargs)
 
+    async def encode_chat(
+        self, name: str, pieces: Sequence[str], add_special_tokens: bool, max_ids: int | None
+    ) -> tuple[int, ...]:
+        """Return the ids of a rendered chat as `encode` does. pieces: of `render_pieces`."""
+        text = "".join(pieces)
+        if len(pieces) == 1:
+            return await self.encode(name, text, add_special_tokens, max_ids)
+        if max_ids is None:
+            self._check_fits(name, text)
+        ids = await self.work(len(text), self.tokenizer.encode_pieces, pieces, add_special_tokens)
+        if max_ids is not None:
+            return tuple(ids[-max_ids:])
+        if len(ids) > self._max_tokens:
+            raise ContextExceeded(f"{name} has {len(ids)} tokens, {self._limit()}; shorten it", param=name)
+        return tuple(ids)
+
     async def encode(
         self, name: str, text: str, add_special_tokens: bool, max_ids: int | None = None
     ) -> tuple[int, ...]:
@@ -219,7 +245,23 @@ class PromptReader:
         return f"the context limit is {self._max_tokens} tokens"
 
     async def render(self, name: str, chat: Chat, *, is_cut: bool = False) -> str:
-        """Return the text of a chat. is_cut: only its end will be read.
+        """Return the text of a chat, see `render_pieces`."""
+        return "".join(await self.render_pieces(name, chat, is_cut=is_cut))
+
+    def _marks(self, chat: Chat) -> ContentMarks | None:
+        """Return what marks control tokens in contents, None where they are allowed. Raise InvalidRequest."""
+        own, asked = self._settings.control_tokens, chat.control_tokens
+        if own == "text" and asked == "allow":
+            raise InvalidRequest(
+                "control_tokens_in_content is 'allow', and this server, or your API key, takes them as text; leave it "
+                "out",
+                param="control_tokens_in_content",
+            )
+        return ContentMarks(self.tokenizer.control_tokens) if "text" in (own, asked) else None
+
+    async def render_pieces(self, name: str, chat: Chat, *, is_cut: bool = False) -> list[str]:
+        """Return the text of a chat, cut where control tokens in what users wrote would be. is_cut: only its end will
+        be read.
 
         Raise InvalidRequest when the model has no template or when it refuses, ContextExceeded for a text that is too
         long, or that cannot fit the context where it has to.
@@ -235,6 +277,15 @@ class PromptReader:
                 param="messages",
             )
         messages, end = self._prepared(chat), ""
+        documents = list(chat.documents)
+        marks = self._marks(chat)
+        if marks is not None:
+            try:
+                # On a thread: it looks at each character.
+                texts = (messages, tools, documents)
+                messages, tools, documents = await self.work(INLINE_CHARS + 1, marks.chat, *texts)
+            except RecursionError:
+                raise InvalidRequest("messages, tools or documents nest too deep; make them flatter") from None
         if chat.continues:
             end = secrets.token_hex()  # where the text of the last message ends, whatever the template writes behind it
             last = messages[-1]
@@ -243,15 +294,16 @@ class PromptReader:
         context_chars = None if is_cut else self.tokenizer.bounds.max_text_chars(self._max_tokens)
         if context_chars is not None:
             max_chars = min(max_chars, context_chars)
+        num_mark_chars = 0 if marks is None else marks.num_marks * len(marks.mark)
         try:
             text = await template.render(
                 messages,
                 chat.add_generation_prompt and not chat.continues,
                 chat.template_kwargs,
                 tools,
-                documents=chat.documents,
+                documents=documents,
                 merges=self._settings.merges_systems,
-                max_chars=max_chars,
+                max_chars=max_chars + num_mark_chars,
                 caller=self._caller,
             )
         except TextTooLong:
@@ -261,7 +313,7 @@ class PromptReader:
                 param=name,
             ) from None
         if not end:
-            return text
+            return _pieces(text, marks)
         text, found, _ = text.rpartition(end)
         if not found:
             raise InvalidRequest(
@@ -269,7 +321,7 @@ class PromptReader:
                 "leave it out",
                 param="continue_final_message",
             )
-        return text
+        return _pieces(text, marks)
 
     def _prepared(self, chat: Chat) -> list[Message]:
         """Return the messages without an agent's bookkeeping, and with one system message in front where they were

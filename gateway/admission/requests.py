@@ -387,8 +387,8 @@ def check_demand(demand: Demand, served: Sequence[ServedFacts]) -> ServedFacts:
         Range(-1, facts.context_limit).check(name, demand.most_prompt_tokens)
         if demand.most_prompt_tokens == -1 and (demand.max_tokens or 1) >= facts.context_limit:
             raise InvalidRequest(
-                f"{name} is -1 and {names.max_tokens} is {demand.max_tokens}, which leaves nothing of the context limit, "
-                f"{facts.context_limit}, to a prompt; give fewer, or say how many of the prompt are taken",
+                f"{name} is -1 and {names.max_tokens} is {demand.max_tokens}, which leaves nothing of the context "
+                f"limit, {facts.context_limit}, to a prompt; give fewer, or say how many of the prompt are taken",
                 param=name,
             )
         if any(isinstance(prompt, Infill) for prompt in demand.prompts):
@@ -562,7 +562,7 @@ def _check_beams(demand: Demand, facts: ServedFacts) -> None:
     }
     for name in (name for name, is_given in beside.items() if is_given):
         raise InvalidRequest(
-            f"{name} and use_beam_search do not go together; leave one of them out (docs/openai.md, beam search)",
+            f"{name} and use_beam_search do not go together; leave one of them out",
             param=name,
         )
 
@@ -624,11 +624,11 @@ async def _prepare_chat(
     adds_special: bool,
     max_ids: int | None,
 ) -> _Prepared:
-    text = await reader.render(name, chat, is_cut=max_ids is not None)
+    pieces = await reader.render_pieces(name, chat, is_cut=max_ids is not None)
     reading = None
-    ids = await reader.encode(name, text, adds_special, max_ids)
+    ids = await reader.encode_chat(name, pieces, adds_special, max_ids)
     if chat.tools is not None:
-        reading = reading_of(chat.tools, reader.tokenizer, text)
+        reading = reading_of(chat.tools, reader.tokenizer, pieces[-1])
         if reading is not None:
             grammar = await grammars.tools(chat.tools, reading, reader.tokenizer, grammar)
     return _Prepared(ids, grammar, reading)
@@ -731,7 +731,7 @@ def _max_tokens(demand: Demand, facts: ServedFacts, num_prompt: int, may_be_cut:
             param=name,
         )
     if demand.params.min_tokens > left:
-        raise ContextExceeded(
+        raise InvalidRequest(
             f"min_tokens is {demand.params.min_tokens}, and {name} has {num_prompt} tokens, of the context limit "
             f"{context_limit} at most {left} can follow; lower it, or shorten {name}",
             param="min_tokens",

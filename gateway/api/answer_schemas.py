@@ -29,10 +29,15 @@ class CompletionTokensDetails(_Answer):
 class SpeculationUsage(_Answer):
     num_rounds: int = Field(description="With drafts.")
     num_plain_steps: int = Field(description="Steps without drafts.")
+    plain_reason: str | None = Field(description="Why most of those had none; null = there were none.")
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_rate: float | None
     mean_accepted_length: float | None
+    num_overrun_tokens: int
+    """Of the accepted ones, those behind the end of the answer."""
+    mean_emitted_length: float | None
+    """Output tokens of rounds over rounds."""
     seed: int | None
     seeds: list[int] = Field(description="Of each prompt.")
     lenience: float | None = Field(description="null = the answer has exactly the target's law.")
@@ -284,6 +289,8 @@ class Model(_Answer):
     drafter: str | None
     """Who drafts for requests that name no drafter; null where nobody does."""
     drafters: list[str]
+    text_only: bool
+    """Whether the model reads images, video or sound, too, and is served by its text part alone."""
     chat_template: Literal["turns", "plain"] | None
     """turns marks who speaks, plain writes the messages' text alone; null where there is no template."""
     sampling_defaults: dict[str, float]

@@ -187,7 +187,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     for name in NOT_OFFERED:
         if error.status_code == 404 and f"{path}/".startswith(f"/v1/{name}/"):
             kind = f"stored {name}" if name == "responses" else name
-            text = f"{kind} are not offered by this server; docs/openai.md lists its endpoints ({what})"
+            text = f"{kind} are not offered by this server; GET /openapi.json lists its endpoints ({what})"
     headers = dict(error.headers or {})
     if is_anthropics(path):
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"

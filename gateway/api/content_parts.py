@@ -8,6 +8,7 @@ from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
 from gateway.confined.template_shape import text_of_content
+from outrider.wire.errors import InvalidRequest
 
 TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 """Types of parts whose text is under `text`."""
@@ -15,6 +16,20 @@ NO_TEXT = ("redacted_thinking",)
 """Types of parts that hold nothing that can be read here."""
 OF_OTHERS = ("assistant", "tool", "function")
 """Roles whose pictures and files the caller did not choose: a line stands for each."""
+
+
+class NoTextPart(ValueError):
+    """A part asks to be looked at and is no text."""
+
+
+class NoTextBlock(InvalidRequest):
+    """As NoTextPart, where pydantic would make nothing of a ValueError."""
+
+
+CONTENT: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+}
+"""What a content may be, for /openapi.json."""
 
 
 class TextPart(TypedDict):
@@ -61,7 +76,7 @@ def text_of_part(part: dict[str, Any], role: str) -> str | None:
         return written
     if role in OF_OTHERS:
         return f"[{_shown_kind(kind)} left out]"
-    raise ValueError(f"has a part of type {kind!r}; only text parts are read here")
+    raise NoTextPart(f"has a part of type {kind!r}; only text parts are read here")
 
 
 def _written_text(part: dict[str, Any], role: str) -> str | None:

@@ -17,6 +17,7 @@ from gateway.admission.requests import MAX_MESSAGES, MAX_STOPS, Demand, FieldNam
 from gateway.api.http_io import BODY_TIMEOUT_S, WRITE_TIMEOUT_S, let_others_run, max_values, unexpected
 from gateway.confined.template_shape import Message
 from gateway.generation import (
+    AnswerUsage,
     FinishReason,
     OutputTimings,
     OutputToken,
@@ -279,12 +280,19 @@ def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb
         finish_reason=FINISH_REASONS[output.finish_reason],
         num_drafted=output.num_drafted,
         num_accepted=output.num_accepted,
-        usage=None if output.usage is None else gateway_pb2.Usage(**dataclasses.asdict(output.usage)),
+        usage=None if output.usage is None else _usage_of(output.usage),
         stop_reason="" if output.stop_reason is None else str(output.stop_reason),
         timings=_timings_of(output.timings),
         score=output.score,
         explanation=output.explanation,
     )
+
+
+def _usage_of(usage: AnswerUsage) -> gateway_pb2.Usage:
+    shared = {
+        each.name: getattr(usage, each.name) for each in dataclasses.fields(usage) if each.name != "plain_reasons"
+    }
+    return gateway_pb2.Usage(**shared, plain_reason=usage.plain_reason)
 
 
 def _token_of(token: OutputToken) -> gateway_pb2.GeneratedToken:

@@ -16,10 +16,12 @@ from gateway.tools.offer import ToolOffer
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import MAX_SALT_BYTES, RANGES
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.settings.config import ContentControlTokens
 
 AS_CHATS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "speculation", "cache_salt", "priority", "max_tpot_ms", "stream"),
+    "control_tokens_in_content",
 )
 """Fields that mean what chat's of the same names do."""
 
@@ -50,6 +52,7 @@ class Layer(Strict):
     priority: int | None = described("as chat's. Default: 0", PRIORITY)
     max_tpot_ms: float | None = described("as chat's. Default: as long as it takes", MAX_TPOT_MS)
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
+    control_tokens_in_content: ContentControlTokens | None = described("as chat's")
     stream: bool | None = described("server-sent events. Default: false")
 
     def template_variables(self) -> dict[str, Any]:

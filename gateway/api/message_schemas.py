@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from gateway.api.base_schemas import Lenient, described, note_ignored
-from gateway.api.content_parts import read_content, thinking_of
+from gateway.api.base_schemas import MAX_NAME_CHARS, Lenient, described, note_ignored
+from gateway.api.content_parts import CONTENT, read_content, thinking_of
 from gateway.confined.template_shape import Message
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool
 
@@ -67,8 +76,8 @@ class MessageBody(Lenient):
     )
     tool_call_id: str | None = described("of tool")
     reasoning_content: str | None = described("of assistant; `reasoning` and `thinking` are read as this")
-    content: Annotated[Any, Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})] = Field(
-        default="", description="a string or a list of text parts; null or none is an empty text"
+    content: Any = Field(
+        default="", description="a string or a list of text parts; null is an empty text", json_schema_extra=CONTENT
     )
 
     @model_validator(mode="before")
@@ -115,7 +124,7 @@ KNOWN = frozenset({*MessageBody.model_fields, *REASONING_NAMES, "refusal", "func
 def _note_others(value: dict[str, Any]) -> None:
     for name in value.keys() - KNOWN:
         if value[name] not in (None, [], False):
-            note_ignored(f"{name[:80]!r} of a message")
+            note_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
 
 
 def _said_by_assistant(value: dict[str, Any], thought: str) -> dict[str, Any]:
@@ -144,40 +153,47 @@ class FunctionBody(Lenient):
 
 
 class ToolBody(Lenient):
-    """A function, or a tool of another type, which is left out: nobody here could run it."""
-
-    type: str = Field(description="function; a tool of another type is left out")
-    function: FunctionBody | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _functions_alone(cls, value: Any) -> Any:
-        return only_type(value) if isinstance(value, dict) and is_left_out(value, "function") else value
-
-    @model_validator(mode="after")
-    def _has_function(self) -> ToolBody:
-        if self.type == "function" and self.function is None:
-            raise ValueError("has type function and no function; they go together")
-        return self
+    type: Literal["function"]
+    function: FunctionBody
 
     def tool(self, place: int) -> Tool | None:
-        """Return it as the `place`-th of its request; None for one that is left out."""
+        """Return it as the `place`-th of its request."""
         each = self.function
-        if each is None:
-            return None
         where = f"tools[{place}].function.parameters"
         return Tool(each.name, each.description, each.parameters, each.strict, where)
 
 
-def is_left_out(value: dict[str, Any], *kinds: str) -> bool:
-    """Whether a tool has a type that is none of these. The log names it once."""
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind in kinds:
-        return False
-    note_ignored(f"tools of type {kind[:80]!r}, which are not offered to the model")
-    return True
+class LeftOutTool(Lenient):
+    """A tool that nobody here could run, and that the model is not offered. The log names its type once."""
+
+    type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        note_ignored(f"tools of type {value['type'][:MAX_NAME_CHARS]!r}, which are not offered to the model")
+        return {"type": value["type"]}
+
+    def tool(self, place: int) -> None:
+        """Return that there is none."""
 
 
-def only_type(value: dict[str, Any]) -> dict[str, Any]:
-    """Return what is read of a tool that is left out."""
-    return {"type": value["type"]}
+def tool_kind(*kinds: str) -> Discriminator:
+    """Return what tells tools of these types, or of none, from those that are left out."""
+
+    def kind_of(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return "<left out>" if isinstance(kind, str) and kind not in kinds else "<offered>"
+
+    return Discriminator(kind_of)
+
+
+class OtherTool(LeftOutTool):
+    type: str = Field(json_schema_extra={"not": {"enum": ["function"]}})
+
+
+AnyTool = Annotated[
+    Annotated[ToolBody, Tag("<offered>")] | Annotated[OtherTool, Tag("<left out>")], tool_kind("function")
+]

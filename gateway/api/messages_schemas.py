@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.base_schemas import Lenient, Strict, described, note_ignored
-from gateway.api.content_parts import read_content, text_of_part
+from gateway.api.content_parts import CONTENT, NoTextBlock, read_content, text_of_part
 from gateway.api.layer_schemas import Layer, chat_message
-from gateway.api.message_schemas import MessageBody, is_left_out, only_type, written_arguments
+from gateway.api.message_schemas import LeftOutTool, MessageBody, tool_kind, written_arguments
 from gateway.api.schemas import AnySchema, Strings, other_parameters, without_others
 from gateway.output_format import OutputFormat
 from gateway.tools.offer import MAX_LISTED_TOOLS, Tool, ToolOffer, offer_of
@@ -59,7 +58,7 @@ def block_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind not in BLOCKS:
         shown = ", ".join(BLOCKS)
-        raise InvalidRequest(f"messages has a block of type {kind!r}; read here are {shown}", param="messages")
+        raise NoTextBlock(f"messages has a block of type {kind!r}; read here are {shown}", param="messages")
     return f"<{kind}>" if kind not in WRITTEN else "<written>"
 
 
@@ -118,9 +117,16 @@ class ToolUseBlock(Lenient):
 class ToolResultBlock(Lenient):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[
-        Any, BeforeValidator(lambda value: read_content(value, "tool"), json_schema_input_type=str | list[TextBlock])
-    ] = Field(default="", description="text; of a picture or a file, a line says that it was left out")
+    content: Any = Field(
+        default="",
+        description="text; of a picture or a file, a line says that it was left out",
+        json_schema_extra=CONTENT,
+    )
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_content(cls, value: Any) -> Any:
+        return read_content(value, "tool")
 
 
 Block = Annotated[
@@ -201,34 +207,30 @@ def text_parts(blocks: Sequence[TextBlock]) -> Any:
 
 
 class MessagesTool(Lenient):
-    """A tool of the client's, or one of the provider's, which is left out: nobody here could run it."""
+    """A tool of the client's."""
 
-    type: str | None = described("custom; a tool of another type is left out")
-    name: str = ""
+    type: Literal["custom"] | None = described("custom; a tool of another type is left out")
+    name: str
     description: str | None = None
-    input_schema: dict[str, Any] | None = described("JSON Schema of an object")
+    input_schema: dict[str, Any] = Field(description="JSON Schema of an object")
     strict: bool | None = described("as chat's. Default: false")
-    allowed_callers: list[str] | None = described("a tool that only programs may call is left out")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_alone(cls, value: Any) -> Any:
-        return only_type(value) if isinstance(value, dict) and is_left_out(value, "custom") else value
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> MessagesTool:
-        if self.type in (None, "custom") and (self.input_schema is None or not self.name):
-            raise ValueError("must have a name and an input_schema")
-        return self
+    allowed_callers: list[str] | None = described("a tool that programs alone may call is left out")
 
     def tool(self, place: int) -> Tool | None:
-        """Return it as the `place`-th of its request; None for one that is left out."""
-        if self.input_schema is None:
-            return None
+        """Return it as the `place`-th of its request; None for one that the model may not call."""
         if self.allowed_callers and DIRECT not in self.allowed_callers:
-            note_ignored("tools that only programs may call, which are not offered to the model")
+            note_ignored("tools that programs alone may call, which are not offered to the model")
             return None
         return Tool(self.name, self.description, self.input_schema, self.strict, f"tools[{place}].input_schema")
+
+
+class ProvidersTool(LeftOutTool):
+    type: str = Field(json_schema_extra={"not": {"enum": ["custom"]}})
+
+
+AnyMessagesTool = Annotated[
+    Annotated[MessagesTool, Tag("<offered>")] | Annotated[ProvidersTool, Tag("<left out>")], tool_kind("custom")
+]
 
 
 class ToolChoice(Lenient):
@@ -277,7 +279,7 @@ class CountBody(Layer):
         description=f"at most {MAX_MESSAGES}, the last one the user's; text, or blocks {', '.join(BLOCKS)}"
     )
     system: Texts | None = described("a string, or text blocks; see [messages](#messages)")
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+    tools: Annotated[list[AnyMessagesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
         "of different names, at most `--max-tools`, of `--max-tools-bytes` in all; Anthropic's own are left out"
     )
     tool_choice: ToolChoice | None = described("`type` auto, any, tool (with a `name`) or none. Default: auto")

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.api.logprobs import Prompts, chat_logprobs, completion_logprobs
 from gateway.api.speculation_answers import speculation_of
-from gateway.generation import AnswerUsage, FinishReason, RoundOutput
+from gateway.generation import AnswerUsage, FinishReason, RoundOutput, most_common_reason
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, Content, Part, Reader, Reasoning
 from gateway.tools.reading import Reading
@@ -249,10 +249,13 @@ def usage_of(usages: Sequence[AnswerUsage], num_choices: int, num_reasoning_toke
         "speculation": {
             "num_rounds": rounds,
             "num_plain_steps": sum(usage.num_plain_steps for usage in usages),
+            "plain_reason": most_common_reason(usage.plain_reasons for usage in usages),
             "num_draft_tokens": drafted,
             "num_accepted_tokens": accepted,
             "acceptance_rate": accepted / drafted if drafted else None,
             "mean_accepted_length": 1 + accepted / rounds if rounds else None,
+            "num_overrun_tokens": sum(usage.num_overrun_tokens for usage in usages),
+            "mean_emitted_length": sum(usage.num_emitted_tokens for usage in usages) / rounds if rounds else None,
             "seed": seeds.pop() if len(seeds) == 1 else None,
             "seeds": [answers[0].seed for answers in prompts],
             "lenience": usages[0].lenience,

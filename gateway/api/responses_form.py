@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +15,7 @@ from gateway.api.layers import ReadAnswer
 from gateway.api.logprobs import Json, chat_logprobs
 from gateway.api.message_schemas import CUSTOM_INPUT
 from gateway.api.responses_schemas import ResponsesBody
-from gateway.api.responses_tools import KINDS, ResponsesTool
+from gateway.api.responses_tools import NamespaceTool, ResponsesTool
 from gateway.generation import FinishReason, GenerationRequest, OutputToken, RoundOutput
 from gateway.tokenizer import Tokenizer
 from gateway.tools.reader import Arguments, CallBegun, CallUnread, Content, Part, Reasoning
@@ -100,7 +100,7 @@ class ResponseForm:
             "temperature": self._request.params.temperature,
             "text": {"format": self._format()},
             "tool_choice": {"type": "function", "name": choice[0]} if isinstance(choice, tuple) else choice or "auto",
-            "tools": [told_tool(each) for each in body.tools or () if each.type in KINDS],
+            "tools": told_tools(body.tools or ()),
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._request.params.top_p,
             "truncation": "disabled",
@@ -215,14 +215,17 @@ class ResponseForm:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
 
-def told_tool(tool: ResponsesTool) -> Json:
-    """Return a tool as an answer tells of it."""
-    if tool.type == "function":
-        function = {"type": "function", "name": tool.name, "description": tool.description}
-        return {**function, "parameters": tool.parameters, "strict": bool(tool.strict)}
-    told = tool.model_dump(exclude_none=True)
-    if tool.type == "namespace":
-        told["tools"] = [told_tool(each) for each in tool.tools or () if each.type in KINDS]
+def told_tools(tools: Sequence[Any]) -> list[Json]:
+    """Return the tools that the model was offered, as an answer tells of them."""
+    told: list[Json] = []
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            told.append({**tool.model_dump(exclude_none=True), "tools": told_tools(tool.tools)})
+        elif isinstance(tool, ResponsesTool) and tool.type == "function":
+            function = {"type": "function", "name": tool.name, "description": tool.description}
+            told.append({**function, "parameters": tool.parameters, "strict": bool(tool.strict)})
+        elif isinstance(tool, ResponsesTool):
+            told.append(tool.model_dump(exclude_none=True))
     return told
 
 

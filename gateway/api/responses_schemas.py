@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -20,10 +21,10 @@ from typing_extensions import TypedDict
 
 from gateway.admission.requests import MAX_MESSAGES, MAX_USER_CHARS, Demand, FieldNames
 from gateway.api.base_schemas import Lenient, Strict, described, note_ignored
-from gateway.api.content_parts import read_content
+from gateway.api.content_parts import CONTENT, read_content
 from gateway.api.layer_schemas import Layer, chat_message
 from gateway.api.message_schemas import CUSTOM_INPUT, MessageBody, written_arguments
-from gateway.api.responses_tools import OfferedTool, ResponsesTool, full_name, offered_tools
+from gateway.api.responses_tools import AnyResponsesTool, OfferedTool, full_name, offered_tools
 from gateway.api.schemas import JsonSchemaBody, ResponseFormatBody, other_parameters, without_others
 from gateway.confined.template_shape import text_of_content
 from gateway.output_format import OutputFormat
@@ -62,8 +63,6 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
-"""What a content may be, for the schema alone."""
 
 
 class InputMessage(Lenient):
@@ -120,12 +119,6 @@ class InputReasoning(Lenient):
         return text_of_content(read_content(value, "assistant"))
 
 
-class InputLeftOut(Lenient):
-    """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
-
-    type: str
-
-
 ITEMS = {
     "message": "<message>",
     "function_call": "<call>",
@@ -137,12 +130,27 @@ ITEMS = {
 """Tags of the items that are read, by type."""
 
 
+LEFT_OUT = re.compile("(_call|_output)$|^mcp_")
+"""Types of items of tools that the server has not."""
+
+
+class InputLeftOut(Lenient):
+    """An item of a tool that the server has not: its call, or what it found. Left out of the chat."""
+
+    type: str = Field(json_schema_extra={"pattern": LEFT_OUT.pattern, "not": {"enum": list(ITEMS)}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, value: Any) -> Any:
+        return {"type": value["type"]} if isinstance(value, dict) else value
+
+
 def _item_kind(value: Any) -> str:
     """Raises InvalidRequest for an item that is not read here: pydantic's own error would not say of which type."""
     kind = value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
     if isinstance(kind, str) and kind in ITEMS:
         return ITEMS[kind]
-    if isinstance(kind, str) and (kind.endswith(("_call", "_output")) or kind.startswith("mcp_")):
+    if isinstance(kind, str) and LEFT_OUT.search(kind):
         return "<left out>"
     raise InvalidRequest(
         f"input has an item of type {str(kind)[:80]!r}; read here are {', '.join(ITEMS)}, and calls of other tools are "
@@ -224,7 +232,7 @@ class ResponsesBody(Layer):
     )
     instructions: str | None = described("a system message in front of the input")
     max_output_tokens: int | None = described("reasoning included. Default: what the context leaves", minimum=1)
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+    tools: Annotated[list[AnyResponsesTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
         "`function`, `custom`, and `namespace` of these, of different names, at most `--max-tools`, of "
         "`--max-tools-bytes` in all; OpenAI's own are left out"
     )
@@ -257,7 +265,7 @@ class ResponsesBody(Layer):
     def offered(self) -> dict[str, OfferedTool]:
         """Return the tools that the model is offered, by the names that it calls them by. Raises InvalidRequest."""
         found: dict[str, OfferedTool] = {}
-        for each in offered_tools(self.tools or (), "tools"):
+        for each in offered_tools(self.tools or ()):
             name = each.tool.name
             if name in found:
                 text = f"{each.place}.name is {name!r}, as that of {found[name].place}; name each tool once"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from gateway.api.base_schemas import Lenient, described
-from gateway.api.message_schemas import CUSTOM_INPUT, is_left_out, only_type
+from gateway.api.message_schemas import CUSTOM_INPUT, LeftOutTool, tool_kind
 from gateway.tools.offer import Tool
 
-KINDS = ("function", "custom", "namespace")
-"""Types of the tools that are offered to the model."""
 ANY_TEXT: dict[str, Any] = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
@@ -24,32 +22,52 @@ ANY_TEXT: dict[str, Any] = {
 
 
 class ResponsesTool(Lenient):
-    """A function, a tool that takes any text, a namespace of these, or one of OpenAI's own, which is left out."""
+    """A function, or a tool that takes any text."""
 
-    type: str = Field(description="function, custom or namespace; a tool of another type is left out")
-    name: str = ""
+    type: Literal["function", "custom"]
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = described("JSON Schema of an object. Default: there are none")
     strict: bool | None = described("as chat's. Default: false")
     format: dict[str, Any] | None = described("of custom: `text`, or a grammar, which the model is told of")
-    tools: list[InnerTool] | None = described("of namespace: functions and custom tools")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_alone(cls, value: Any) -> Any:
-        return only_type(value) if isinstance(value, dict) and is_left_out(value, *KINDS) else value
-
-    @model_validator(mode="after")
-    def _has_name(self) -> ResponsesTool:
-        if self.type in KINDS and not self.name:
-            raise ValueError(f"has type {self.type} and no name; they go together")
-        return self
 
 
-class InnerTool(ResponsesTool):
-    """A tool in a namespace."""
+class OtherTool(LeftOutTool):
+    type: str = Field(json_schema_extra={"not": {"enum": ["function", "custom"]}})
 
-    tools: None = None
+
+InnerTool = Annotated[
+    Annotated[ResponsesTool, Tag("<offered>")] | Annotated[OtherTool, Tag("<left out>")],
+    tool_kind("function", "custom"),
+]
+
+
+class NamespaceTool(Lenient):
+    """Tools under one name."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[InnerTool] = Field(default_factory=list)
+
+
+class OuterTool(LeftOutTool):
+    type: str = Field(json_schema_extra={"not": {"enum": ["function", "custom", "namespace"]}})
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind == "namespace":
+        return "<namespace>"
+    return "<left out>" if isinstance(kind, str) and kind not in ("function", "custom") else "<offered>"
+
+
+AnyResponsesTool = Annotated[
+    Annotated[ResponsesTool, Tag("<offered>")]
+    | Annotated[NamespaceTool, Tag("<namespace>")]
+    | Annotated[OuterTool, Tag("<left out>")],
+    Discriminator(_kind),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +98,15 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def offered_tools(tools: Sequence[ResponsesTool], place: str, namespace: str | None = None) -> Iterator[OfferedTool]:
-    """Yield the tools that the model is offered."""
+def offered_tools(tools: Sequence[Any]) -> Iterator[OfferedTool]:
+    """Yield the tools of a request that the model is offered, those in namespaces, too."""
     for at, each in enumerate(tools):
-        where = f"{place}[{at}]"
-        if each.type == "namespace":
-            yield from offered_tools(each.tools or (), f"{where}.tools", each.name)
-        elif each.type in KINDS:
-            yield _offered(each, where, namespace)
+        if isinstance(each, ResponsesTool):
+            yield _offered(each, f"tools[{at}]", None)
+        elif isinstance(each, NamespaceTool):
+            for place, inner in enumerate(each.tools):
+                if isinstance(inner, ResponsesTool):
+                    yield _offered(inner, f"tools[{at}].tools[{place}]", each.name)
 
 
 def _offered(each: ResponsesTool, place: str, namespace: str | None) -> OfferedTool:
@@ -107,6 +126,3 @@ def _custom_description(each: ResponsesTool) -> str | None:
     definition = (each.format or {}).get("definition")
     grammar = f"The input follows this grammar:\n{definition}" if definition else None
     return "\n\n".join(text for text in (each.description, grammar) if text) or None
-
-
-ResponsesTool.model_rebuild()

@@ -93,7 +93,8 @@ class BodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             incoming: IncomingRequest = request.scope["incoming"]  # made by gateway.api.app.Gate
             incoming.caller.take_request()
-            body = parse_body(model, await read_json(request, incoming, request.scope["models"]))
+            models = request.scope["models"]
+            body = parse_body(model, await read_json(request, incoming, models), models)
             await asyncio.sleep(0)  # 4,000 messages take 13 ms to check, and 4 ms more to become a demand
             response: Response = await endpoint(request, body)
             return response
@@ -410,7 +411,7 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
 
 
 def _model(facts: ServedFacts) -> Json:
-    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size}
+    sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "text_only": facts.text_only}
     default = None if facts.default_drafter is None else facts.default_drafter.label
     drafts = {
         "draft": facts.draft_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -32,10 +33,10 @@ from gateway.admission.requests import (
     Infill,
 )
 from gateway.api.base_schemas import Strict, described
-from gateway.api.content_parts import PlainText
-from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.api.content_parts import NoTextBlock, NoTextPart, PlainText
+from gateway.api.message_schemas import AnyTool, MessageBody
 from gateway.confined.template_shape import text_of_content
-from gateway.generation import AcceptanceRule, SpeculationOptions
+from gateway.generation import AcceptanceRule, ServedFacts, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
 from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
 from outrider.wire.errors import InvalidRequest
@@ -60,6 +61,7 @@ from outrider.wire.params import (
     read_draft_logprobs,
 )
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.settings.config import ContentControlTokens
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -105,6 +107,39 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """OpenAI's and vLLM's parameters for what is not offered here, with the values (besides null) that ask for nothing."""
+
+
+TODAY = {
+    "guided_json": '"structured_outputs": {"json": ...}',
+    "guided_regex": '"structured_outputs": {"regex": ...}',
+    "guided_choice": '"structured_outputs": {"choice": [...]}',
+    "guided_grammar": '"structured_outputs": {"grammar": ...}',
+    "guided_json_object": '"structured_outputs": {"json_object": true}',
+    "guided_decoding_backend": None,
+    "guided_whitespace_pattern": None,
+    "grammar": '"structured_outputs": {"grammar": ...}',
+    "json_schema": '"response_format": {"type": "json_schema", "json_schema": ...}',
+    "enable_thinking": '"chat_template_kwargs": {"enable_thinking": ...}',
+    "max_new_tokens": '"max_tokens"',
+    "n_predict": '"max_tokens"',
+    "repeat_penalty": '"repetition_penalty"',
+    "do_sample": '"temperature", of which 0 is greedy',
+    "num_beams": '"use_beam_search": true and "n"',
+    "stop_words": '"stop"',
+}
+"""Names of other servers, and older ones, with what is written here; None = there is nothing of the kind."""
+
+
+def without_former(value: Any) -> Any:
+    """Return a body without names of other servers that are null. Raises InvalidRequest naming what is written here."""
+    if not isinstance(value, dict):
+        return value
+    for name in value.keys() & TODAY.keys():
+        if value[name] is not None:
+            today = TODAY[name]
+            remedy = "leave it out" if today is None else f"write {today} instead"
+            raise InvalidRequest(f"{name} is no parameter here; {remedy}", param=name)
+    return {name: each for name, each in value.items() if name not in TODAY}
 
 
 def string_or_strings(value: Any) -> Any:
@@ -451,7 +486,7 @@ class _Body(Strict):
     @classmethod
     def _without_others(cls, value: Any) -> Any:
         """Raises InvalidRequest naming what is not offered and asks for something."""
-        return without_others(value, NEUTRAL, IGNORED)
+        return without_others(without_former(value), NEUTRAL, IGNORED)
 
     @property
     def include_usage(self) -> bool:
@@ -562,8 +597,8 @@ class CompletionBody(_Body):
         "best tokens besides the chosen one, of the target's unmodified distribution. Default: none", LOGPROBS
     )
     max_tokens: int | None = described(
-        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context leaves "
-        "means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
+        "0 makes no output, and needs room for one token: for `echo` and `prompt_logprobs`. More than the context "
+        "leaves means what it leaves, unless the gateway was started with `--max-tokens-beyond-context refuse`. "
         f"Default: {DEFAULT_MAX_TOKENS}",
         minimum=0,
     )
@@ -652,7 +687,7 @@ class ChatBody(_Body):
         "objects with `title` and `text`, for a chat template that has a place for them; without one they are refused. "
         "Default: none"
     )
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described(
         "functions of different names, at most `--max-tools`, of `--max-tools-bytes` in all; the chat template must "
         "take tools, see [below](#tools). Tools of other types are left out"
     )
@@ -668,6 +703,11 @@ class ChatBody(_Body):
         "none, minimal, low, medium, high or xhigh: passed to the chat template"
     )
 
+    control_tokens_in_content: ContentControlTokens | None = described(
+        "allow, or text: control tokens in messages, calls, tools and documents are text like any other, and only "
+        "the template's own are tokens. Default: as the API key and the gateway have it, who allow them unless they "
+        "say text"
+    )
     stop_in_reasoning: bool | None = described(
         "stops end the answer inside its reasoning, too. Default: false, they wait for its end, but for ids of special "
         "tokens"
@@ -700,7 +740,15 @@ class ChatBody(_Body):
             raise InvalidRequest(text, param="continue_final_message")
         if continues:
             tools = replace(tools, continued=text_of_content(messages[-1]["content"]))
-        chat = Chat(messages, self.add_generation_prompt is not False, variables, tools, continues, documents)
+        chat = Chat(
+            messages,
+            self.add_generation_prompt is not False,
+            variables,
+            tools,
+            continues,
+            documents,
+            control_tokens=self.control_tokens_in_content,
+        )
         max_tokens = old if new is None else new
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         demand = self._demand(request_id, names, (chat,), max_tokens, num_logprobs)
@@ -723,12 +771,31 @@ def _documents(given: list[dict[str, Any]] | None, variables: dict[str, Any]) ->
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse_body(cls: type[Body], data: Any) -> Body:
-    """Raises InvalidRequest naming the first parameter that is not offered, of the wrong type or unknown."""
+def parse_body(cls: type[Body], data: Any, models: Callable[[], Iterable[ServedFacts]] = tuple) -> Body:
+    """Raises InvalidRequest naming the first parameter that is not offered, of the wrong type or unknown.
+
+    models: those that are served, one of which the body may name.
+    """
     try:
         return cls.model_validate(data)
+    except NoTextBlock as error:
+        error.message += _text_only(data.get("model"), models())
+        raise
     except ValidationError as error:
-        raise _invalid(error) from None
+        invalid = _invalid(error)
+        raised = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+        if isinstance(raised, NoTextPart):
+            invalid.message += _text_only(data.get("model"), models())
+        raise invalid from None
+
+
+def _text_only(name: Any, models: Iterable[ServedFacts]) -> str:
+    """Return what to say of an image for a model that reads some, and is served without; empty for others."""
+    for facts in models:
+        is_meant = not name or (isinstance(name, str) and (facts.id == name or facts.is_at(name)))
+        if is_meant and facts.text_only:
+            return f"; {facts.id} is served text only: what reads images, video and sound is not loaded"
+    return ""
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
@@ -737,7 +804,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     for part in (each for each in first["loc"] if not str(each).startswith("<")):  # <kind>, where there are several
         param += f"[{part}]" if isinstance(part, int) else f"{'.' if param else ''}{part}"
     if first["type"] == "extra_forbidden":
-        return InvalidRequest(f"unknown parameter {param}; docs/openai.md lists those offered", param=param)
+        text = f"unknown parameter {param}; leave it out, or see GET /openapi.json of this gateway for those offered"
+        return InvalidRequest(text, param=param)
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param)
     message = first.get("ctx", {}).get("error", first["msg"])

@@ -8,10 +8,11 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gateway.admission.requests import MAX_MESSAGES, Demand
 from gateway.api.base_schemas import Strict, described
-from gateway.api.message_schemas import MessageBody, ToolBody
+from gateway.api.message_schemas import AnyTool, MessageBody
 from gateway.api.schemas import ChatBody, other_parameters, without_others
 from gateway.tools.offer import MAX_LISTED_TOOLS
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.settings.config import ContentControlTokens
 
 TOKENIZE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
@@ -37,7 +38,8 @@ class TokenizeBody(Strict):
     continue_final_message: bool | None = described("as chat's. Default: false")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
     documents: list[dict[str, Any]] | None = described("as chat's")
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
+    control_tokens_in_content: ContentControlTokens | None = described("as chat's")
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
 
     @model_validator(mode="before")
     @classmethod
@@ -59,6 +61,7 @@ class TokenizeBody(Strict):
             "chat_template_kwargs": kwargs,
             "continue_final_message": self.continue_final_message,
             "documents": self.documents,
+            "control_tokens_in_content": self.control_tokens_in_content,
         }
         return chat.model_copy(update=others).demand(request_id)
 

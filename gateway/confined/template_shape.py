@@ -48,7 +48,7 @@ class TemplateShape:
 
 
 def shape_of(render: Render) -> TemplateShape:
-    """Return how a template reads messages. `render` is given the tool PROBE_TOOL."""
+    """Return how a template reads messages. `render` offers the tool PROBE_TOOL beside calls."""
     contents: dict[str, ContentForm] = {}
     user: Message = {"role": "user", "content": "hello"}
     contents["user"] = _content_form(render, lambda content: [{"role": "user", "content": content}])

@@ -74,7 +74,13 @@ def _probe(source: str, names: dict[str, Any]) -> dict[str, Any]:
         except Exception:  # it takes no such messages
             return ""
 
-    shape = shape_of(functools.partial(render, tools=[PROBE_TOOL], add_generation_prompt=False))
+    def shown(messages: list[Message]) -> str:
+        """Offer a tool beside calls, and where the template takes nothing without."""
+        has_calls = any("tool_calls" in message for message in messages)
+        plain = "" if has_calls else render(messages, tools=None, add_generation_prompt=False)
+        return plain or render(messages, tools=[PROBE_TOOL], add_generation_prompt=False)
+
+    shape = shape_of(shown)
     asked = render([_MESSAGE], tools=None, add_generation_prompt=True)
     return asdict(replace(shape, marks_turns=asked.strip() != _MESSAGE["content"]))
 

@@ -197,11 +197,17 @@ class Decoder:
             came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
             beside.append((self.model.own_metrics(own), came))
         note_drafts(pair, verdict, beside)
-        note_round(pair, verdict, output, self._why_plain(verdict, output))
+        reason = self._why_plain(verdict, output)
+        note_round(pair, verdict, output, reason)
+        if not verdict.num_drafted:
+            self.session.usage.plain_reasons[reason] += 1
         self.model.num_rounds += any(outcome.HasField("hit") for _, outcome in outcomes)
         self.model.num_late += verdict.num_wasted > 0
         if self.session.finished:
-            num_cut = len(verdict.token_ids) - len(output.tokens)
+            num_made = len(verdict.token_ids)
+            if verdict.num_drafted and not verdict.levels:
+                num_made = verdict.num_accepted + 1
+            num_cut = num_made - len(output.tokens)
             metrics.overrun_tokens.inc(num_cut + self.target.end_lease())
 
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:

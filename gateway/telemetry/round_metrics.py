@@ -66,7 +66,7 @@ def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, 
         metrics.plain_steps.labels(reason=reason).inc()
         return
     metrics.rounds.inc()
-    metrics.accepted_length.observe(verdict.num_accepted + 1)
+    metrics.accepted_length.observe(len(searched) or len(output.tokens))
     for position in range(verdict.depth):
         metrics.drafted_per_position.labels(position=str(position)).inc()
     for position in range(verdict.num_accepted):

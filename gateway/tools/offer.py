@@ -34,8 +34,8 @@ class Tool:
 
     def for_template(self) -> dict[str, Any]:
         """Return it as chat templates read it."""
-        told = {"name": self.name, "description": self.description, "parameters": self.parameters or NO_PARAMETERS}
-        told["strict"] = self.strict
+        told: dict[str, Any] = {"name": self.name, "description": self.description}
+        told |= {"parameters": self.parameters or NO_PARAMETERS, "strict": self.strict}
         return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
 
 

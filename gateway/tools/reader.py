@@ -117,10 +117,18 @@ class Reader:
 
     def finish(self, is_cut: bool) -> list[Part]:
         """Return the rest. is_cut: by a limit or a stop, not by the model: a call that was begun stays one."""
-        if self._state is _State.CALL and self._named is not None and is_cut:
+        if is_cut and ((self._state is _State.CALL and self._named is not None) or self._is_closing()):
             self._buffer = ""
             return []
         return list(self._parts(final=True))
+
+    def _is_closing(self) -> bool:
+        """Return whether what is held back after a call is the beginning of what ends calls, or of what leads on."""
+        if self._state is not _State.GAP or not self._amid or self._family is None:
+            return False
+        begun, family = _without_space(self._buffer), self._family
+        tail = "" if family.is_object else family.tail
+        return any(_without_space(tail + text).startswith(begun) for text in (family.closing, family.between))
 
     def _parts(self, final: bool) -> Iterator[Part]:
         step = {
@@ -302,6 +310,10 @@ class Reader:
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         self._state, self._amid, self._is_first = _State.CONTENT, False, False
         yield self._content(text)
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
 
 
 def _is_object(text: str) -> bool:

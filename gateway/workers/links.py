@@ -66,7 +66,7 @@ def check_protocol(role: str, info: pb.WorkerInfo) -> None:
     if not OLDEST_PROTOCOL <= info.protocol <= PROTOCOL:
         raise IncompatiblePair(
             f"the {role} {info.model_id} (version {info.version or 'unknown'}) speaks protocol {info.protocol}, "
-            f"this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the older one; see docs/releases.md"
+            f"this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the older one"
         )
 
 

@@ -203,6 +203,7 @@ class ServedModel:
             no_beams=self._no_beams(),
             decoder_start_ids=tuple(info.decoder_start_ids),
             sampling_defaults=self._sampling_defaults(info),
+            text_only=info.text_only,
             model_path=self.reference.model_path,
         )
 

@@ -44,7 +44,7 @@ Temperature = Annotated[list[float] | None, typer.Option(help="May be given seve
 
 
 def alpha(
-    target: Annotated[str | None, typer.Option(help="Folder or hub id; absent = the demo pair's.")] = None,
+    target: Annotated[str | None, typer.Option(help="Folder, GGUF file or hub id; absent = the demo pair's.")] = None,
     draft: Draft = None,
     prompts: Prompts = None,
     temperature: Temperature = None,

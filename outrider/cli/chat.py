@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli import options as opt
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console, print_error
-from outrider.cli.render import AnswerPrinter, figure, legend, tokens_per_pass
+from outrider.cli.render import AnswerPrinter, legend, tokens_per_pass
 from outrider.client import Client, GenerateOptions, InvalidRequest, Message, OutriderError, Usage
 from outrider.client.aio import DEFAULT_ADDRESS
 
@@ -104,6 +104,5 @@ class Conversation:
         finally:
             printer.end()
         if usage is not None:
-            rate = figure(usage.acceptance_rate)
-            note_console().print(f"acceptance rate {rate}, {tokens_per_pass(usage)}", style="dim")
+            note_console().print(f"{usage.describe()}, {tokens_per_pass(usage)}", style="dim")
         return "".join(parts)

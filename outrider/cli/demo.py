@@ -1,33 +1,25 @@
-"""`outrider demo`: the whole system once, a streamed answer, what speculation did, and that it changed nothing."""
+"""`outrider demo`: the whole system once, three ways to draft, how fast each is here, and the proof of the text."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from outrider.cli.console import EXIT_FAILED, answer_console, note_console
-from outrider.cli.demo_runs import (
-    NUM_DRAFT_TOKENS,
-    Arm,
-    Comparison,
-    DemoAnswer,
-    answer,
-    compare,
-    read_prompts,
-    run_arms,
-)
-from outrider.cli.progress import StartProgress, Tell, telling
+from outrider.cli.demo_parts import REPETITION_PENALTY, Part, parts
+from outrider.cli.demo_runs import Asking, Comparison, DemoAnswer, Measured, compare, measure
+from outrider.cli.progress import StartProgress, telling
 from outrider.cli.render import AnswerPrinter, figure, legend
 from outrider.cli.supervisor import Supervisor
 from outrider.cli.up import failures_as_lines, log_to
-from outrider.client import Client, Round
+from outrider.client import Client
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig, demo_model
 
-PROMPT = 'import os\nimport sys\n\n\ndef list_files(path):\n    """Return the names of the files in path.'
 _NEAR_TIE = 1e-4
 """Two logits closer than this may change places when only the order of float32 additions differs."""
 
@@ -37,7 +29,7 @@ def demo(
     no_ray: Annotated[bool, typer.Option("--no-ray", help="Plain processes instead of Ray actors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log.")] = False,
 ) -> None:
-    """Start the demo pair, stream an answer, measure speculation, and compare with the target alone.
+    """Start the demo pair, show three ways to draft, measure each beside plain decoding, and prove the text.
 
     Exit code 1 when a part could not start, or when an answer is not the target's own.
     """
@@ -45,20 +37,23 @@ def demo(
     notes = note_console()
     with failures_as_lines(notes):
         settings = SystemConfig.read(_settings(no_ray))
-        prompts = read_prompts(Path(demo_model("target")).parent / "prompts.jsonl")
+        shown = parts()
         stop = StopFlag()
         stop.install()
-        with Supervisor(settings, stop, log_to(notes, verbose)) as system:
+        with Supervisor(settings, stop, log_to(notes, verbose, stop)) as system:
             with StartProgress(notes) as progress:
                 endpoints = system.start(progress)
+            console = answer_console()
+            console.print(f"\nready after {time.perf_counter() - began:.0f} s. ", end="")
+            console.print(legend())
             with Client(endpoints.grpc) as client:
-                first = _stream(client, max_tokens, stop, began)
-                with telling(notes, "measuring") as tell:
-                    arms = _measure(client, prompts, max_tokens, stop, tell)
-                    tell("asking transformers' generate for the same answers")
-                    answers = [first, *arms[0].answers, *arms[1].answers]
-                    comparison = compare(settings.targets[0].worker.model, max_tokens, answers, stop)
-        report(arms, comparison)
+                asking = Asking(client, max_tokens, REPETITION_PENALTY, stop)
+                measured = [_show(asking, number, part) for number, part in enumerate(shown, start=1)]
+        answers = [answer for each in measured for answer in each.answers]
+        with telling(notes, "asking transformers' generate for the same answers"):
+            comparison = compare(settings.targets[0].worker.model, max_tokens, REPETITION_PENALTY, answers, stop)
+        report(shown, measured, comparison)
+        console.print(f"{time.perf_counter() - began:.0f} s in all")
         if comparison.differences:
             raise typer.Exit(EXIT_FAILED)
 
@@ -73,51 +68,53 @@ def _settings(no_ray: bool) -> dict[str, object]:
     }
 
 
-def _stream(client: Client, max_tokens: int, stop: StopFlag, began: float) -> DemoAnswer:
-    """Print the prompt's answer as it comes, then the seconds from `began` (perf_counter) to its first token."""
-    console = answer_console()
-    first_token_s: list[float] = []
+def _show(asking: Asking, number: int, part: Part) -> Measured:
+    """Print the first prompt's answer as it comes, then measure all of the part's."""
+    console, notes = answer_console(), note_console()
+    console.print(f"\n{number}. {part.title}: {part.says}", style="bold")
+    prompt = part.prompts[0]
+    plain = asking.answer(prompt, False)
+    console.print(prompt, style="dim", end="")
     printer = AnswerPrinter(console)
-
-    def show(round_: Round) -> None:
-        if round_.tokens and not first_token_s:
-            first_token_s.append(time.perf_counter() - began)
-        printer.show(round_)
-
-    console.print()
-    console.print(legend())
-    console.print(PROMPT, style="bold", end="", markup=False)
-    made = answer(client, PROMPT, max_tokens, stop, speculation=True, show=show)
+    asking.answer(prompt, part.speculation, None if part.before is None else part.before(plain.text), printer.show)
     printer.end()
-    console.print(f"\nstart to first token: {first_token_s[0]:.1f} s")
-    return made
+    pairs = []
+    with telling(notes, "measuring") as tell:
+        for index, each in enumerate(part.prompts, start=1):
+            pairs.append(measure(asking, each, part.speculation, part.before))
+            if notes.is_terminal:
+                tell(f"measuring: {index} of {len(part.prompts)} prompts, with drafts and without in turn")
+    measured = Measured(pairs)
+    console.print(f"   {_speed(measured)}")
+    return measured
 
 
-def _measure(client: Client, prompts: list[str], max_tokens: int, stop: StopFlag, tell: Tell) -> tuple[Arm, Arm]:
-    num_done = 0
-
-    def done() -> None:
-        nonlocal num_done
-        num_done += 1
-        tell(f"measuring: {num_done} of {2 * len(prompts)} answers, with and without speculation in turn")
-
-    return run_arms(client, prompts, max_tokens, stop, done)
-
-
-def report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:
-    console = answer_console()
-    with_speculation, plain = arms
-    usage = with_speculation.usage
-    speedup = with_speculation.tokens_per_s / plain.tokens_per_s
-    rate = f"{figure(usage.acceptance_rate)} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
-    console.print(
-        f"\n{len(plain.answers)} prompts, greedy, one at a time, {NUM_DRAFT_TOKENS} drafts a round or none, in turn:"
+def _speed(measured: Measured) -> str:
+    low, high = measured.speedups[0], measured.speedups[-1]
+    return (
+        f"{measured.speedup:.2f} times as fast as without drafts (median of {len(measured.pairs)} prompts, "
+        f"{low:.2f} to {high:.2f}), {figure(measured.usage.tokens_per_target_pass)} tokens for each pass of the target"
     )
-    console.print(f"  acceptance rate: {rate}")
-    console.print(f"  mean accepted length: {figure(usage.mean_accepted_length)}")
-    console.print(f"  tokens per target pass: {figure(usage.tokens_per_target_pass)}")
-    console.print(f"  tokens/s with speculation: {with_speculation.tokens_per_s:.1f}")
-    console.print(f"  tokens/s without speculation: {plain.tokens_per_s:.1f} ({speedup:.2f}x with)")
+
+
+def report(shown: Sequence[Part], measured: Sequence[Measured], comparison: Comparison) -> None:
+    """Print the table, what does not pay here and why, and the proof."""
+    console = answer_console()
+    answers = [answer for each in measured for answer in each.answers]
+    wrong = {id(answers[difference["answer"]]) for difference in comparison.differences}
+    table = Table(box=None, pad_edge=False)
+    for name in ("drafts by", "over plain", "accepted", "tokens/pass", "the target's text"):
+        table.add_column(name, justify="left" if name == "drafts by" else "right", no_wrap=True)
+    for part, each in zip(shown, measured, strict=True):
+        usage = each.usage
+        accepted = f"{figure(usage.acceptance_rate)} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
+        is_own = _is_own(each.answers, wrong)
+        table.add_row(part.title, f"{each.speedup:.2f}x", accepted, figure(usage.tokens_per_target_pass), is_own)
+    console.print()
+    console.print(table)
+    for part, each in zip(shown, measured, strict=True):
+        if each.speedup < 1:
+            console.print(f"\n{part.title} does not pay on this machine: {_why_not(each)}")
     for difference in comparison.differences:
         near = ", a near-tie" if difference["top2_gap"] < _NEAR_TIE else ""
         console.print(
@@ -127,6 +124,21 @@ def report(arms: tuple[Arm, Arm], comparison: Comparison) -> None:
         )
     verdict = "no" if comparison.differences else "yes"
     console.print(
-        f"matches target alone: {verdict} ({comparison.num_answers} answers, {comparison.num_tokens} tokens, "
+        f"\nmatches target alone: {verdict} ({comparison.num_answers} answers, {comparison.num_tokens} tokens, "
         "against transformers' generate in another process)"
+    )
+
+
+def _is_own(answers: Sequence[DemoAnswer], wrong: set[int]) -> str:
+    num_own = sum(id(answer) not in wrong for answer in answers)
+    return f"{num_own} of {len(answers)}"
+
+
+def _why_not(measured: Measured) -> str:
+    """Say what a round costs and brings."""
+    return (
+        f"a round with drafts takes {measured.round_cost:.1f} times as long as a plain step, and makes "
+        f"{figure(measured.usage.tokens_per_target_pass)} tokens. The target is so small that its draft costs nearly "
+        "as much. With a target that is dearer, or a draft on a device of its own, a round costs little more than a "
+        "step. K auto, the default, drafts nothing where it does not pay."
     )

@@ -1,8 +1,9 @@
-"""What the demo measures: the same greedy answers with and without speculation, and who else would give them."""
+"""What the demo measures: the same greedy answers with and without drafts, and who else would give them."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.client import Client, ConfigError, OutriderError, Round, Speculation, Usage
+from outrider.client import Client, ConfigError, GenerateOptions, OutriderError, Round, Speculation, Usage
 from outrider.client.types import total_usage
 from outrider.wire.processes import LOOK_S, Child, StopFlag
 from outrider.wire.settings.system import demo_model
 
 _REFERENCE_TIMEOUT_S = 600.0
-NUM_DRAFT_TOKENS = 5
-"""Tokens drafted a round, fixed: the demo shows what drafts do, whether they pay on this machine or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,7 @@ class DemoAnswer:
     """One greedy answer."""
 
     prompt: str
+    text: str
     ids: list[int]
     usage: Usage
     elapsed_s: float
@@ -32,18 +32,99 @@ class DemoAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """The answers of one way to run."""
+class Asking:
+    """How the demo asks for its answers."""
 
-    answers: list[DemoAnswer]
+    client: Client
+    max_tokens: int
+    repetition_penalty: float
+    stop: StopFlag
+
+    def answer(
+        self,
+        prompt: str,
+        speculation: Speculation | bool,
+        prediction: str | None = None,
+        show: Callable[[Round], None] = lambda round_: None,
+    ) -> DemoAnswer:
+        """Stream one greedy answer. Raises StopRequested between two rounds."""
+        started = time.perf_counter()
+        rounds: list[Round] = []
+        options = GenerateOptions(
+            max_tokens=self.max_tokens,
+            temperature=0.0,
+            repetition_penalty=self.repetition_penalty,
+            speculation=speculation,
+        )
+        if prediction is not None:
+            options["prediction"] = prediction
+        with self.client.stream(prompt, **options) as stream:
+            for round_ in stream:
+                self.stop.check()
+                show(round_)
+                rounds.append(round_)
+        usage = rounds[-1].usage if rounds else None
+        if usage is None:
+            raise OutriderError("the gateway ended the stream without its last message")
+        text = "".join(round_.text_delta for round_ in rounds)
+        return DemoAnswer(prompt, text, list(_ids(rounds)), usage, time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same answer without drafts and with them, each made twice."""
+
+    plain: tuple[DemoAnswer, DemoAnswer]
+    drafted: tuple[DemoAnswer, DemoAnswer]
+
+    @property
+    def answers(self) -> list[DemoAnswer]:
+        return [*self.plain, *self.drafted]
+
+    @property
+    def speedup(self) -> float:
+        """Times as fast as without drafts."""
+        return sum(one.elapsed_s for one in self.plain) / sum(one.elapsed_s for one in self.drafted)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of one part of the demo."""
+
+    pairs: list[Pair]
+    """By prompt."""
+
+    @property
+    def speedup(self) -> float:
+        """Median over the prompts."""
+        return statistics.median(pair.speedup for pair in self.pairs)
+
+    @property
+    def speedups(self) -> list[float]:
+        """From the smallest to the largest."""
+        return sorted(pair.speedup for pair in self.pairs)
 
     @property
     def usage(self) -> Usage:
-        return total_usage([answer.usage for answer in self.answers])
+        """Of the answers with drafts."""
+        return total_usage([answer.usage for pair in self.pairs for answer in pair.drafted])
 
     @property
-    def tokens_per_s(self) -> float:
-        return self.usage.num_completion_tokens / sum(answer.elapsed_s for answer in self.answers)
+    def answers(self) -> list[DemoAnswer]:
+        return [answer for pair in self.pairs for answer in pair.answers]
+
+    @property
+    def round_cost(self) -> float:
+        """Time of a round with drafts over that of a plain step."""
+        plain = [answer for pair in self.pairs for answer in pair.plain]
+        drafted = [answer for pair in self.pairs for answer in pair.drafted]
+        return _step_s(drafted) / _step_s(plain)
+
+
+def _step_s(answers: Sequence[DemoAnswer]) -> float:
+    """Return the seconds of a pass of the target, all around it included."""
+    usage = total_usage([answer.usage for answer in answers])
+    return sum(answer.elapsed_s for answer in answers) / max(1, usage.num_rounds + usage.num_plain_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +137,25 @@ class Comparison:
     """answer, position, expected, found, top2_gap."""
 
 
-def answer(
-    client: Client,
-    prompt: str,
-    max_tokens: int,
-    stop: StopFlag,
-    *,
-    speculation: bool,
-    show: Callable[[Round], None] = lambda round_: None,
-) -> DemoAnswer:
-    """Stream one greedy answer. Raises StopRequested between two rounds."""
-    started = time.perf_counter()
-    rounds: list[Round] = []
-    with_drafts = Speculation(num_draft_tokens=NUM_DRAFT_TOKENS) if speculation else False
-    with client.stream(prompt, max_tokens=max_tokens, temperature=0.0, speculation=with_drafts) as stream:
-        for round_ in stream:
-            stop.check()
-            show(round_)
-            rounds.append(round_)
-    usage = rounds[-1].usage if rounds else None
-    if usage is None:
-        raise OutriderError("the gateway ended the stream without its last message")
-    return DemoAnswer(prompt, list(_ids(rounds)), usage, time.perf_counter() - started)
+def measure(asking: Asking, prompt: str, speculation: Speculation, before: Callable[[str], str] | None) -> Pair:
+    """Return answers to a prompt without and with drafts, in turn, so that what else the machine does falls on both.
+
+    before: makes the prediction from the answer.
+    """
+    first = asking.answer(prompt, False)
+    prediction = None if before is None else before(first.text)
+    drafted = [asking.answer(prompt, speculation, prediction) for _ in range(2)]
+    return Pair((first, asking.answer(prompt, False)), (drafted[0], drafted[1]))
 
 
-def run_arms(
-    client: Client, prompts: Sequence[str], max_tokens: int, stop: StopFlag, done: Callable[[], None]
-) -> tuple[Arm, Arm]:
-    """Return the answers (with, without) speculation, interleaved so that what else the machine does falls on both."""
-    arms: dict[bool, list[DemoAnswer]] = {True: [], False: []}
-    for index, prompt in enumerate(prompts):
-        for speculation in (True, False) if index % 2 == 0 else (False, True):
-            arms[speculation].append(answer(client, prompt, max_tokens, stop, speculation=speculation))
-            done()
-    return Arm(arms[True]), Arm(arms[False])
-
-
-def compare(model: str, max_tokens: int, answers: Sequence[DemoAnswer], stop: StopFlag) -> Comparison:
+def compare(
+    model: str, max_tokens: int, repetition_penalty: float, answers: Sequence[DemoAnswer], stop: StopFlag
+) -> Comparison:
     """Have a separate process generate from the prompts with transformers, and compare. Ends the process."""
     task = {
         "model": model,
         "max_tokens": max_tokens,
+        "repetition_penalty": repetition_penalty,
         "prompts": [one.prompt for one in answers],
         "answers": [one.ids for one in answers],
     }

@@ -26,7 +26,7 @@ _FIELDS = GatewayConfig.model_fields
 Draft = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"Folder or hub id of a draft, a model or a head, or {', '.join(TABLE_DRAFTERS)}; "
+        help=f"Folder, GGUF file or hub id of a draft, a model or a head, or {', '.join(TABLE_DRAFTERS)}; "
         "may be given several times."
     ),
 ]
@@ -34,7 +34,8 @@ Draft = Annotated[
 
 def doctor(
     target: Annotated[
-        str | None, typer.Option(help="Folder or hub id; absent = the demo pair, where --draft names no model.")
+        str | None,
+        typer.Option(help="Folder, GGUF file or hub id; absent = the demo pair, where --draft names no model."),
     ] = None,
     draft: Draft = None,
     host: Annotated[str, typer.Option(help="As for `outrider up`.")] = _FIELDS["host"].default,
@@ -113,5 +114,5 @@ def show(console: Console, finding: Finding) -> None:
     """Print a finding in a line, and the remedy in another."""
     state = Text(f"{finding.state:<8}", STYLES[finding.state])
     console.print(Text.assemble(state, " ", (finding.check, "bold"), f": {finding.found}"))
-    if finding.remedy:
+    if finding.remedy and finding.state != "ok":
         console.print(Text(f"{'':<8} -> {finding.remedy}"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from outrider.wire.errors import ConfigError, OutriderError, Unavailable
-from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, INDEX, SAFE, is_gguf, split_hub_id
 from outrider.wire.model_json import parse_weight_map
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def is_offline() -> bool:
 
 
 def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
-    """Fetch what is not there yet of a repository, and return its folder: `to`, or the snapshot in the hub's cache.
+    """Fetch what is not there yet of a repository, and return its folder: `to`, or the snapshot in the hub's cache; of
+    an id with a GGUF file that file alone, and return its path.
 
     Raises ConfigError for what there is not, what may not be read, and too small a disk; Unavailable where the hub is
     out of reach; OutriderError for a file with another checksum than the repository says.
@@ -71,6 +72,7 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
 
     disable_progress_bars()
     logging.set_verbosity_error()  # its warnings are of what it mends
+    model, gguf = split_hub_id(model)
     with _errors_of(model, revision):
         api = HfApi()
         commit = api.model_info(model, revision=revision).sha or revision
@@ -79,6 +81,13 @@ def pull(model: str, revision: str, to: Path | None, told: Told) -> Path:
         tree = api.list_repo_tree(model, revision=commit, recursive=True)
         listed = {entry.path: entry for entry in tree if isinstance(entry, RepoFile) and _stays_inside(entry.path)}
         endings = (".json", ".jinja") if "tokenizer.json" in listed else (".json", ".jinja", *OTHER_TOKENIZERS)
+        if gguf is not None:
+            _check_listed(model, gguf, listed)
+            files = _files(model, commit, [listed[gguf]], to)
+            _check_room(model, files)
+            _fetch_all(files, told)
+            folder = to or Path(snapshot_download(model, revision=revision, allow_patterns=[glob.escape(gguf)]))
+            return folder / gguf
         small = [name for name in listed if _is_small(name, endings)]
         files = _files(model, commit, [listed[name] for name in small], to)
         index = next((file for file in files if file.name == INDEX), None)
@@ -109,23 +118,28 @@ def find(model: str, revision: str, to: Path | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    model, gguf = split_hub_id(model)
+    first = gguf or "config.json"
     where = Path(constants.HF_HUB_CACHE) if to is None else to
     try:
         folder = to or Path(
-            snapshot_download(model, revision=revision, local_files_only=True, allow_patterns=["config.json"])
+            snapshot_download(model, revision=revision, local_files_only=True, allow_patterns=[glob.escape(first)])
         )
     except LocalEntryNotFoundError:
         raise ConfigError(
             f"{model} at {revision} is not in {where}: pull it without --offline and HF_HUB_OFFLINE, or set HF_HOME to "
             "where it is"
         ) from None
-    missing = _missing(folder, model)
+    if gguf is None:
+        missing = _missing(folder, model)
+    else:
+        missing = [name for name in [gguf] if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} of {model} at {revision} {'is' if len(missing) == 1 else 'are'} not in {folder}: "
             "pull it without --offline and HF_HUB_OFFLINE"
         )
-    return folder
+    return folder if gguf is None else folder / gguf
 
 
 def _missing(folder: Path, model: str) -> list[str]:
@@ -143,12 +157,25 @@ def _weights(model: str, listed: Mapping[str, RepoFile], shards: list[str] | Non
     """Return the files with the weights that are read, and none of the same weights in another form."""
     whole = [name for name in SAFE if name in listed][:1]
     names = whole if shards is None else shards
-    if "config.json" not in listed or not names or any(name not in listed for name in names):
-        lacks = next((name for name in ("config.json", *names) if name not in listed), f"{SAFE[0]} and no {INDEX}")
-        others = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
-        has = ", ".join(sorted(listed)[:_MOST_NAMES]) or "none"
-        raise ConfigError(f"{model} has no {lacks}, and cannot be served; it has {has}{others}")
+    _check_listed(model, "config.json", listed)
+    if not names:
+        raise _lacking(model, f"{SAFE[0]} and no {INDEX}", listed)
+    for name in names:
+        _check_listed(model, name, listed)
     return names
+
+
+def _check_listed(model: str, name: str, listed: Mapping[str, RepoFile]) -> None:
+    if name not in listed:
+        raise _lacking(model, name, listed)
+
+
+def _lacking(model: str, what: str, listed: Mapping[str, RepoFile]) -> ConfigError:
+    others = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
+    has = ", ".join(sorted(listed)[:_MOST_NAMES]) or "none"
+    gguf = next((name for name in sorted(listed) if is_gguf(name)), None)
+    remedy = "" if gguf is None else f"; a GGUF file is named {model}:{gguf}"
+    return ConfigError(f"{model} has no {what}, and cannot be served; it has {has}{others}{remedy}")
 
 
 def _stays_inside(name: str) -> bool:

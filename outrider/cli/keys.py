@@ -36,6 +36,9 @@ def new(
         float, typer.Option(help="What it is given where others want it, too, over what a key of weight 1 is given.")
     ] = 1.0,
     expires_days: Annotated[float | None, typer.Option(help="Days until it expires; absent = never.")] = None,
+    control_tokens_in_content: Annotated[
+        str, typer.Option(help="text: control tokens in what its chats hold are text; allow = as the gateway has it.")
+    ] = "allow",
 ) -> None:
     """Make a key: printed once on stdout, its hash added to the file."""
     with errors_as_lines():
@@ -43,16 +46,18 @@ def new(
         if any(key.name == name for key in keys):
             raise ConfigError(f"{file} has a key of {name!r} already; revoke it first, or choose another name")
         secret = new_key()
+        fields = {
+            "name": name,
+            "sha256": digest_of(secret),
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "max_concurrent": max_concurrent,
+            "weight": weight,
+            "expires": None if expires_days is None else datetime.now(UTC) + timedelta(days=expires_days),
+            "control_tokens_in_content": control_tokens_in_content,
+        }
         try:
-            entry = ApiKey(
-                name=name,
-                sha256=digest_of(secret),
-                requests_per_minute=requests_per_minute,
-                tokens_per_minute=tokens_per_minute,
-                max_concurrent=max_concurrent,
-                weight=weight,
-                expires=None if expires_days is None else datetime.now(UTC) + timedelta(days=expires_days),
-            )
+            entry = ApiKey.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(f"{first['loc'][0]} is {first['input']!r}: {reason(first)}") from None

@@ -82,8 +82,7 @@ def main() -> int:
     console = note_console() if task["progress"] else Console(quiet=True)
     try:
         config = SystemConfig.read(system_of(task["target"], task["draft"], task["settings"]))
-        show = log_to(console, verbose=False)
-        with Supervisor(config, stop, lambda part, line: None if stop.is_set() else show(part, line)) as system:
+        with Supervisor(config, stop, log_to(console, False, stop)) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress)
             max_running = gateway_config(config.gateway, target="127.0.0.1:0").max_running

@@ -16,7 +16,10 @@ from outrider.wire.model_id import local_path
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="HUB_ID", help="The model's id on the hub, owner/name.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="HUB_ID", help="The model's id on the hub, owner/name; of a GGUF file owner/name:FILE."),
+    ],
     revision: Annotated[
         str, typer.Option(help="Branch, tag or commit; other than main, it is started by its folder.")
     ] = hub.DEFAULT_REVISION,

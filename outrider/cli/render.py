@@ -98,9 +98,8 @@ def summary(usage: Usage, elapsed_s: float, first_token_s: float) -> str:
     rounds = f"{usage.num_rounds} rounds, {usage.num_plain_steps} plain steps"
     per_pass = tokens_per_pass(usage)
     if usage.acceptance_rate is None:
-        return f"{made}\n{rounds}, nothing drafted, {per_pass}"
-    accepted = f"acceptance rate {usage.acceptance_rate:.2f} ({usage.num_accepted_tokens}/{usage.num_draft_tokens})"
-    return f"{made}\n{rounds}, {accepted}, mean accepted length {figure(usage.mean_accepted_length)}, {per_pass}"
+        return f"{made}\n{rounds}, {per_pass}\n{usage.describe()}"
+    return f"{made}\n{rounds}, {usage.describe()}, {per_pass}"
 
 
 def tokens_per_pass(usage: Usage) -> str:

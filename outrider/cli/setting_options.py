@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig
 from outrider.wire.settings.pools import Values
@@ -24,7 +25,7 @@ _OF_UP = {
 """Settings that `outrider up` has options of its own for, or fills in."""
 _WHERE = frozenset({"target", "draft", "target_for_draft", "registry"})
 """Settings of the gateway that follow from where the workers run."""
-_PARTS = {"gateway": GatewayConfig, "target": TargetConfig, "draft": DraftConfig}
+_PARTS: dict[str, type[BaseSettings]] = {"gateway": GatewayConfig, "target": TargetConfig, "draft": DraftConfig}
 _GATEWAYS = "Settings of the gateway"
 
 
@@ -46,7 +47,7 @@ class _Setting:
         is_switch = self.info.annotation is bool
         panel = {"rich_help_panel": _GATEWAYS} if self.part == "gateway" else {"hidden": True}
         names = f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
-        option: Any = typer.Option(names, help=self.info.description, show_default=False, **panel)  # type: ignore[arg-type]
+        option: Any = typer.Option(names, help=self.info.description, show_default=False, **panel)
         return Annotated[bool | None if is_switch else str | None, option]
 
 

@@ -29,7 +29,8 @@ HELD_APART = 48
 longer."""
 STOP_S = 60.0
 """Seconds that a training has to finish an update and save it. Doubled, a hung one is waited for so much longer."""
-STOPPED = "stopped; the same command goes on from here"
+HELD_APART_OF = 8
+"""One prompt of so many is held apart where no others are named."""
 
 Kind = Annotated[str, typer.Argument(help=f"What to train: {', '.join(KINDS)}.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Folder of the target.", show_default=False)]
@@ -52,7 +53,7 @@ Prompts = Annotated[
 ]
 HeldApart = Annotated[
     Path | None,
-    typer.Option(help="JSONL of prompts to measure acceptance on; absent = those of the demo pair."),
+    typer.Option(help="JSONL of prompts to measure acceptance on; absent = every eighth of --prompts, at most 48."),
 ]
 Start = Annotated[
     str | None,
@@ -101,24 +102,29 @@ def train_head(
     seconds: Annotated[
         float | None, typer.Option(help="End the training after this time; run the command again to go on.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Prompts are text as it stands, also where the target has a chat template.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the text, the order and the first weights.")] = 0,
     device: Annotated[str, typer.Option(help="As in the workers' settings.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
     """Train a draft head (EAGLE-3, Medusa), look-ahead embeddings (PaSS) or a draft on text that the target writes.
 
-    The target writes at the temperatures that are served, and its whole law is what is learnt. Ctrl-C saves; the same
+    Prompts go through the target's chat template, where it has one. The target writes at the temperatures that are
+    served, and its whole law is what is learnt. Ctrl-C saves; the same
     command goes on from there, to the same weights as if it had not been interrupted. At the end the acceptance of
     each draft token is told, before and after, on prompts that were not trained on.
     """
     with errors_as_lines():
+        trained_on, apart = _split(_prompts(prompts)[:num_prompts], held_apart)
         task = {
             "kind": _one_of("KIND", kind, KINDS),
             "target": target,
             "out": str(out),
             "work": str(work),
-            "prompts": _prompts(prompts)[:num_prompts],
-            "held_apart": first_prompts(held_apart, HELD_APART),
+            "prompts": trained_on,
+            "held_apart": apart,
             "temperatures": temperature or [0.0, 0.7, 1.0],
             "start": start,
             "loss": _one_of("--loss", loss, LOSSES),
@@ -131,11 +137,15 @@ def train_head(
             "seed": seed,
             "seconds": seconds,
             "device": device,
+            "raw": raw,
         }
         _check(task, num_prompts, depth)
+        if held_apart is None:
+            notes = note_console()
+            notes.print(f"{len(apart)} of {len(trained_on) + len(apart)} prompts are held apart, to measure on")
         report = trained(task, note_console())
         if report is None:  # its process was asked to stop
-            note_console().print(STOPPED)
+            note_console().print(stopped(work))
         elif as_json:
             typer.echo(json.dumps(report))
         else:
@@ -152,14 +162,23 @@ def trained(task: dict[str, Any], notes: Console) -> dict[str, Any] | None:
     try:
         with StageProgress(notes) as progress, closing(found) as events:
             for event in events:
-                if event["event"] == "progress":
+                if event["event"] == "progress" and event["stage"] == "estimate":
+                    notes.print(event["text"])
+                elif event["event"] == "progress":
                     progress.tell(event["stage"], event["text"], event["done"], event["total"])
                 elif event["event"] == "trained":
                     report = event["report"]
     except KeyboardInterrupt:
-        notes.print(STOPPED)
+        notes.print(stopped(Path(task["work"])))
         raise
     return report
+
+
+def stopped(work: Path) -> str:
+    """Say whether a training that was stopped left something to go on from."""
+    if any(work.glob("text-*/*.npz")) or any(work.glob("*/checkpoint.pt")):
+        return "stopped; the same command goes on from here"
+    return "stopped before anything was written; the same command begins anew"
 
 
 def show(report: dict[str, Any], out: Path, console: Console) -> None:
@@ -191,6 +210,17 @@ def show(report: dict[str, Any], out: Path, console: Console) -> None:
 
 def _by_temperature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float(row["temperature"]))
+
+
+def _split(texts: list[str], held_apart: Path | None) -> tuple[list[str], list[str]]:
+    """Return the prompts to train on, and those to measure on: of another file, or some of these."""
+    if held_apart is not None:
+        return texts, first_prompts(held_apart, HELD_APART)
+    if len(texts) < 2:
+        raise ConfigError(f"--prompts has {len(texts)} prompts; two are the least, of which one is to measure on")
+    apart = texts[::HELD_APART_OF][:HELD_APART]
+    chosen = set(apart)
+    return [text for text in texts if text not in chosen], apart
 
 
 def _prompts(path: Path) -> list[str]:

@@ -38,11 +38,11 @@ Model = Annotated[
     typer.Argument(help="As --target; without a draft named beside it, it is served alone.", show_default=False),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with the parts' settings; flags win.")]
-Target = Annotated[str | None, typer.Option(help="Folder or hub id of the target; absent = the demo pair.")]
+Target = Annotated[str | None, typer.Option(help="Folder, GGUF file or hub id of the target; absent = the demo pair.")]
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
+        help="Folder, GGUF file or hub id of the draft, a model or a head; or, without a model, ngram, lookup, "
         "unigram:TEXTFILE or bigram:TEXTFILE.",
         autocompletion=opt.completed_draft,
     ),
@@ -171,11 +171,10 @@ def up(
     console = serving_console()
     with failures_as_lines(console), _key_file(api_key or (), flags["gateway"]):
         file = read_yaml(config) if config is not None else {}
-        names_no_draft = draft is None and "draft" not in file and not os.environ.get("OUTRIDER_DRAFT_MODEL")
         system_config = merged(
             file,
             flags,
-            no_draft=no_draft or (model is not None and names_no_draft),
+            no_draft=no_draft or (model is not None and draft is None and not _names_draft(file)),
             no_ray=no_ray,
             certificates=tls_dir,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -184,12 +183,18 @@ def up(
         stop = StopFlag()
         stop.install()
         key = api_key[0] if api_key else os.environ.get(KEY_VARIABLE)
-        with Supervisor(system_config, stop, log_to(console, verbose), api_key=key) as system:
+        with Supervisor(system_config, stop, log_to(console, verbose, stop), api_key=key) as system:
             with StartProgress(console) as progress:
                 endpoints = system.start(progress, needs_drafts=draft is not None)
             show_ready(console, endpoints, system_config)
             system.watch()
             console.print(f"stopping; running answers have {system.drain_timeout_s:g} s to end (Ctrl-C again: at once)")
+
+
+def _names_draft(file: Values) -> bool:
+    """Return whether the file, or the environment, names a draft, or pools."""
+    variables = ("OUTRIDER_DRAFT_MODEL", "OUTRIDER_DRAFT_DRAFTER")
+    return bool({"draft", "drafts", "targets"} & set(file)) or any(os.environ.get(each) for each in variables)
 
 
 @contextmanager
@@ -198,6 +203,8 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
     if not keys:
         yield
         return
+    if "" in keys:
+        raise ConfigError("--api-key is empty, and would let everybody in; give a key, or leave it out")
     if gateway.get("api_keys") is not None:
         raise ConfigError("--api-key and --api-keys contradict each other; put all keys into the file")
     with tempfile.TemporaryDirectory(prefix="outrider-keys-") as folder:
@@ -208,11 +215,13 @@ def _key_file(keys: Sequence[str], gateway: Values) -> Iterator[None]:
         yield
 
 
-def log_to(console: Console, verbose: bool) -> Any:
-    """Return a function that shows a line of a part's log, or leaves it out."""
+def log_to(console: Console, verbose: bool, stop: StopFlag) -> Any:
+    """Return a function that shows a line of a part's log, or leaves it out: what parts say of each other's end, once
+    that was asked for, alarms nobody.
+    """
 
     def show(part: str, line: str) -> None:
-        if verbose or _ALARMING.search(line):
+        if verbose or (_ALARMING.search(line) and not stop.is_set()):
             console.print(f"{part}: {line}", markup=False, style="dim" if verbose else None)
 
     return show

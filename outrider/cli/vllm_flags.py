@@ -69,7 +69,7 @@ FLAGS: dict[str, VllmFlag] = {
     "--tokenizer-revision": VllmFlag(refused="outrider pull MODEL --revision REVISION, and start that folder"),
     "--trust-remote-code": VllmFlag(
         takes="none",
-        refused=f"{_LEAVE_OUT}: a model's own code is never run; docs/architectures.md lists what is served",
+        refused=f"{_LEAVE_OUT}: no model's own code is run; `outrider doctor --target MODEL` says if it is served",
     ),
     "--download-dir": VllmFlag(refused="HF_HOME=FOLDER in the environment"),
     "--load-format": VllmFlag(
@@ -81,7 +81,7 @@ FLAGS: dict[str, VllmFlag] = {
     "--rope-theta": VllmFlag(refused="edit rope_theta in the model's config.json"),
     "--task": VllmFlag(words={"auto": "", "generate": ""}, refused=f"{_LEAVE_OUT}: models are served for text alone"),
     "--runner": VllmFlag(words={"auto": "", "generate": ""}, refused=f"{_LEAVE_OUT}: models are served for text alone"),
-    "--model-impl": VllmFlag(refused=f"{_LEAVE_OUT}: docs/architectures.md lists what is served"),
+    "--model-impl": VllmFlag(refused=f"{_LEAVE_OUT}: `outrider doctor --target MODEL` says whether a model is served"),
     "--dtype": VllmFlag(["--dtype"], words={"half": "float16", "float": "float32"}),
     "--quantization": VllmFlag(
         ["--target-quantization"],
@@ -165,6 +165,11 @@ FLAGS: dict[str, VllmFlag] = {
     "--api-server-count": VllmFlag(words={"1": ""}, refused="--config FILE with gateways: 2"),
     "--headless": VllmFlag(takes="none", refused="python -m deploy.launcher, the workers without a gateway"),
     "--seed": VllmFlag(refused="seed of each request; a draw depends on nothing else"),
+    "--generation-config": VllmFlag(
+        ["--generation-config"],
+        words={"auto": "auto", "none": "none", "vllm": "vllm"},
+        refused="auto or vllm, with that folder's generation_config.json in the model's folder",
+    ),
     "--override-generation-config": VllmFlag(refused="the values in the requests"),
     # drafting
     "--speculative-model": VllmFlag(refused=_SPECULATIVE),
@@ -188,14 +193,19 @@ SHORT = {
 _SPECULATION = "--speculative-config"
 
 
+class _NotTaken(ConfigError):
+    """A flag of vLLM's that does nothing here."""
+
+
 def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command line with our flags in place of vLLM's, and what to say of those.
 
-    What is no flag of vLLM's stays as it is. Raises ConfigError for a flag that is not taken, with what to type, and
-    for a value that is wrong.
+    What is no flag of vLLM's stays as it is. Raises ConfigError for all flags that are not taken, with what to type,
+    and for a value that is wrong.
     """
     ours: list[str] = []
     notes: list[str] = []
+    refused: list[str] = []
     speculation: dict[str, object] = {}
     has_speculation = False
     rest = list(args)
@@ -211,11 +221,17 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
             speculation.update(_speculation_of(name, text))
         elif name in FLAGS:
             values = [value] if "=" in written else _values(name, FLAGS[name], rest)
-            flags, note = _ours(name, FLAGS[name], values)
+            try:
+                flags, note = _ours(name, FLAGS[name], values)
+            except _NotTaken as error:
+                refused.append(error.message)
+                continue
             ours += flags
             notes += [note] if note else []
         else:
             ours.append(f"{name}={value}" if "=" in written and name.startswith("--") else written)
+    if refused:
+        raise ConfigError(". ".join(refused))
     if has_speculation:
         flags, said = draft_flags(speculation)
         ours += flags
@@ -241,13 +257,13 @@ def _next_value(name: str, rest: list[str]) -> str:
 
 def _ours(name: str, flag: VllmFlag, values: Sequence[str]) -> tuple[list[str], str]:
     """Return what stands for a flag with these values, and what to say of it."""
-    if any(value in flag.words for value in values):
-        values = [flag.words.get(value, value) for value in values]
-        if "" in values:  # it is so without it
-            return [], _said(name, flag.note)
-    if flag.refused:
+    is_known = bool(values) and all(value in flag.words for value in values)
+    if flag.refused and not is_known:
         written = " ".join([name, *values])
-        raise ConfigError(f"{written} is vLLM's, and not taken here; instead: {flag.refused}")
+        raise _NotTaken(f"{written} is vLLM's, and not taken here; instead: {flag.refused}")
+    if any(flag.words.get(value) == "" for value in values):  # it is so without it
+        return [], _said(name, flag.note)
+    values = [flag.words.get(value, value) for value in values]
     if flag.takes == "none":
         return list(flag.ours), _said(name, flag.note)
     if flag.reads is not None:

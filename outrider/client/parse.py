@@ -147,4 +147,5 @@ def _usage(message: gateway_pb2.Usage) -> Usage:
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
         num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
         num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
+        plain_reason=message.plain_reason or None,
     )

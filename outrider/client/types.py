@@ -238,6 +238,19 @@ class Explanation:
     """What the draft's steps took, beside all that; None where no draft worker drafted."""
 
 
+PLAIN_ADVICE = {
+    "off": "drafts were not asked for, or there is nobody to draft; start with --draft MODEL or --drafter ngram",
+    "end": "the answer was too short for drafts",
+    "no_draft": "no draft is connected; the drafter ngram needs none (--drafter ngram)",
+    "none_parked": "no drafts were there in time; with num_draft_tokens=5 (-K 5) steps wait for them",
+    "nothing": "the drafter had nothing to propose, as n-grams where no text repeats itself; the drafter model has",
+    "does_not_pay": "K is auto, and drafts do not pay on this machine now: plain steps are as fast or faster; "
+    "num_draft_tokens=5 (-K 5) drafts all the same",
+    "refused": "what was drafted broke a rule of the protocol; the gateway's log says which",
+}
+"""What to say where nothing was drafted, and what to try, by why steps had no drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Totals of one answer, or of all answers of a call."""
@@ -263,6 +276,8 @@ class Usage:
     """Tokens that the call's prediction had foretold."""
     num_rejected_prediction_tokens: int = 0
     """Tokens of the prediction that are not in the answer."""
+    plain_reason: str | None = None
+    """Why most of the plain steps had no drafts, one of `PLAIN_ADVICE`; None where there were none."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -275,10 +290,26 @@ class Usage:
         return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
 
     @property
+    def mean_emitted_length(self) -> float | None:
+        """Output tokens of rounds over rounds: without what was accepted behind the end of the answer. None when
+        nothing was drafted.
+        """
+        num_emitted = self.num_completion_tokens - self.num_plain_steps
+        return max(0, num_emitted) / self.num_rounds if self.num_rounds else None
+
+    @property
     def tokens_per_target_pass(self) -> float | None:
         """Output tokens over the target's forwards (rounds and plain steps); None before the first."""
         passes = self.num_rounds + self.num_plain_steps
         return self.num_completion_tokens / passes if passes else None
+
+    def describe(self) -> str:
+        """Return in words what drafting did, or why nothing was drafted and what to try."""
+        if self.acceptance_rate is None or self.mean_accepted_length is None:
+            why = PLAIN_ADVICE.get(self.plain_reason or "")
+            return "nothing was drafted" + (f": {why}" if why else "")
+        accepted = f"acceptance rate {self.acceptance_rate:.2f} ({self.num_accepted_tokens}/{self.num_draft_tokens})"
+        return f"{accepted}, mean accepted length {self.mean_accepted_length:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,4 +397,5 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         num_cached_prompt_tokens=min(usage.num_cached_prompt_tokens for usage in usages),
         num_accepted_prediction_tokens=sum(usage.num_accepted_prediction_tokens for usage in usages),
         num_rejected_prediction_tokens=sum(usage.num_rejected_prediction_tokens for usage in usages),
+        plain_reason=max(usages, key=lambda usage: usage.num_plain_steps).plain_reason,
     )

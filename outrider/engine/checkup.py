@@ -14,10 +14,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-from transformers import PreTrainedConfig
 
 from outrider.drafting.translation import Intersection, between
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -32,8 +31,11 @@ from outrider.engine.loading.loader import check_class, check_weights, read_conf
 from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
+from outrider.engine.loading.text_part import served_class
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
+from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.native.build import BuildError, check_writable, library_place
+from outrider.engine.paths.layer_memory import token_width
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
@@ -80,8 +82,9 @@ class Model:
 
     def __str__(self) -> str:
         info = self.info
+        part = ", text only" if info.text_only else ""
         return (
-            f"{self.class_name}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
+            f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
             f"{readable_bytes(self.weights_bytes)}, KV cache about {readable_bytes(self.kv_bytes)} a full context"
         )
 
@@ -193,17 +196,19 @@ def read_model(model: str, task: Task) -> Model:
         eos_token_ids=ends.ids,
         decoder_start_ids=start,
         translates=not start,
+        text_only=served_class(config).is_text_part,
     )
-    itemsize = _itemsize(config, task)
-    network = check_weights(model, config)
+    source = WeightSource.find(model, config, resolve_device(task.device), "none")
+    itemsize = _itemsize(source, task)
+    network = check_weights(model, source.config, source)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
-    if path is not None and method_of(config) is not None:  # loaded as it is stored
+    if path is not None and method_of(source.config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     else:
         weights = num_parameters * itemsize
     beyond = tokens_beyond(tokenizer.tokenizer, text.vocab_size)
     notes = tuple(note for note in (ends.difference, beyond) if note is not None)
-    kv_bytes = _kv_bytes(text, itemsize) * limit
+    kv_bytes = token_width(config) * itemsize * limit
     return Model(info, files.tokenizer_json, weights, kv_bytes, type(network).__name__, notes)
 
 
@@ -281,22 +286,11 @@ def _shared(found: str, models: list[Model], device: torch.device) -> tuple[str,
     return f"{found}; on one GPU they share it, gpu_memory_utilization in order: {', '.join(parts)}", is_too_small
 
 
-def _itemsize(config: PreTrainedConfig, task: Task) -> int:
-    if task.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, task.dtype)
-    elif resolve_device(task.device).type == "cpu":
-        dtype = torch.float32
-    else:
-        dtype = getattr(config, "dtype", None) or torch.float32
+def _itemsize(source: WeightSource, task: Task) -> int:
+    dtype = source.dtype(resolve_device(task.device), task.dtype)
+    if not isinstance(dtype, torch.dtype):  # as they are stored
+        dtype = getattr(source.config, "dtype", None) or torch.float32
     return dtype.itemsize
-
-
-def _kv_bytes(text: Any, itemsize: int) -> int:
-    """Return about what keys and values of a token take."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    num_layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
-    return int(2 * num_layers * heads * head_dim * itemsize)
 
 
 def main() -> int:

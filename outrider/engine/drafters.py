@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer
 
 from outrider.drafting import lookup
+from outrider.drafting.answer_start import AnswerStart
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
 from outrider.wire import kinds
 from outrider.wire.errors import ConfigError
+from outrider.wire.model_json import parse_object
+from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
 OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
 
@@ -25,13 +28,14 @@ def make_drafters(
     a text that cannot be used.
     """
     ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
+    marks = special_ids(tokenizer_json)
     made: dict[kinds.Drafter, SequenceDrafter] = {}
     for kind in wanted:
         match kind:
             case kinds.Drafter.NGRAM:
-                made[kind] = Ngram()
+                made[kind] = AnswerStart(Ngram(), marks)
             case kinds.Drafter.LOOKUP:
-                made[kind] = lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS)
+                made[kind] = AnswerStart(lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS), marks)
             case kinds.Drafter.UNIGRAM:
                 made[kind] = Unigram(ids)
             case kinds.Drafter.BIGRAM:
@@ -39,6 +43,12 @@ def make_drafters(
             case _:
                 raise ValueError(f"{kind} needs a model")
     return made
+
+
+def special_ids(tokenizer_json: bytes) -> frozenset[int]:
+    """Return the ids of a tokenizer's special tokens."""
+    added = parse_object(tokenizer_json, TOKENIZER_JSON).get("added_tokens") or ()
+    return frozenset(token["id"] for token in added if token.get("special"))
 
 
 def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:

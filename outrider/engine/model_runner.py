@@ -53,6 +53,8 @@ class ModelFacts:
     """Type of each decoder layer, of `paths.layer_memory`; empty for heads, which keep keys and values."""
     num_lookahead: int = 0
     """Ids behind the vocabulary that may be fed and are never said: look-ahead embeddings."""
+    is_text_part: bool = False
+    """Whether the checkpoint reads images, video or sound, too, of which nothing is loaded."""
     decoder_start_ids: tuple[int, ...] = ()
     """What every answer of an encoder-decoder model begins with; empty for the others."""
 

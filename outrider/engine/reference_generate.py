@@ -1,9 +1,9 @@
 """`python -m outrider.engine.reference_generate`: compare answers with what transformers' own `generate` writes.
 
 `outrider demo` has its answers judged here. The module imports nothing else of Outrider's, so that it shares none of
-our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "prompts": [str], "answers": [[token id]]},
-and writes one on stdout, {"event": "compared", "num_tokens", "differences": [{"answer", "position", "expected",
-"found", "top2_gap"}]}.
+our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "repetition_penalty", "prompts": [str],
+"answers": [[token id]]}, and writes one on stdout, {"event": "compared", "num_tokens", "differences": [{"answer",
+"position", "expected", "found", "top2_gap"}]}.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
+
+from outrider.engine.loading.text_part import whole_class
 
 Ids = list[int]
 
@@ -36,22 +38,28 @@ class Reference:
     """The target alone: greedy, float32, on the CPU, one prompt at a time."""
 
     def __init__(self, model: str) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._has_encoder = bool(AutoConfig.from_pretrained(model).is_encoder_decoder)
-        auto = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
-        self.model: Any = auto.from_pretrained(model, dtype=torch.float32)  # in eval mode
+        """Load a folder, a GGUF file or a hub id."""
+        place: dict[str, Any] = {"pretrained_model_name_or_path": model}
+        if model.endswith(".gguf"):
+            folder, _, file = model.rpartition(":" if ":" in model else "/")
+            place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+        config = AutoConfig.from_pretrained(**place)
+        self._has_encoder = bool(config.is_encoder_decoder)
+        self.model: Any = whole_class(config).from_pretrained(**place, dtype=torch.float32)  # in eval mode
 
-    def generate(self, prompt: str, max_tokens: int) -> Generated:
+    def generate(self, prompt: str, max_tokens: int, repetition_penalty: float = 1.0) -> Generated:
         inputs = self.tokenizer(prompt, return_tensors="pt")
         made = self.model.generate(
             **inputs,
             do_sample=False,
             max_new_tokens=max_tokens,
+            repetition_penalty=repetition_penalty,
             return_dict_in_generate=True,
-            output_logits=True,
+            output_scores=True,
         )
         prompt_ids = inputs["input_ids"][0].tolist()
-        best = [logits[0].topk(2).values for logits in made.logits]  # [2] float32 each
+        best = [scores[0].topk(2).values for scores in made.scores]  # [2] float32 each
         gaps = [float(two[0] - two[1]) for two in best]
         return Generated(prompt_ids, made.sequences[0, self._num_before(prompt_ids) :].tolist(), gaps)
 
@@ -117,7 +125,8 @@ def main() -> int:
     quiet.disable_progress_bar()
     task = json.loads(sys.stdin.readline())
     reference = Reference(task["model"])
-    made = {prompt: reference.generate(prompt, task["max_tokens"]) for prompt in dict.fromkeys(task["prompts"])}
+    how = (task["max_tokens"], task["repetition_penalty"])
+    made = {prompt: reference.generate(prompt, *how) for prompt in dict.fromkeys(task["prompts"])}
     differences: list[dict[str, Any]] = []
     num_tokens = 0
     for index, (prompt, answer) in enumerate(zip(task["prompts"], task["answers"], strict=True)):

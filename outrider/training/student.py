@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from outrider.engine.loading.model_files import TOKENIZER_FILES, model_file
+from outrider.engine.loading.loader import network_class, read_config
+from outrider.engine.loading.tokenizer_files import TEMPLATE, tokenizer_files
 from outrider.training.optimizing import mixed_precision
 from outrider.training.teacher import Batch, Seen, places_of
 from outrider.wire.errors import ConfigError
+from outrider.wire.tokenizer_json import TOKENIZER_CONFIG, TOKENIZER_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Draft:
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
         self._folder, self._device = folder, device
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        model_class = network_class(read_config(folder))
+        network: Any = model_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         own = network.config.get_text_config(decoder=True).vocab_size
         if own != vocab_size:
             raise ConfigError(
@@ -85,9 +86,15 @@ class Draft:
 
     def save(self, folder: Path) -> None:
         copy.deepcopy(self.module).to(torch.bfloat16).save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            if (file := model_file(self._folder, name)) is not None:
-                shutil.copyfile(file, folder / name)
+        files = tokenizer_files(self._folder)
+        contents = {
+            TOKENIZER_JSON: files.tokenizer_json,
+            TOKENIZER_CONFIG: files.tokenizer_config_json,
+            TEMPLATE: files.chat_template,
+        }
+        for name, content in contents.items():
+            if content:
+                (folder / name).write_bytes(content)
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading.context import context_limit_of, settle_rope
+from outrider.engine.loading.loader import network_class, read_config
 from outrider.training.optimizing import mixed_precision
 from outrider.training.written import Answer
 from outrider.wire.errors import ConfigError
@@ -78,7 +78,7 @@ class Teacher:
         self.device = device
         self.folder = folder
         dtype = torch.float32 if device == "cpu" else "auto"
-        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        network: Any = network_class(read_config(folder)).from_pretrained(folder, dtype=dtype, use_safetensors=True)
         settle_rope(network, context_limit_of(network.config, None))
         self.network = network.to(device).eval().requires_grad_(False)
         text = self.network.config.get_text_config(decoder=True)

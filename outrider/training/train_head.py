@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.alpha import check_same_tokens, tokenizer_of
+from outrider.engine.alpha import check_same_tokens
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.loader import check_weights, read_config, resolve_device
 from outrider.engine.loading.model_files import check_folder
+from outrider.training.chats import prompt_ids
 from outrider.training.eagle3 import Eagle3, Opened
+from outrider.training.estimate import Sizes, describe
 from outrider.training.losses import LossName
 from outrider.training.measure import measured
 from outrider.training.medusa import Medusa
@@ -31,7 +33,7 @@ from outrider.training.pass_embeddings import Pass
 from outrider.training.run import Plan, Progress, Run, peak_bytes
 from outrider.training.student import Draft, Student
 from outrider.training.teacher import Teacher
-from outrider.training.written import PROMPT_TOKENS, Answer, Assignment, digest_of_model, write
+from outrider.training.written import Answer, Assignment, digest_of_model, write
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopFlag, StopRequested, tell
 
@@ -78,6 +80,8 @@ class Task:
     seconds: float | None
     """After which the training ends, done or not."""
     device: str = "auto"
+    raw: bool = False
+    """The prompts are text as it stands, also where the target has a chat template."""
 
 
 Tell = Callable[[str, str, int, int], None]
@@ -86,21 +90,22 @@ Tell = Callable[[str, str, int, int], None]
 
 def train(task: Task, stop: StopFlag, tell: Tell) -> dict[str, Any]:
     """Train, save and return the report. Raises OutriderError, and StopRequested with a checkpoint saved."""
-    _check_folders(task)
+    num_parameters = _check_folders(task)
     target = TargetFiles(task.target)
     for tap in task.taps or ():
         if not 0 <= tap < target.num_layers:
             raise ConfigError(f"--taps has {tap}, must be from 0 to {target.num_layers - 1} for {task.target}")
     device = str(resolve_device(task.device))
-    tokenizer = tokenizer_of(task.target)
-    prompts = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in without_shared(task.prompts, task.held_apart)]
+    prompts = prompt_ids(task.target, without_shared(task.prompts, task.held_apart), task.raw)
     texts = list(zip(prompts, itertools.cycle(task.temperatures)))
     if len(texts) < task.batch_size:
         raise ConfigError(
             f"{len(task.prompts)} prompts, of which {len(texts)} share no {SHARED_CHARS} characters with one held "
             f"apart; at least --batch-size, {task.batch_size}, are needed"
         )
-    apart = [tokenizer.encode(text).ids[-PROMPT_TOKENS:] for text in task.held_apart]
+    apart = prompt_ids(task.target, task.held_apart, task.raw)
+    num_answers = len(texts) + len(apart) * len(set(task.temperatures))
+    tell("estimate", describe(_sizes(task, target, num_parameters, num_answers, prompts), device), 1, 1)
     work = Path(task.work)
     assignment = Assignment(task.target, texts, task.max_tokens, task.seed, task.device)
     answers = write(assignment, work, lambda done, total: tell("text", "tokens to train on", done, total))
@@ -244,12 +249,41 @@ def _write(path: Path, what: Any) -> None:
     path.write_text(json.dumps(what, indent=1) + "\n", encoding="utf-8")
 
 
-def _check_folders(task: Task) -> None:
-    """Raise ConfigError for a model that lacks a file, and for an --out that holds something else."""
+def _sizes(
+    task: Task, target: TargetFiles, num_parameters: dict[str, int], num_answers: int, prompts: Sequence[Sequence[int]]
+) -> Sizes:
+    """num_parameters: by folder, of the target and of the draft that it starts from."""
+    num_target = num_parameters[task.target]
+    if task.start is not None:
+        num_trained = num_parameters[task.start]
+    elif task.kind == "eagle3":  # a layer of the target's shape, and the map that opens the head
+        num_trained = num_target // target.num_layers + 3 * target.width**2
+    else:
+        num_trained = task.depth * target.width * (target.width if task.kind == "medusa" else 1)
+    return Sizes(
+        num_target_parameters=num_target,
+        num_trained_parameters=num_trained,
+        vocab_size=target.vocab_size,
+        num_answers=num_answers,
+        max_tokens=task.max_tokens,
+        prompt_tokens=sum(map(len, prompts)) // len(prompts),
+        updates=task.updates,
+        batch_size=task.batch_size,
+        depth=task.depth,
+    )
+
+
+def _check_folders(task: Task) -> dict[str, int]:
+    """Return the number of parameters of target and --start, by folder.
+
+    Raises ConfigError for a model that lacks a file, and for an --out that holds something else.
+    """
+    num_parameters: dict[str, int] = {}
     for model in (task.target, task.start):
         if model is not None:
             check_folder(Path(model).expanduser())
-            check_weights(model, read_config(model))
+            network = check_weights(model, read_config(model))
+            num_parameters[model] = sum(each.numel() for each in network.parameters())
     if task.start is not None:
         check_same_tokens(task.target, task.start)
     out = Path(task.out)
@@ -257,6 +291,7 @@ def _check_folders(task: Task) -> None:
         raise ConfigError(
             f"--out is {task.out!r}, which holds something else than an earlier training; name a new folder"
         )
+    return num_parameters
 
 
 def main() -> int:

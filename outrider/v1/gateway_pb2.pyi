@@ -174,7 +174,7 @@ class RoundTimings(_message.Message):
     def __init__(self, total_us: _Optional[int] = ..., deliver_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., overhead_us: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed", "num_cached_prompt_tokens", "lenience", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens")
+    __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_wasted_tokens", "seed", "num_cached_prompt_tokens", "lenience", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "plain_reason")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,7 @@ class Usage(_message.Message):
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_REASON_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_completion_tokens: int
     num_rounds: int
@@ -199,7 +200,8 @@ class Usage(_message.Message):
     lenience: float
     num_accepted_prediction_tokens: int
     num_rejected_prediction_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., num_cached_prompt_tokens: _Optional[int] = ..., lenience: _Optional[float] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
+    plain_reason: str
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_plain_steps: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., num_cached_prompt_tokens: _Optional[int] = ..., lenience: _Optional[float] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., plain_reason: _Optional[str] = ...) -> None: ...
 
 class GetModelsRequest(_message.Message):
     __slots__ = ()

@@ -121,7 +121,8 @@ class GatewayMetrics:
         self.draft_tokens = Counter("spec_draft_tokens", "Draft tokens given to a verify.", _PAIR, registry=r)
         """rate(spec_draft_tokens_total[5m]): draft tokens verified per second."""
         self.accepted_tokens = Counter("spec_accepted_tokens", "Draft tokens accepted by a verdict.", _PAIR, registry=r)
-        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length."""
+        """1 + rate(spec_accepted_tokens_total[5m]) / rate(spec_rounds_total[5m]): mean accepted length, with what lies
+        behind the end of an answer."""
         self.rounds = Counter("spec_rounds", "Verifies with at least one draft token.", _PAIR, registry=r)
         """rate(spec_rounds_total[5m]): verifies with at least one draft token per second."""
         self.wasted_tokens = Counter(
@@ -162,12 +163,12 @@ class GatewayMetrics:
         sum(rate(spec_round_seconds_count{phase="total"}[5m])): where a round's time goes."""
         self.accepted_length = Histogram(
             "spec_accepted_length",
-            "Tokens committed by a speculative round: accepted plus one.",
+            "Tokens that a speculative round gave its answer.",
             _PAIR,
             buckets=(*range(1, 18), 33, 65),
             registry=r,
         )
-        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens committed per speculative round."""
+        """histogram_quantile(0.5, rate(spec_accepted_length_bucket[5m])): tokens that an answer got from a round."""
         self.lookups = Counter(
             "spec_lookup", "Steps that were to have drafts, by whether some lay ready for them.", ["result"], registry=r
         )
@@ -180,7 +181,7 @@ class GatewayMetrics:
         )
         """rate(spec_hold_seconds_sum[5m]) / rate(spec_hold_seconds_count[5m]): time that a step waits, on average."""
         self.overrun_tokens = Counter(
-            "spec_overrun_tokens", "Tokens of verdicts for an answer that a stop string had ended.", registry=r
+            "spec_overrun_tokens", "Tokens made behind the end of an answer, whatever ended it.", registry=r
         )
         """rate(spec_overrun_tokens_total[5m]) / sum(rate(spec_emitted_tokens_total[5m])): for nobody, over used."""
         self.proposals_refused = Counter(

@@ -28,8 +28,9 @@ to 1 MiB."""
 MAX_SEED = 2**64
 ANY_VOCABULARY = 1 << 32
 """Vocabulary size for checks where the model's own is not known."""
-MAX_GRAMMAR_BYTES = 256 << 10
-"""Bytes (UTF-8) of a grammar. Doubling it doubles what a slot's opening may carry."""
+MAX_GRAMMAR_BYTES = 768 << 10
+"""Bytes (UTF-8) of a grammar: what a message of 1 MiB carries beside the other parameters. What compiles in a second,
+the default deadline, has about 350 KiB."""
 MAX_SALT_BYTES = 256
 """Bytes of a cache_salt, a request's (UTF-8) and a slot's."""
 MAX_CORPUS_ID_BYTES = 32

@@ -53,7 +53,7 @@ def apply_defaults(params: SamplingParams, named: Set[str], defaults: Mapping[st
         params = dataclasses.replace(params, temperature=defaults["temperature"])
     if params.greedy:
         return params
-    missing = {name: defaults[name] for name in SAMPLING if name in defaults and name not in named}
+    missing: dict[str, Any] = {name: defaults[name] for name in SAMPLING if name in defaults and name not in named}
     if "top_k" in missing:
         missing["top_k"] = int(missing["top_k"])
     return dataclasses.replace(params, **missing)

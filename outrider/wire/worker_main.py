@@ -46,7 +46,8 @@ def announce(**fields: object) -> None:
 def memory_taken(info: pb.WorkerInfo) -> str:
     """Say what this process, the worker of `info`, holds and what its KV cache holds when it is full."""
     num_tokens = info.num_kv_blocks * info.kv_block_size
-    cache = f"KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
+    part = "text only, " if info.text_only else ""
+    cache = f"{part}KV cache {num_tokens:,} tokens, {_mib(num_tokens * info.kv_bytes_per_token)} when full"
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:  # not Linux

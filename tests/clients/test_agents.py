@@ -51,3 +51,14 @@ def test_a_tool_is_called_and_what_it_said_is_streamed_on(base_url: str, model: 
 
     kinds, final = asyncio.run(streamed())
     assert isinstance(final, Weather) and "raw_response_event" in kinds
+
+
+def test_calls_without_text_are_sent_back_for_three_turns(base_url: str, model: str) -> None:
+    chosen = agent(base_url, model, tools=[weather], tool_use_behavior="stop_on_first_tool")
+    chosen.model_settings = called_once(chosen.model_settings)
+    asked.clear()
+    items: Any = QUESTION
+    for turn in range(3):
+        items = Runner.run_sync(chosen, items).to_input_list()
+        assert len(asked) == turn + 1
+        items.append({"role": "user", "content": "And then?"})

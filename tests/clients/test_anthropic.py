@@ -78,3 +78,23 @@ def test_errors(client: anthropic.Anthropic, asked: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="image"):
         image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
         client.messages.create(**asked | {"messages": [{"role": "user", "content": [image]}]})
+
+
+def test_the_tool_runner_goes_on_without_threads_for_three_turns(client: anthropic.Anthropic, asked: Any) -> None:
+    cities: list[str] = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        cities.append(city)
+        return "sunny"
+
+    for stream in (False, True):
+        cities.clear()
+        runner: Any = client.beta.messages.tool_runner(
+            **asked, tools=[weather], tool_choice=NAMED, max_iterations=3, stream=stream
+        )
+        for answer in runner:
+            message = answer.get_final_message() if stream else answer
+            assert [block.type for block in message.content] == ["tool_use"]
+        assert len(cities) in (2, 3), "the last answer's call is not run by all versions"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
 from tests.clients.weather import MAX_TOKENS, QUESTION, Weather
@@ -29,3 +30,13 @@ def test_bound_tools(chat: ChatOpenAI, choice: str) -> None:
     for chunk in bound.stream(QUESTION):
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed is not None and [each["args"] for each in streamed.tool_calls] == [call["args"]]
+
+
+def test_calls_without_text_are_sent_back_for_three_turns(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([Weather], tool_choice="any", parallel_tool_calls=False)
+    messages: list[Any] = [HumanMessage(QUESTION)]
+    for _ in range(3):
+        message = bound.invoke(messages)
+        assert not message.content
+        (call,) = message.tool_calls
+        messages += [message, ToolMessage("sunny", tool_call_id=call["id"])]

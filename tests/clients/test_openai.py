@@ -78,3 +78,13 @@ def test_a_chat_about_what_a_tool_said(client: openai.OpenAI, asked: Any) -> Non
     answer = client.chat.completions.create(**asked | {"max_tokens": 16}, tool_choice="auto").choices[0]
     assert answer.finish_reason in ("stop", "length", "tool_calls")
     assert answer.message.content or answer.message.tool_calls
+
+
+def test_calls_without_text_are_sent_back_for_three_turns(client: openai.OpenAI, asked: Any) -> None:
+    for _ in range(3):
+        answer = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False)
+        message = answer.choices[0].message
+        assert message.content is None and message.tool_calls is not None
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+        asked["messages"] += [message, result]
+    assert client.chat.completions.create(**asked | {"max_tokens": 16}).choices[0].finish_reason

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from outrider.cli.demo import report
-from outrider.cli.demo_runs import Arm, Comparison, DemoAnswer, compare
-from outrider.client import Usage
+from outrider.cli.demo_parts import Part, before_edit
+from outrider.cli.demo_runs import Comparison, DemoAnswer, Measured, Pair, compare
+from outrider.client import Speculation, Usage
 from outrider.engine.reference_generate import Generated
 from outrider.engine.reference_generate import compare as judged
 from outrider.wire.processes import StopFlag, StopRequested
@@ -20,7 +22,7 @@ PROMPT = "import os\n\ndef "
 
 
 def an_answer(ids: list[int]) -> DemoAnswer:
-    return DemoAnswer(PROMPT, ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
+    return DemoAnswer(PROMPT, "", ids, Usage(0, len(ids), 0, 0, 0, 0, 0, 0), 1.0)
 
 
 def test_the_judge_says_yes_to_the_targets_own_and_no_to_one_wrong_token() -> None:
@@ -37,7 +39,7 @@ def test_a_stop_ends_the_judge() -> None:
     stop.set()
     with tree() as left:
         with pytest.raises(StopRequested):
-            compare(DEMO_TARGET, 24, [an_answer([1])], stop)
+            compare(DEMO_TARGET, 24, 1.1, [an_answer([1])], stop)
         assert left.now() == {}
 
 
@@ -48,28 +50,32 @@ def test_the_demo_shows_what_speculation_did_and_proves_the_text() -> None:
         assert command.wait(270) == 0, command.log()
         assert left.now() == {}
     out = "\n".join(command.out)
-    assert "def list_files(path):" in out
-    assert re.search(r"start to first token: \d+\.\d s", out)
-    assert re.search(r"acceptance rate: 0\.\d\d \(\d+/\d+\)", out)
-    assert re.search(r"mean accepted length: [2-6]\.\d\d", out)
-    assert re.search(r"tokens per target pass: [1-6]\.\d\d", out)  # beside other tests drafts come late
-    assert re.search(r"tokens/s with speculation: \d+\.\d", out)
-    assert re.search(r"tokens/s without speculation: \d+\.\d", out)
-    assert "matches target alone: yes (13 answers" in out
+    for shown in ("1. an edit:", "2. n-grams:", "3. a draft model:", "def parse_header(line):"):
+        assert shown in out
+    assert len(re.findall(r"\d\.\d\d times as fast as without drafts \(median of 5 prompts", out)) == 3
+    assert len(re.findall(r"\d\.\d\dx +\d\.\d\d \(\d+/\d+\) +\d+\.\d\d +20 of 20", out)) == 3
+    assert "matches target alone: yes (60 answers, 960 tokens" in out
     command.end()
 
 
-def test_a_difference_is_shown_with_its_gap_and_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = Usage(9, 24, 8, 40, 16, 0, 0, 0)
-    arm = Arm([DemoAnswer(PROMPT, [1] * 24, usage, 2.0)])
-    plain = Arm([DemoAnswer(PROMPT, [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)])
-    difference = {"answer": 2, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
-    report((arm, plain), Comparison(3, 72, [difference]))
+def test_a_difference_and_what_does_not_pay_are_shown_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 0, 0, 0, 24, 0, 0), 3.0)
+    slow = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 4.0)
+    fast = DemoAnswer(PROMPT, "", [1] * 24, Usage(9, 24, 8, 40, 16, 0, 0, 0), 1.5)
+    parts = [Part(name, "", (PROMPT,), Speculation()) for name in ("fast", "slow")]
+    measured = [Measured([Pair((plain, plain), (one, replace(one)))]) for one in (fast, slow)]
+    difference = {"answer": 6, "position": 5, "expected": 11, "found": 12, "top2_gap": 3e-6}
+    report(parts, measured, Comparison(8, 192, [difference]))
     out = capsys.readouterr().out
-    assert "acceptance rate: 0.40 (16/40)" in out
-    assert "mean accepted length: 3.00" in out
-    assert "tokens/s with speculation: 12.0" in out
-    assert "tokens/s without speculation: 8.0 (1.50x with)" in out
-    assert "answer 2 differs at position 5: token 12, the target alone says 11" in out
+    assert re.search(r"fast +2\.00x +0\.40 \(32/80\) +3\.00 +4 of 4", out)
+    assert re.search(r"slow +0\.75x +0\.40 \(32/80\) +3\.00 +3 of 4", out)
+    assert "slow does not pay on this machine: a round with drafts takes 4.0 times as long as a plain step, and" in out
+    assert "fast does not pay" not in out
+    assert "answer 6 differs at position 5: token 12, the target alone says 11" in out
     assert "3e-06 apart, a near-tie" in out
     assert "matches target alone: no" in out
+
+
+def test_before_an_edit_a_line_is_not_there_yet() -> None:
+    assert before_edit("a\nb\nc\nd") == "a\nb\nd"
+    assert before_edit("a") == "a"

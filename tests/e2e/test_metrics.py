@@ -103,7 +103,7 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
         ("spec_rounds_total", "", ""): len(speculative),
         ("spec_wasted_tokens_total", "", ""): sum(r.usage.num_wasted_tokens for r in rounds if r.usage is not None),
         ("spec_accepted_length_count", "", ""): len(speculative),
-        ("spec_accepted_length_sum", "", ""): accepted + len(speculative),
+        ("spec_accepted_length_sum", "", ""): sum(len(r.tokens) for r in speculative),
         ("spec_round_seconds_count", "phase", "total"): len(speculative),
         ("outrider_requests_total", "outcome", "ok"): sum(r.usage is not None for r in rounds),
     }
@@ -124,7 +124,7 @@ async def test_every_counter_equals_the_clients_own_count(fresh: Process, dev_pr
     expected |= {("spec_emitted_tokens_total", "kind", kind): count for kind, count in kinds.items()}
     expected |= by_position("drafted", [r.num_drafted for r in rounds])
     expected |= by_position("accepted", [r.num_accepted for r in rounds])
-    lengths = [r.num_accepted + 1 for r in speculative]
+    lengths = [len(r.tokens) for r in speculative]
     for edge in (*range(1, 18), 33, 65):
         expected["spec_accepted_length_bucket", "le", f"{edge:.1f}"] = sum(length <= edge for length in lengths)
     assert {series: grown(before, after, *series) for series in expected} == expected

@@ -1,52 +1,56 @@
-"""Every architecture on every path that accepts it: ragged rounds with rollbacks equal a forward without any cache.
+"""The table of docs/architectures.md is of every class of the pinned transformers, and true for one of each kind.
 
-So do the hidden states, by the loader's own test.
+`make architectures` measures all of them; here one of each kind goes the same way, from its files through the loader.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from outrider.engine.loading.loader import load_runner
-from outrider.engine.paths.choice import FACTORIES
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from tests.architectures_table import BEGIN, DOCUMENT, END, Measured, measure, table
-from tests.native import skip_without_library
+from tests.architectures_table import DOCUMENT, names_in, tables
+from tests.every_class import measure, measure_all, row_names
 from tests.tiny_models import write_tokenizer
-from tests.zoo import ARCHITECTURES
 
-TOLERANCE = 1e-4
-"""Largest logit difference, float32."""
-
-measured = cache(measure)
-IS_OLD = Version(transformers.__version__) < Version("5.21")
-"""Older ones have a fault in UMT5: where a sequence has no cache, a token sees no later part of the source."""
-
-
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - ({"umt5"} if IS_OLD else set())))
-def test_every_path_that_accepts_it_equals_a_forward_without_cache(name: str) -> None:
-    result: Measured = measured(name)
-    assert "dense" in result.errors and result.chosen == next(path for path in FACTORIES if path in result.errors)
-    assert all(error < TOLERANCE for error in result.errors.values()), result
-    assert not result.untapped
+PINNED = next(
+    line.partition("==")[2]
+    for line in (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    if line.startswith("transformers==")
+)
+pinned_alone = pytest.mark.skipif(transformers.__version__ != PINNED, reason=f"the table is of transformers {PINNED}")
+TOLERANCE = 1e-5
+"""Largest logit difference as a share of the largest logit, float32."""
 
 
-@pytest.mark.skipif(IS_OLD, reason="the table is of the newest versions")
-def test_the_table_in_the_documentation_is_what_this_code_does() -> None:
-    skip_without_library()  # the table is written where there is one
+@pinned_alone
+@pytest.mark.parametrize(
+    "name", ["llama", "t5", "bloom", "deepseek_v3", "gemma3", "llama4_text", "gemma4_text (shared KV)", "deepseek_v32"]
+)
+def test_one_class_of_each_kind_equals_a_forward_without_cache(name: str) -> None:
+    """Through files and the loader, on every path that accepts it."""
+    row = measure(name)
+    assert row.is_served and row.error < TOLERANCE, row
+
+
+def test_the_table_is_of_every_class_of_the_pinned_transformers() -> None:
     text = DOCUMENT.read_text()
-    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
-    expected = table([measured(name) for name in sorted(ARCHITECTURES)])
-    assert written == expected, "stale: python -m tests.architectures_table"
+    assert f"transformers {PINNED}" in text, "stale: make architectures"
+    if transformers.__version__ == PINNED:
+        assert names_in(text) == row_names(), "stale: make architectures"
+
+
+@pytest.mark.slow
+@pinned_alone
+def test_the_table_is_what_this_code_does() -> None:
+    assert tables(list(measure_all(row_names()))) in DOCUMENT.read_text(), "stale: make architectures"
 
 
 REFUSED = {

@@ -23,7 +23,8 @@ from outrider.engine.paths.paged import PagedPath
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_tape import TapeMaker, varlen_attn
-from tests.tiny_models import random_model, zoo
+from tests.shrunk import shrunk
+from tests.tiny_models import random_model
 
 CONTEXT = 128
 MAX_ROWS = 3
@@ -31,10 +32,10 @@ WIDTHS = (6, 1)
 
 
 def make(name: str, maker: TapeMaker) -> tuple[ModelRunner, GraphedPath, UncachedModel]:
-    model = random_model(zoo()[name], seed=3)
+    model = random_model(shrunk(name), seed=3)
     vocab_size = model.config.vocab_size
     path = GraphedPath(PagedPath(model, vocab_size, VarlenAttention(varlen_attn)), model, vocab_size, maker, WIDTHS)
-    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0, num_layers=2, hidden_size=32)
+    facts = ModelFacts("tiny", vocab_size, CONTEXT, "float32", "cpu", (0,), 0, num_layers=2, hidden_size=128)
     runner = ModelRunner(path, facts, KVPool(8, BLOCK_SIZE), torch.device("cpu"))
     runner.allocate()
     path.prepare(MAX_ROWS, CONTEXT)

@@ -21,7 +21,8 @@ from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case,
 from tests.engine.cuda_pair import Pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 from tests.other_tokenizers import byte_level, digits_apart
-from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5, zoo
+from tests.shrunk import shrunk
+from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
 FEATURES = ("features:_send_staying",)
@@ -171,7 +172,7 @@ def test_models_of_other_kinds_take_rounds(
     device: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Windows and soft caps, latent attention and experts, sinks, chunks, ALiBi."""
-    folder = save(random_model(zoo()[name], seed=3), tmp_path)
+    folder = save(random_model(shrunk(name), seed=3), tmp_path)
     pair = Pair(monkeypatch, folder, folder, device="cuda", **{**SIZES, "context_limit": 128})
     take_rounds(device, pair, Case("greedy", GREEDY), Case("tree", GREEDY, TREE))
 

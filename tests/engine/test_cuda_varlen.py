@@ -19,7 +19,8 @@ from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 from outrider.engine.paths.varlen_attention import BLOCK_SIZE, VarlenAttention, torch_refusal, why_not, why_not_shape
 from outrider.engine.step_plan import Row
 from tests.engine.cuda_varlen import varlen_attn
-from tests.tiny_models import random_model, zoo
+from tests.shrunk import shrunk
+from tests.tiny_models import random_model
 
 SUPPORTED = ["llama", "qwen3", "gpt2", "gpt_neox", "mistral", "mixtral", "phi3", "olmo2"]
 CONTEXT = 600
@@ -30,7 +31,7 @@ def facts(vocab_size: int, context_limit: int = 128) -> ModelFacts:
 
 
 def varlen_runner(name: str) -> tuple[ModelRunner, UncachedModel]:
-    model = random_model(zoo()[name], seed=3)
+    model = random_model(shrunk(name), seed=3)
     vocab_size = model.config.vocab_size
     path = PagedPath(model, vocab_size, VarlenAttention(varlen_attn))
     runner = ModelRunner(path, facts(vocab_size), KVPool(NUM_BLOCKS, BLOCK_SIZE), torch.device("cpu"))
@@ -43,7 +44,7 @@ def test_prefill_decode_verify_and_rollback_equal_a_forward_without_cache(name: 
 
 
 def test_rows_over_several_scattered_blocks_read_their_own_tokens_alone() -> None:
-    config = zoo()["llama"]
+    config = shrunk("llama")
     config.max_position_embeddings = CONTEXT
     model = random_model(config, seed=3)
     path = PagedPath(model, config.vocab_size, VarlenAttention(varlen_attn))
@@ -106,7 +107,7 @@ def test_what_the_kernel_lacks_is_never_left_out_silently(options: dict[str, obj
     ],
 )
 def test_models_that_it_cannot_run_are_told_from_it_by_name(name: str, dtype: torch.dtype, reason: str) -> None:
-    assert reason in str(why_not_shape(random_model(zoo()[name], seed=3).to(dtype)))
+    assert reason in str(why_not_shape(random_model(shrunk(name), seed=3).to(dtype)))
 
 
 @pytest.mark.parametrize(("version", "runs"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True)])
@@ -115,7 +116,7 @@ def test_versions_that_cannot_run_it_are_told_from_it_by_name(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    model: Any = random_model(zoo()["llama"], seed=3).to(torch.bfloat16)
+    model: Any = random_model(shrunk("llama"), seed=3).to(torch.bfloat16)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     refusal = f"torch {version} takes no num_splits with pages, which 2.13 and later do"
     assert why_not(model) == (None if runs else refusal)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from outrider.engine.kv_pool import TRASH_BLOCK, BlockTable, KVPool
 from outrider.engine.loading.loader import load_runner
@@ -26,8 +26,9 @@ from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests.rounds import some_ids
+from tests.shrunk import shrunk
 from tests.tiny_models import random_model, save
-from tests.zoo import ARCHITECTURES, LATENT, ROUTED, SHAPE
+from tests.zoo import SHAPE
 
 VOCAB_SIZE = 97
 TOLERANCE = 1e-4
@@ -197,7 +198,7 @@ def expected(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, optio
 
 @pytest.fixture(scope="module")
 def llama() -> PreTrainedModel:
-    return random_model(ARCHITECTURES["llama"].config, seed=3)
+    return random_model(shrunk("llama"), seed=3)
 
 
 def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama: PreTrainedModel) -> None:
@@ -217,8 +218,12 @@ def test_the_self_test_s_truth_and_other_users_keep_transformers_attention(llama
         ("mistral", {"sliding_window": 16}, [(16, None), (16, None)]),
         ("mistral", {"sliding_window": 16, "layer_types": ["full_attention"] * 2}, [(16, None), (16, None)]),
         ("llama", {"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, [(None, None), (None, None)]),
-        ("llama4_text", ARCHITECTURES["llama4_text"].shape, [(None, 16), (None, None)]),
-        ("qwen2_moe", ARCHITECTURES["qwen2_moe"].shape, [(16, None), (None, None)]),
+        ("llama4_text", {"attention_chunk_size": 16, "no_rope_layers": [1, 0]}, [(None, 16), (None, None)]),
+        (
+            "qwen2",
+            {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1},
+            [(None, None), (16, None)],
+        ),
     ],
 )
 def test_what_a_layer_sees_is_read_from_the_configuration(
@@ -230,7 +235,7 @@ def test_what_a_layer_sees_is_read_from_the_configuration(
 
 def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> None:
     """As a latent model would whose configuration does not say so."""
-    config: PreTrainedConfig = CONFIG_MAPPING["deepseek_v3"](**{**SHAPE, **LATENT, **ROUTED})
+    config = shrunk("deepseek_v3")
     model = random_model(config, seed=3)
     vars(config)["kv_lora_rank"] = None
     facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)
@@ -241,7 +246,7 @@ def test_a_model_that_changes_its_keys_after_they_are_cached_is_refused() -> Non
 
 
 def test_a_class_whose_attention_cannot_be_replaced_goes_to_the_next_path(caplog: pytest.LogCaptureFixture) -> None:
-    model = random_model(ARCHITECTURES["bloom"].config, seed=3)
+    model = random_model(shrunk("bloom"), seed=3)
     with pytest.raises(PathUnavailable, match="its attention cannot be replaced"):
         PagedPath(model, VOCAB_SIZE)
     facts = ModelFacts("tiny", VOCAB_SIZE, 128, "float32", "cpu", (), 0)

@@ -17,8 +17,9 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.settings.config import TargetConfig
 from tests.samples import total
+from tests.shrunk import shrunk
 from tests.stack import DEMO_TARGET, running
-from tests.tiny_models import random_model, save, zoo
+from tests.tiny_models import random_model, save
 
 LOGIT_ERROR = 0.06
 """Share of the largest logit; 8 bits give the demo target 0.03."""
@@ -73,7 +74,7 @@ def test_the_demo_target_says_nearly_the_same(prompt_ids: list[list[int]], recor
 def test_the_fused_path_computes_with_the_same_rounded_weights(
     name: str, prompt_ids: list[list[int]], tmp_path: Path
 ) -> None:
-    model = DEMO_TARGET if name == "the demo target" else save(random_model(zoo()[name], seed=3), tmp_path)
+    model = DEMO_TARGET if name == "the demo target" else save(random_model(shrunk(name), seed=3), tmp_path)
     fused, paged = (load(model, "int8", attention_path=path, context_limit=None) for path in ("fused", "paged"))
     assert fused.path.name == "fused" and fused.path.batch_invariant
     ids = [token % fused.facts.vocab_size for token in prompt_ids[0][:100]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint
@@ -40,7 +40,8 @@ from outrider.wire.processes import StopRequested
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from target_service.own_pass import OwnPass
 from tests.engine import heads
-from tests.tiny_models import random_model, save, tiny_llama, zoo
+from tests.shrunk import shrunk
+from tests.tiny_models import random_model, save, tiny_llama
 
 LAW = torch.tensor([[0.75, 0.25]]).log()
 EVEN = torch.tensor([[0.0, 0.0]])
@@ -120,17 +121,18 @@ def test_heads_that_have_keys_of_their_own_attend_as_groups_do() -> None:
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", "auto")])
 def test_a_target_to_learn_from_keeps_its_dtype_on_a_gpu(
-    device: str, dtype: object, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tiny_llama(tmp_path)
     asked: list[object] = []
 
     def from_pretrained(folder: str, **options: Any) -> None:
         asked.append(options["dtype"])
         raise OSError("read no further")
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", from_pretrained)
     with pytest.raises(OSError, match="read no further"):
-        Teacher("folder", device)
+        Teacher(folder, device)
     assert asked == [dtype]
 
 
@@ -215,7 +217,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
 
 def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> None:
     """Where a target's layers have windows of their own, such as Gemma 3's."""
-    save(random_model(zoo()["gemma3_text"], seed=1), folder / "windows")
+    save(random_model(shrunk("gemma3_text"), seed=1), folder / "windows")
     rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.rope
     assert rope == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
@@ -227,7 +229,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     """Of its first token and of one behind its own carry, for Gemma 3: a tied target that scales its embedding, whose
     rows a head reads unscaled. The served target's hidden states are those of its own path.
     """
-    gemma = save(random_model(zoo()["gemma3_text"], seed=1), tmp_path / "target")
+    gemma = save(random_model(shrunk("gemma3_text"), seed=1), tmp_path / "target")
     student = Eagle3(Opened.new(TargetFiles(gemma), None, (0, 1), kept, seed=5), 2, "cpu")
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
@@ -275,7 +277,7 @@ def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: s
     """Behind the prompt's last token and behind others, for Gemma 3, too: a tied target that scales its embedding and
     has windows.
     """
-    model, num = save(random_model(zoo()[kind], seed=1), tmp_path / "target"), 3
+    model, num = save(random_model(shrunk(kind), seed=1), tmp_path / "target"), 3
     teacher = Teacher(model, "cpu")
     student = Pass.new(teacher, num, seed=1)
     student.save(tmp_path)

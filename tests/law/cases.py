@@ -171,6 +171,10 @@ DRAFTED_FOR = "K adapts, drafted by lookup"
 """A group whose draft is drafted for: what it says after a token comes sooner or later by what that token is."""
 TRANSLATED = ("translated", "translated tree", "coupled, translated")
 """Groups whose drafts are made by a model of another vocabulary, of which the target has a half."""
+MEMORY_KINDS = ("indexer", "convolution", "coupled, indexer", "coupled, convolution")
+"""Groups whose pair keeps more than keys and values (`tests.memory_kinds`). Answers are long enough for steps without
+drafts, of an unreliable draft, between others; an indexer reads four of up to ten tokens.
+"""
 FEATURE_FAULTS = {"eagle3, stale rows": "stale", "eagle3, shifted rows": "shifted", "eagle3, missing rows": "missing"}
 """Groups whose rows of features are wrong, and how: what a law was computed from is free."""
 
@@ -290,6 +294,10 @@ def _cases() -> list[Case]:
         *_group(TRANSLATED[1], tree, some),
         *_group(TRANSLATED[2], replace(coupled, num_draft_tokens=2), [*some, "choice"]),
         *_group(DRAFTED_FOR, replace(full, num_draft_tokens="auto"), ["nothing"]),
+        *(
+            Case(group, "six tokens", SamplingParams(max_tokens=6, ignore_eos=True), wish)
+            for group, wish in zip(MEMORY_KINDS, (full, full, coupled, coupled), strict=True)
+        ),
     ]
     return [replace(case, first_seed=1_000_000 * index) for index, case in enumerate(cases)]
 
@@ -317,6 +325,7 @@ def batches(cases: list[Case]) -> list[list[Case]]:
         *DRAFT_SERVICES,
         "unreliable draft",
         *FEATURE_FAULTS,
+        *MEMORY_KINDS,
     )
     of_head = {head: [case for case in cases if head_of(case.group) == head] for head in HEADS}
     together = (ENCODER_DECODER, TRANSLATED, TWO_DRAFTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.law.cases import (
     DRAFTED_FOR,
     ENCODER_DECODER,
     FEATURE_FAULTS,
+    MEMORY_KINDS,
     NUM_ANSWERS,
     NUM_EVERYDAY,
     ONE_MODEL_TWICE,
@@ -84,6 +86,9 @@ class Samples:
         """The services that the batch is meant for."""
         if batch[0].group == "unreliable draft":
             return self._services.gateway(draft_module="tests.law.faults.unreliable", target_options=HASTY)
+        if batch[0].group in MEMORY_KINDS:
+            options: dict[str, Any] = {"draft_module": "tests.law.faults.unreliable", "target_options": HASTY}
+            return self._services.gateway(pair=self._services.models.pair(batch[0].group), **options)
         if batch[0].group in ADAPTS:
             return self._services.gateway(target_module="tests.law.faults.adaptive")
         if batch[0].group == DRAFTED_FOR:
@@ -105,8 +110,8 @@ class Samples:
             return self._services.gateway(draft_options=self._services.models.draft_of(DRAFT_SERVICES[batch[0].group]))
         if batch[0].group in FEATURE_FAULTS:
             fault = FEATURE_FAULTS[batch[0].group]
-            options = self._services.models.head("eagle3")
-            return self._services.gateway(draft_module=f"tests.law.faults.{fault}_rows", draft_options=options)
+            of_head = self._services.models.head("eagle3")
+            return self._services.gateway(draft_module=f"tests.law.faults.{fault}_rows", draft_options=of_head)
         head = head_of(batch[0].group)
         if head == "heads":
             heads = ("--heads", f"{self._services.models.heads}/medusa", "--trust-draft-config")

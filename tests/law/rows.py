@@ -8,7 +8,16 @@ from dataclasses import fields
 from outrider.client import AcceptanceRule, Drafter
 from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
-from tests.law.cases import DRAFT_SERVICES, DRAFTED_FOR, ENCODER_DECODER, FEATURE_FAULTS, TRANSLATED, Case, head_of
+from tests.law.cases import (
+    DRAFT_SERVICES,
+    DRAFTED_FOR,
+    ENCODER_DECODER,
+    FEATURE_FAULTS,
+    MEMORY_KINDS,
+    TRANSLATED,
+    Case,
+    head_of,
+)
 from tests.law.chi_square import Fit
 from tests.law.table import Row
 
@@ -51,6 +60,8 @@ def drafts_of(case: Case) -> str:
         return "model, drafted by lookup"
     if case.group in DRAFT_SERVICES:
         return f"{DRAFT_SERVICES[case.group]}, a draft service"
+    if case.group in MEMORY_KINDS:
+        return f"model, {case.group.removeprefix('coupled, ')}, unreliable"
     return "model, unreliable" if case.group == "unreliable draft" else "model"
 
 

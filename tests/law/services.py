@@ -10,7 +10,8 @@ from random import Random
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.grammars import WORDS, tokenizer_of
-from tests.law.cases import ENCODER_DECODER, SPARKS, TOPK, VOCAB_SIZE
+from tests.law.cases import ENCODER_DECODER, MEMORY_KINDS, SPARKS, TOPK, VOCAB_SIZE
+from tests.memory_kinds import config_of
 from tests.random_heads import (
     random_dflash,
     random_eagle1,
@@ -22,7 +23,7 @@ from tests.random_heads import (
     random_peagle,
 )
 from tests.stack import Process, stop_all
-from tests.tiny_models import tiny_llama, tiny_t5
+from tests.tiny_models import random_model, save, tiny_llama, tiny_t5
 
 OPTIONS = (
     *("--max-queue-wait-s", "600"),
@@ -59,9 +60,14 @@ class Models:
     """A draft that has words of its own, and half of the target's."""
     second: str
     """A draft of another law."""
+    kinds: str
+    """A folder with a pair of each of MEMORY_KINDS."""
 
     def pair(self, group: str) -> tuple[str, str]:
         """Target and draft of a group's cases."""
+        if group in MEMORY_KINDS:
+            folder = f"{self.kinds}/{group.removeprefix('coupled, ')}"
+            return f"{folder}/target", f"{folder}/draft"
         return self.across if group in ENCODER_DECODER else (self.target, self.draft)
 
     def head(self, kind: str) -> tuple[str, ...]:
@@ -108,9 +114,15 @@ def make_models(folder: Path) -> Models:
     random_pard(heads / "pard", VOCAB_SIZE)
     tokenizer_of(unknown="<unk>").save(str(heads / "pard" / "tokenizer.json"))
     across = make_across("target_across", 4), make_across("draft_across", 3)
+    kinds = folder / "kinds"
+    for kind in {group.removeprefix("coupled, ") for group in MEMORY_KINDS}:
+        for name, seed in (("target", 4), ("draft", 3)):
+            path = kinds / kind / name
+            save(random_model(config_of(kind, VOCAB_SIZE), seed), path)
+            tokenizer_of(unknown="<unk>").save(str(path / "tokenizer.json"))
     other = make("other", 5, len(OTHER_WORDS))
     _other_tokenizer().save(f"{other}/tokenizer.json")
-    return Models(target, draft, str(text), str(heads), across, other, make("second", 6))
+    return Models(target, draft, str(text), str(heads), across, other, make("second", 6), str(kinds))
 
 
 def _other_tokenizer() -> Tokenizer:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.law.cases import ALL_CASES, CASE, CASES, DRAFTED_FOR, NUM_ANSWERS, PROMPT, Case, batches
+from tests.law.cases import ALL_CASES, CASE, CASES, DRAFTED_FOR, MEMORY_KINDS, NUM_ANSWERS, PROMPT, Case, batches
 from tests.law.chi_square import Fit, first_three, fit, last_three, p_value, seen_through
 from tests.law.conftest import Samples, undrafted
 from tests.law.expected import Law, conditionals, joint
@@ -144,6 +144,15 @@ def test_an_unreliable_draft_was_late_and_refused(samples: Samples) -> None:
     counted = undrafted(samples.counters["unreliable draft"])
     for fault in ("none_parked", "refused"):
         assert counted[fault] >= MIN_FAULTS * samples.num_answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", MEMORY_KINDS)
+def test_steps_without_drafts_came_between_others(samples: Samples, group: str) -> None:
+    """So that what a layer keeps was cut after a long step, and read by a short one."""
+    sample = samples.of(CASE[f"{group}: six tokens"])
+    least = MIN_OF_A_KIND * samples.num_answers
+    assert sample.kinds["plain"] >= least and sample.kinds["recovered"] >= least and sample.kinds["accepted"] >= least
 
 
 @pytest.mark.slow

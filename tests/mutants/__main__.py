@@ -26,6 +26,7 @@ from tests.mutants.grammar import GRAMMAR
 from tests.mutants.heads import HEADS
 from tests.mutants.health import HEALTH
 from tests.mutants.keys import KEYS
+from tests.mutants.layer_memory import LAYER_MEMORY
 from tests.mutants.prompts import PROMPTS
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.session import SESSION
@@ -43,6 +44,7 @@ MUTANTS = (
     *DELIVERIES,
     *SESSION,
     *KEYS,
+    *LAYER_MEMORY,
     *HEALTH,
     *HEADS,
     *PROMPTS,

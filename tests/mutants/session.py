@@ -9,8 +9,8 @@ VERDICTS = ("tests/unit/test_session.py",)
 SESSION = (
     Mutant(
         TEXT,
-        "        certain = len(text) - max((stop.num_matched for stop in self._stops), default=0)",
-        "        certain = len(text)",
+        "        num_held = max((stop.num_matched for stop in self._stops), default=0)",
+        "        num_held = 0",
         "the beginning of a stop string is sent before it is known that it is one",
         DETOKENIZER,
     ),
@@ -44,7 +44,7 @@ SESSION = (
     ),
     Mutant(
         TEXT,
-        "        text = self._held + cut_off\n",
+        "        text = held + cut_off\n",
         "        text = cut_off\n",
         "an answer that ends in the middle of what might have been a stop string loses it",
         DETOKENIZER,

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.admission import Admission
 from gateway.api.app import create_app
-from gateway.chat_template import ChatTemplate, TemplateFile, create_renderers, template_of_files
+from gateway.chat_template import ChatTemplate, TemplateFile, Variant, create_renderers, template_of_files
 from gateway.confined.pool import ConfinedPool
+from gateway.confined.template_shape import TemplateShape
 from outrider.wire.errors import ConfigError
 from tests.service.scripted_generator import ScriptedGenerator, config, demo_tokenizer
 
@@ -84,7 +85,7 @@ async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_i
     ):
         watching = asyncio.create_task(longest_hold_s(http))
         for source, words in HOSTILE.items():
-            generator.own_tokenizer.template = await template_of(source, pool)
+            generator.own_tokenizer.template = ChatTemplate("a template", Variant(source), {}, {}, pool)
             answer = await http.post("/v1/chat/completions", json=CHAT)
             assert answer.status_code == 400, source
             message = answer.json()["error"]["message"]
@@ -94,6 +95,12 @@ async def test_a_template_that_takes_too_much_is_refused_and_nothing_waits_for_i
         watching.cancel()
         assert await watching < 0.05
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before_kib + (200 << 10)
+
+
+async def test_a_template_that_cannot_be_tried_within_the_limits_gets_texts(caplog: pytest.LogCaptureFixture) -> None:
+    async with renderers() as pool:
+        template = await template_of(next(iter(HOSTILE)), pool)
+    assert template.default.shape == TemplateShape() and "takes more than 0.1 s of CPU time to be tried" in caplog.text
 
 
 async def test_a_template_that_cannot_be_compiled_within_the_limits_is_named() -> None:

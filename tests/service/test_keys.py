@@ -295,3 +295,18 @@ async def test_a_key_beside_another_scheme_gets_in(admission_of: MakeAdmission) 
     async with http_of(admission_of(), None) as http:
         headers = {"authorization": "Basic eA==", "x-api-key": KEY}
         assert (await http.get(MODELS, headers=headers)).status_code == 200
+
+
+async def test_a_key_may_take_control_tokens_in_contents_as_text(admission_of: MakeAdmission) -> None:
+    messages = [{"role": "user", "content": "a<|endoftext|>"}]
+    admission = admission_of(control_tokens_in_content="text")
+    end = TOKENIZER.encode("<|endoftext|>", False)
+    assert len(end) == 1
+    counts = []
+    for key in (KEY, "or-you"):
+        async with http_of(admission, key) as http:
+            answer = await http.post("/tokenize", json={"messages": messages})
+            counts.append(answer.json()["tokens"].count(end[0]))
+            refused = await http.post("/tokenize", json={"messages": messages, "control_tokens_in_content": "allow"})
+            assert refused.status_code == (400 if key == KEY else 200)
+    assert counts == [0, 1]

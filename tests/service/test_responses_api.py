@@ -240,3 +240,38 @@ async def test_text_behind_a_call_has_its_own_log_probs() -> None:
         (part,) = answer["output"][1]["content"]
         assert part["text"] == "sorry about the quick brown fox"
         assert "".join(each["token"] for each in part["logprobs"]).lstrip() == part["text"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_tool_that_takes_any_text_and_one_in_a_namespace_are_called_by_their_own_names(cut: bool) -> None:
+    calls = [("patch", {"input": 'a\n"b"'}), ("mcp__x__read", {"city": "Rome"})]
+    written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    generator = generator_of("\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in written))
+    inner = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+    tools: Any = [
+        {"type": "custom", "name": "patch", "description": "Change a file."},
+        {"type": "namespace", "name": "mcp__x", "description": "More.", "tools": [inner, {"type": "web_search"}]},
+        {"type": "web_search"},
+    ]
+    asked = {**ASKED, "tools": tools, **({"max_output_tokens": 24} if cut else {})}
+    async with client_of(generator) as client:
+        whole = await client.responses.create(**asked)
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+    if cut:
+        assert whole.output[0].type == "custom_tool_call" and whole.status == "incomplete"
+        assert whole.output[0].input.startswith("{")
+        return
+    custom, function = whole.output
+    assert (custom.type, custom.name, custom.input) == ("custom_tool_call", "patch", 'a\n"b"')  # type: ignore[union-attr]
+    assert (function.type, function.name, function.namespace) == ("function_call", "read", "mcp__x")  # type: ignore[union-attr]
+    inputs = [event for event in events if event.type.startswith("response.custom_tool_call_input")]
+    assert [(event.type.rpartition(".")[2], getattr(event, "delta", None)) for event in inputs] == [
+        ("delta", 'a\n"b"'),
+        ("done", None),
+    ]
+    assert [tool.type for tool in whole.tools] == ["custom", "namespace"], "those that were offered"
+    back = [{"role": "user", "content": "x"}, *whole.output]
+    back += [{"type": "custom_tool_call_output", "call_id": custom.call_id, "output": "done"}]  # type: ignore[union-attr]
+    async with client_of(generator) as client:
+        await client.responses.create(model=MODEL, input=back, tools=tools)  # type: ignore[arg-type]
+    assert '"name": "mcp__x__read"' in prompt_of(generator) and "done" in prompt_of(generator)

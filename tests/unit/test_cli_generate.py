@@ -174,7 +174,7 @@ def test_an_absent_server_is_one_line_with_the_remedy() -> None:
         (["-K", "-2"], "num_draft_tokens"),
         (["--tree", "4,2"], "speculation.tree is '4,2'"),
         (["--timeout", "0"], "timeout_s is 0"),
-        (["--address", "http://127.0.0.1:8001"], "host:port"),
+        (["--address", "ftp://127.0.0.1:8001"], "host:port"),
     ],
 )
 def test_bad_options_are_one_line(args: list[str], named: str) -> None:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ from outrider.client import (
     Usage,
 )
 from outrider.client.llm import _asked, _chats, _most_choices, _options, _prompts
+from outrider.client.types import PLAIN_ADVICE
 from outrider.v1 import common_pb2
 from outrider.v1 import gateway_pb2 as pb
 from outrider.wire import errors
+from outrider.wire.metrics import PLAIN_REASONS
 from outrider.wire.transport.serving import ServerThread
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, rounds, serving
 
@@ -865,3 +868,12 @@ def test_the_documents_examples_run(gateway: ScriptedGateway) -> None:
     for block in of_a_gateway:
         exec(compile(block.replace("127.0.0.1:8001", gateway.address), "docs/sdk.md", "exec"), {})
     assert len(gateway.requests) == 2
+
+
+def test_an_answer_without_drafts_says_why_and_what_to_try() -> None:
+    usage = Usage(3, 8, 2, 10, 5, 0, 0, 7)
+    assert usage.describe() == "acceptance rate 0.50 (5/10), mean accepted length 3.50"
+    plain = replace(usage, num_rounds=0, num_draft_tokens=0, num_accepted_tokens=0, num_plain_steps=8)
+    assert plain.describe() == "nothing was drafted"
+    for reason in PLAIN_REASONS:
+        assert replace(plain, plain_reason=reason).describe() == f"nothing was drafted: {PLAIN_ADVICE[reason]}"

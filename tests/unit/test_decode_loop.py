@@ -275,6 +275,18 @@ async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_ove
         assert answer.target.names[-1] == answer.draft.names[-1] == "close"
 
 
+async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        ids = [answer.model.reference.tokenizer.encode(char)[0] for char in "ab"]
+        ended = {"finish_reason": pb.FINISH_REASON_STOP, "num_drafted": 8, "num_accepted": 8}
+        answer.target.says(3, ids, "aa", **ended)
+        output = await first
+    assert output.finish_reason is FinishReason.STOP
+    assert answer.metric("spec_overrun_tokens_total") == 9 - 2
+    assert answer.metric("spec_accepted_length_sum") == 2
+
+
 @pytest.mark.parametrize(
     ("wish", "settings", "is_drafted"),
     [

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import MambaConfig
 from typer.testing import CliRunner
 
@@ -257,7 +258,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("nothing_shared", "problem", "use two models of one tokenizer"),
         ("short", "warning", "no drafts past token 64, and answers may have 2048"),
-        ("stateful", "problem", "MambaForCausalLM keeps a running state (linear_attention layers) that cannot be"),
+        ("stateful", "problem", "MambaForCausalLM keeps a running state that is not served yet (linear_attention"),
         ("hydra", "problem", "holds Hydra heads, which is not served; served are EAGLE-3"),
         ("empty", "problem", "empty has no config.json"),
     ],
@@ -353,3 +354,15 @@ def test_without_the_demo_pair_the_machine_is_still_checked(monkeypatch: pytest.
     made = CliRunner().invoke(app, ["doctor", "--port", "0", "--grpc-port", "0"])
     assert "cores:" in made.stdout and "warning  models: no demo target at /nowhere; say --target MODEL" in made.stdout
     assert made.stderr == ""
+
+
+def test_a_remedy_stands_below_what_is_wrong_alone() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    for state in ("ok", "warning"):
+        doctor.show(console, Finding(f"check {state}", state, "found", "do this"))  # type: ignore[arg-type]
+    assert out.getvalue().splitlines() == [
+        "ok       check ok: found",
+        "warning  check warning: found",
+        " " * 9 + "-> do this",
+    ]

@@ -232,6 +232,16 @@ class TestForcedTokens:
         assert answers == {ONE, ELEVEN}
 
 
+def test_log_probs_under_an_expression_are_the_models_own_and_finite() -> None:
+    state = state_of(LLMatcher.grammar_from_regex("1"))
+    params = SamplingParams(seed=1, num_logprobs=VOCAB)
+    slot: Any = _Slot(params, [*PROMPT])
+    made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
+    (decided,) = decide([Ready(slot, [], None)], [made], torch.zeros(1, VOCAB))
+    ((_, top_ids, top_logprobs),) = decided.reported
+    assert decided.next_id == ONE and len(top_ids) == VOCAB and np.isfinite(top_logprobs).all()
+
+
 class _Slot:
     def __init__(self, params: SamplingParams, committed: list[int]) -> None:
         self.params, self.committed = params, committed

@@ -17,6 +17,7 @@ from gateway.api.responses_form import custom_input
 from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, parse_body
 from gateway.api.vllm_schemas import TokenizeBody
+from gateway.generation import ServedFacts
 from outrider.wire.errors import InvalidRequest, NoThreads
 from tests.rendering import inline_template
 from tests.service.scripted_generator import config, demo_tokenizer
@@ -25,7 +26,8 @@ TOKENIZER = demo_tokenizer()
 PLAIN = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}"
 )
 STRICT = (
     '{% for m in messages %}{% if m.role == "system" and not loop.first %}'
@@ -301,6 +303,25 @@ async def test_what_tools_return_beside_text() -> None:
     assert text == f"[user]a[assistant](read {{}})[tool]{told}[user]T\ndoc"
     image = {"type": "image_url", "image_url": {"url": "x"}}
     assert (await chat_of(USER, called("{}"), result([image]))).endswith("[tool][image left out]")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field", "part"),
+    [
+        ("chat", "messages", {"type": "image_url", "image_url": {"url": "x"}}),
+        ("responses", "input", {"type": "input_image", "image_url": "x"}),
+        ("messages", "messages", {"type": "image", "source": {"type": "url", "url": "x"}}),
+    ],
+)
+def test_an_image_for_a_model_that_is_served_text_only_is_refused_by_that(
+    endpoint: str, field: str, part: dict[str, Any]
+) -> None:
+    body = {"model": "seer", "max_tokens": 1, field: [{"role": "user", "content": [part]}]}
+    served = (ServedFacts("m", 512, 320, 0, 1, None), ServedFacts("seer", 512, 320, 0, 1, None, text_only=True))
+    for name, told in (("seer", True), ("m", False)):
+        with pytest.raises(InvalidRequest, match=r"has a (part|block) of type") as refused:
+            parse_body(BODIES[endpoint], body | {"model": name}, lambda: served)
+        assert ("; seer is served text only: what reads images" in refused.value.message) is told
 
 
 @pytest.mark.parametrize(

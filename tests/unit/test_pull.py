@@ -67,6 +67,18 @@ def test_the_cache_gets_what_is_served_and_nothing_twice(mirror: Mirror, tmp_pat
     assert pulled("--offline").stdout.strip() == str(folder)
 
 
+def test_of_a_gguf_file_nothing_else_is_fetched(mirror: Mirror, tmp_path: Path) -> None:
+    for args, folder in (((), tmp_path / "hub/models--team--model/snapshots" / COMMIT), (("--to", "own"), Path("own"))):
+        mirror.num_bytes.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            made = CliRunner().invoke(app, ["pull", f"{MODEL}:model.gguf", *args])
+        assert Path(made.stdout.strip()) == folder / "model.gguf" and set(mirror.num_bytes) == {"model.gguf"}
+    made = CliRunner().invoke(app, ["pull", f"{MODEL}:model.gguf", "--offline"])
+    assert made.stdout.strip().endswith(f"{COMMIT}/model.gguf")
+    refused(CliRunner().invoke(app, ["pull", f"{MODEL}:other.gguf"]), "has no other.gguf", f"{MODEL}:model.gguf")
+
+
 def test_a_folder_of_ones_own_of_another_revision(mirror: Mirror, tmp_path: Path) -> None:
     own = tmp_path / "own"
     assert pulled("--to", str(own), "--revision", "v1").exit_code == 0

@@ -24,11 +24,12 @@ from gateway.admission.prompts import (
     PromptReader,
     TextThreads,
 )
-from gateway.admission.requests import Demand, build_requests, check_demand
+from gateway.admission.requests import Demand, build_requests, check_demand, find_model
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
+from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex
-from outrider.wire.errors import ContextExceeded, InvalidRequest
+from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
 from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
@@ -330,3 +331,24 @@ async def test_a_request_says_whom_it_is_for_and_how_it_stands_among_others() ->
     for wrong in ({"priority": 2**31}, {"max_tpot_ms": 0}, {"max_tpot_ms": -1.5}):
         with pytest.raises(InvalidRequest, match=next(iter(wrong))):
             await scheduling("a", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "is_served"),
+    [
+        ("/models/demo", "./demo/", True),
+        ("/models/demo", "/models/demo", True),
+        ("/models/demo", "emo", False),
+        ("/models/demo", "/", False),
+        ("org/demo", "org/demo", True),
+        ("org/demo", "demo", False),
+        ("", "", False),
+    ],
+)
+def test_a_model_is_found_by_where_it_was_started_from_too(path: str, name: str, is_served: bool) -> None:
+    facts = ServedFacts("chat", 512, 320, 0, 320, None, model_path=path)
+    if is_served:
+        assert find_model([facts], name) is facts
+    else:
+        with pytest.raises(ModelNotFound):
+            find_model([facts], name)

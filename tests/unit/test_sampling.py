@@ -117,6 +117,14 @@ def params_of(values: dict[str, object]) -> SamplingParams:
     return params
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
+def test_the_least_temperatures_are_greedy(temperature: float) -> None:
+    logits = random_logits(1, seed=3)
+    rows = [LogitRow(state(params_of({"temperature": temperature})), ())]
+    law = probabilities(distributions(process_unchecked(logits, rows), rows))
+    assert law[0].argmax() == logits[0].argmax() and law[0].max() == 1.0
+
+
 class TestAgainstTransformers:
     @pytest.mark.parametrize("name", CASES)
     def test_support_and_probabilities(self, name: str) -> None:

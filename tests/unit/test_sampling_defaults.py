@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.prompts import PromptReader, TextThreads
 from gateway.admission.requests import Demand, build_requests
 from gateway.api.messages_schemas import MessagesBody
 from gateway.api.responses_schemas import ResponsesBody
@@ -16,7 +15,8 @@ from gateway.generation import GenerationRequest, ServedFacts
 from outrider.wire.params import SamplingParams
 from outrider.wire.sampling_defaults import stated_defaults, usable_defaults
 from tests.checkers import inline_checker
-from tests.service.scripted_generator import config, demo_tokenizer
+from tests.service.scripted_generator import config
+from tests.unit.test_requests import reader
 
 FILE = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_new_tokens": 40}
 STATED = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5, "max_tokens": 40}
@@ -27,13 +27,11 @@ BODIES: list[tuple[Any, dict[str, Any]]] = [
     (ResponsesBody, {"input": "hello"}),
     (MessagesBody, {"messages": HELLO, "max_tokens": 9}),
 ]
-TOKENIZER = demo_tokenizer()
 
 
 async def built(demand: Demand, stated: dict[str, float] = STATED) -> GenerationRequest:
     facts = ServedFacts("m", 2048, 4096, 0, 1, None, sampling_defaults=stated)
-    reader = PromptReader(TOKENIZER, 2048, b"", TextThreads(), 1 << 20)
-    request, *_ = await build_requests(demand, facts, reader, config(), inline_checker())
+    request, *_ = await build_requests(demand, facts, reader(), config(), inline_checker())
     return request
 
 

@@ -63,6 +63,23 @@ def test_a_stop_string_cuts_what_the_target_has_committed(tokenizer: Tokenizer) 
     assert output.usage is not None and output.usage.num_completion_tokens == num_kept < len(ids)
 
 
+def test_what_is_accepted_behind_the_end_is_told_apart(tokenizer: Tokenizer) -> None:
+    session, ids = session_of(tokenizer), tokenizer.encode("the quick")
+    apply(session, ids[:1])
+    output = apply(
+        session,
+        ids,
+        num_drafted=8,
+        num_accepted=8,
+        kinds=[pb.TOKEN_KIND_ACCEPTED] * len(ids),
+        finish_reason=pb.FINISH_REASON_STOP,
+    )
+    usage = output.usage
+    assert usage is not None and (usage.num_rounds, usage.num_plain_steps) == (1, 1)
+    assert (usage.num_accepted_tokens, usage.num_overrun_tokens) == (8, 8 - len(ids))
+    assert usage.num_emitted_tokens == len(ids) and usage.num_completion_tokens == len(ids) + 1
+
+
 def test_text_that_might_have_been_a_stop_comes_with_the_end(tokenizer: Tokenizer) -> None:
     session, ids = session_of(tokenizer, "quick red"), tokenizer.encode("the quick")
     assert apply(session, ids[:-1]).text_delta + apply(session, ids[-1:]).text_delta == "the "

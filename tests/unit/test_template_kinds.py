@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from gateway.admission.prompts import ChatSettings, PromptReader, TextThreads
 from gateway.api.schemas import ChatBody, parse_body
 from gateway.tokenizer import Tokenizer, read_tokenizer
-from outrider.engine.loading.model_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import InlineRenderers, inline_template
 from tests.service.scripted_generator import DEMO, config, demo_tokenizer
@@ -146,6 +146,12 @@ async def test_parts_are_joined_by_the_template_where_it_reads_them_and_else_by_
     chat = [{"role": "user", "content": PARTS}]
     assert await rendered(BOTH, chat) == expected(BOTH, chat) == "[user]onetwo"
     assert await rendered(loop("{{ m.content }}"), chat) == "[user]one\ntwo"
+
+
+async def test_parts_are_read_without_tools_where_a_template_takes_texts_alone_with_them() -> None:
+    template = BOTH + "{% if tools %}{{ messages[0].content + 'with tools' }}{% endif %}"
+    chat = [{"role": "user", "content": PARTS}]
+    assert await rendered(template, chat) == expected(template, chat)
 
 
 async def test_documents_go_to_a_template_that_has_a_place_for_them() -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
@@ -21,6 +22,7 @@ from gateway.tools.grammar import MAX_CALLS, tool_grammar
 from gateway.tools.grammar_request import ToolGrammarRequest
 from gateway.tools.offer import Tool, ToolOffer, offer_of
 from gateway.tools.reading import Reading, grammar_request, reading_of
+from outrider.engine.sampling.grammar import Grammars, GrammarState
 from outrider.wire.errors import InvalidRequest
 from tests.rendering import inline_template
 from tests.unit.test_tool_reader import FAMILIES, TEMPLATES, told, written
@@ -239,6 +241,35 @@ def test_a_mark_counts_by_its_text_for_reader_and_grammar_alike(parts: tuple[str
     offer, called = offer_of([WEATHER], "auto", None), spelt(tokenizer, parts, "<tool_call>")
     call = written(FAMILIES[0], [ROME]).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
     assert allows(offer, "", called, call) and not allows(offer, "", called, call.replace("Rome", "Oslo"))
+
+
+@pytest.mark.parametrize("parts", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_mark_inside_a_window_of_drafts_binds_what_is_drafted_behind_it(parts: tuple[str, ...]) -> None:
+    """The mask behind drafts is that of the same tokens committed, wherever the window begins: for target and draft."""
+    data = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    data.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in ("so.</think>\n", "</think>")])
+    tokenizer = Tokenizer(data.to_str(), {}, inline_template("</think>"))
+    reading = reading_of(ToolOffer(), tokenizer, "<think>")
+    assert reading is not None
+    answer = of_schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "", strict=False
+    )
+    request = grammar_request(ToolOffer(), reading, tokenizer, answer)
+    assert request is not None
+    ids = [*spelt(tokenizer, parts, "</think>"), *tokenizer.encode('{"a": 1}')]
+    grammar = Grammars(data.to_str().encode(), tokenizer.vocab_size, (0,)).compile(tool_grammar(request))
+    assert grammar is not None
+    masks = []
+    for end in range(len(ids) + 1):
+        state = GrammarState(grammar)
+        state.set_output(ids[:end])
+        masks.append(state.allowed(()))
+    assert all(mask is not None and mask[ids[end]] for end, mask in enumerate(masks[:-1]))
+    for begin in range(len(ids)):
+        state = GrammarState(grammar)
+        state.set_output(ids[:begin])
+        for end in range(begin, len(ids) + 1):
+            assert np.array_equal(state.allowed(tuple(ids[begin:end])), masks[end])
 
 
 @pytest.mark.parametrize(

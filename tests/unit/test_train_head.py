@@ -11,8 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
+from outrider.cli.train_head import _split, stopped
+from outrider.engine.alpha import tokenizer_of
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.training.chats import prompt_ids
+from outrider.training.estimate import Sizes
 from outrider.training.train_head import Task, train
 from outrider.wire.errors import ConfigError
 from outrider.wire.processes import StopFlag, StopRequested
@@ -136,3 +140,45 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     )
     (tmp_path / "empty").mkdir()
     fails("has no config.json", target=str(tmp_path / "empty"))
+
+
+def test_prompts_to_measure_on_are_some_of_mine_where_no_others_are_named() -> None:
+    texts = [f"text {i}" for i in range(20)]
+    trained_on, apart = _split(texts, None)
+    assert apart == ["text 0", "text 8", "text 16"] and sorted([*trained_on, *apart]) == sorted(texts)
+    with pytest.raises(ConfigError, match="--prompts has 1 prompts; two are the least"):
+        _split(texts[:1], None)
+
+
+def test_a_stop_promises_to_go_on_only_where_something_was_written(tmp_path: Path) -> None:
+    assert "before anything was written" in stopped(tmp_path)
+    (tmp_path / "text-1").mkdir()
+    (tmp_path / "text-1" / "00000.npz").touch()
+    assert "goes on from here" in stopped(tmp_path)
+
+
+def test_a_chat_models_prompts_go_through_its_template(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "chats", hidden_size=8, num_layers=1)
+    folder, raw = str(tmp_path / "chats"), prompt_ids(str(tmp_path / "chats"), ["hello"], is_raw=True)
+    assert prompt_ids(folder, ["hello"], is_raw=False) == raw, "it has none"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    (tmp_path / "chats" / "chat_template.jinja").write_text(template)
+    tokenizer = tokenizer_of(folder)
+    assert [tokenizer.decode(ids) for ids in prompt_ids(folder, ["hello"], is_raw=False)] == ["<user>hello<a>"]
+    (long,) = prompt_ids(folder, ["hello " * 300], is_raw=False)
+    text = tokenizer.decode(long)
+    assert text.startswith("<user>") and text.endswith("hello <a>")
+    assert prompt_ids(folder, ["hello"], is_raw=True) == raw
+    (tmp_path / "chats" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    with pytest.raises(ConfigError, match="takes no user's message alone: no system; --raw trains"):
+        prompt_ids(folder, ["hello"], is_raw=False)
+
+
+def test_an_estimate_counts_what_is_written_trained_and_held() -> None:
+    sizes = Sizes(1_000_000, 100_000, 500, 64, 200, 56, 10, 8, 3)
+    assert sizes.written_flops == 2e6 * 64 * 256
+    assert sizes.trained_flops == 10 * 8 * 256 * (2e6 + 6e5 * 3)
+    assert sizes.memory_bytes == 4 * (1_000_000 + 400_000 + 3 * 8 * 200 * 500)
+    assert sizes.disk_bytes == 4 * (64 * 256 + 400_000)

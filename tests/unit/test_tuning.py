@@ -71,15 +71,15 @@ def test_answers_too_short_to_tell_are_refused() -> None:
 
 def test_acceptance_by_position_counts_what_was_looked_at() -> None:
     found = Acceptance.of({3: [one_pass(3, [[True, True, False, True, True, True, True, False, True]])]})
-    # 1 1 0 | 1 1 1 + | 0 | 1 and what would have come
-    assert found.reached == (4, 3, 3)
-    assert found.accepted == (3, 3, 2)
-    assert found.alpha == pytest.approx(8 / 10)
-    assert found.by_position == [3 / 4, 1.0, 2 / 3]
+    # 1 1 0 | 1 1 1 + | 0 | 1 and the end, behind which nothing counts
+    assert found.reached == (4, 2, 2)
+    assert found.accepted == (3, 2, 1)
+    assert found.alpha == pytest.approx(6 / 8)
+    assert found.by_position == [3 / 4, 1.0, 1 / 2]
     assert found.answers[0][:7] == (TokenKind.ACCEPTED,) * 2 + (TokenKind.RECOVERED,) + (TokenKind.ACCEPTED,) * 3 + (
         TokenKind.BONUS,
     )
-    assert found.chances()[0] == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 2 / 3, 0.0, 1.0]
+    assert found.chances()[0] == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1 / 2, 0.0, 1.0]
 
 
 # ---- expected against what comes

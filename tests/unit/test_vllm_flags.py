@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.cli.vllm_flags import FLAGS, translated
 from outrider.wire.errors import ConfigError
+from outrider.wire.settings.api_keys import digest_of, read_keys
+from outrider.wire.settings.system import SystemConfig
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, REPO
 
 COMMANDS = [
     (  # a draft model
@@ -44,6 +49,7 @@ COMMANDS = [
         "T --no-enable-prefix-caching --max-model-len 8K",
         "T --no-target-prefix-caching --no-draft-prefix-caching --target-context-limit 8192",
     ),
+    ("T --generation-config vllm", "T --generation-config vllm"),
     ("T --api-key a b --verbose", "T --api-key a --api-key b --verbose"),
 ]
 
@@ -58,6 +64,11 @@ def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> 
     [
         ("T --seed 42", "--seed 42 is vLLM's, and not taken here; instead: seed of each request"),
         ("T --speculative-model D --num-speculative-tokens 5", "instead: --speculative-config '{"),
+        (
+            "T --swap-space 4 --seed 1",
+            "what does not fit waits. --seed 1 is vLLM's, and not taken here; instead: seed of",
+        ),
+        ("T --generation-config /folder", "instead: auto or vllm, with that folder's generation_config.json"),
         ("T --max-model-len many", "--max-model-len is 'many', which it cannot be"),
         ("T --max-model-len --port 8000", "--max-model-len has no value"),
         ("T --served-model-name a b", "--served-model-name has 2 names, and a model has one here"),
@@ -93,4 +104,66 @@ def test_what_stands_in_a_flags_place_is_an_option_of_ours() -> None:
     up = group.commands["up"]  # type: ignore[attr-defined]
     options = {name for each in up.params for name in (*each.opts, *each.secondary_opts)}
     assert {flag for each in FLAGS.values() for flag in each.ours} <= options
-    assert {name for name, flag in FLAGS.items() if flag.refused or flag.note} & options == set()
+    assert {name for name, flag in FLAGS.items() if not flag.ours} & options == set()
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *args: str) -> SystemConfig:
+    """Return what a command line would start."""
+    caught: list[SystemConfig] = []
+
+    def start(config: SystemConfig, *rest: object, **more: object) -> None:
+        keys = config.gateway.get("api_keys")
+        caught.append(config if keys is None else replace(config, gateway={**config.gateway, "keys": read_keys(keys)}))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("outrider.cli.up.Supervisor", start)
+    monkeypatch.setattr("outrider.cli.up.StopFlag.install", lambda stop: None)
+    made = CliRunner().invoke(app, list(args))
+    assert made.exit_code == 1 and caught, made.output
+    return caught[0]
+
+
+def test_a_command_line_of_vllms_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings_of(
+        monkeypatch,
+        *("serve", DEMO_TARGET, "--max-model-len", "256", "--gpu-memory-utilization", "0.8", "--api-key", "a", "b"),
+        *("--served-model-name", "demo", "--dtype", "float", "--max-num-seqs", "4", "--generation-config", "vllm"),
+    )
+    (target,) = found.pools
+    worker = target.worker
+    assert (worker.model, worker.context_limit, worker.dtype, worker.max_slots) == (DEMO_TARGET, 256, "float32", 4)
+    assert (target.model_name, found.gpu_memory_utilization, found.gateway["max_running"]) == ("demo", 0.8, "4")
+    assert [key.sha256 for key in found.gateway["keys"]] == [digest_of("a"), digest_of("b")]
+    assert found.gateway["generation_config"] == "vllm"
+
+
+def test_each_setting_of_a_part_is_a_flag_of_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("--no-page", "--max-queue", "7", "--target-prefix-caching", "--draft-quantization", "int8")
+    found = settings_of(monkeypatch, "up", *given, "--target-metrics-port", "9100")
+    target, draft = (pool.worker for pool in found.pools)
+    assert found.gateway["page"] is False and found.gateway["max_queue"] == "7"
+    assert target.prefix_caching and target.metrics_port == 9100 and draft.quantization == "int8"
+
+
+def test_a_model_named_first_is_served_alone_unless_a_draft_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not settings_of(monkeypatch, "up", DEMO_TARGET).drafts
+    assert not settings_of(monkeypatch, "up", DEMO_TARGET, "--drafter", "ngram").drafts
+    (draft,) = settings_of(monkeypatch, "up", DEMO_TARGET, "--draft", DEMO_DRAFT).drafts
+    assert draft.worker.model == DEMO_DRAFT
+    (draft,) = settings_of(monkeypatch, "serve", DEMO_TARGET, "--speculative-config.method", "mtp").drafts
+    assert draft.worker.model == DEMO_TARGET
+
+
+def test_the_commands_of_the_page_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPO / "docs/vllm.md").read_text()
+    theirs = [
+        f"outrider {command}" for command in re.findall(r"^\|[^|]*\| `vllm (serve M [^`|]+)`", page, re.MULTILINE)
+    ]
+    ours = re.findall(r"`(outrider (?:serve|up) [^`]*)`", page)
+    models = {"M": DEMO_TARGET, "D": DEMO_DRAFT, "H": DEMO_DRAFT}
+    for command in (*theirs, *ours):
+        if "FILE" in command or "--help" in command or "-dp" in command:
+            continue
+        words = shlex.split(re.sub(r'"([DH])"', lambda found: f'"{DEMO_DRAFT}"', command))
+        assert settings_of(monkeypatch, *(models.get(word, word) for word in words[1:])).pools, command
+    assert len(theirs) > 6 and len(ours) > 8

@@ -74,7 +74,7 @@ def serving(
     workers: Workers, stop: StopFlag, notes: Console, *, max_k: int = 1, verbose: bool = False
 ) -> Iterator[Endpoints]:
     """Start the pair and its gateway, and end them afterwards. Raises OutriderError, or StopRequested."""
-    with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose)) as system:
+    with Supervisor(settings_of(workers, max_k), stop, log_to(notes, verbose, stop)) as system:
         with StartProgress(notes) as progress:
             endpoints = system.start(progress)
         yield endpoints

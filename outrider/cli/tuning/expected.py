@@ -30,7 +30,8 @@ class Acceptance:
         reached, accepted = [0] * most, [0] * most
         answers = [answer for own in passes.values() for each in own for answer in each.answers]
         for round_ in (round_ for answer in answers for round_ in answer.rounds):
-            for position in range(min(round_.num_accepted + 1, round_.num_drafted)):
+            num_told = len(round_.tokens)  # fewer than were accepted where the answer ended among them
+            for position in range(min(round_.num_accepted + 1, round_.num_drafted, num_told)):
                 reached[position] += 1
                 accepted[position] += position < round_.num_accepted
         return cls(min(passes), tuple(reached), tuple(accepted), tuple(map(_kinds, answers)))

@@ -187,8 +187,9 @@ def _taken(files: Checkpoint, prefix: str, names: Mapping[str, str], layer: str)
 def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
     """Make the configuration of a target that of its MTP layer alone."""
     layers.num_hidden_layers = 1
-    if getattr(layers, "layer_types", None) is not None:
-        layers.layer_types = ["full_attention"]
+    types = getattr(layers, "layer_types", None)
+    if types is not None:
+        layers.layer_types = ["indexed_attention" if "indexed_attention" in types else "full_attention"]
     if getattr(layers, "mlp_layer_types", None) is not None:
         layers.mlp_layer_types = ["sparse" if is_sparse else "dense"]
     if hasattr(layers, "first_k_dense_replace"):

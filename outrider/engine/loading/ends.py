@@ -6,7 +6,6 @@ Called by the loader, the heads' loader, tables of a model's tokens and `outride
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +71,11 @@ def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:
     text = config.get_text_config(decoder=True)
     if raw is None:
         return _checked_ids(model, "eos_token_id", text.eos_token_id)
-    parts = [raw, *(part for name, part in raw.items() if getattr(config, name, None) is text)]
-    ends = dict.fromkeys(
-        end
-        for part in parts
-        if isinstance(part, Mapping)
-        for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id"))
-    )
+    parts = [raw]
+    for name, part in raw.items():  # other names may be of a value for each layer, which transformers does not give
+        if isinstance(part, dict) and getattr(config, name, None) is text:
+            parts.append(part)
+    ends = dict.fromkeys(end for part in parts for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id")))
     return tuple(ends)
 
 

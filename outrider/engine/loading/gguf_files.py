@@ -6,8 +6,12 @@ a file states and transformers leaves out would change the text, so it is carrie
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import importlib.util
+import io
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,17 +19,13 @@ from typing import Any
 import numpy
 import torch
 import transformers
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
-from outrider.engine.loading import memory
-from outrider.engine.loading.memory import readable_bytes
+from outrider.engine.loading.gguf_stated import complete
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
 from outrider.wire.gguf_header import GgufHeader, read_header
-from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_text
-
-log = get_logger(__name__)
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of text, of a turn and of a message: each ends an answer."""
@@ -49,8 +49,15 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     check_installed(path)
     check_types(header)
     config = copy.deepcopy(_config_of(path, path.stat().st_mtime_ns))
+    try:
+        complete(config, header)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:  # values of other types
+        raise ConfigError(
+            f"what {path} states is not of use: {first_line(error)}; get it again", param="model"
+        ) from None
     ends = [header.values.get(f"tokenizer.ggml.{name}") for name in ENDS]
-    own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    stated = getattr(config, "eos_token_id", None)
+    own = stated if isinstance(stated, list) else [stated]
     config.eos_token_id = sorted({token_id for token_id in (*own, *ends) if token_id is not None}) or None
     return config
 
@@ -58,7 +65,8 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
 @lru_cache(maxsize=4)
 def _config_of(path: Path, _changed_ns: int) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        with read_once():
+            return AutoConfig.from_pretrained(path.absolute().parent, gguf_file=path.name)
     except Exception as error:  # transformers computes with what the file states, and raises whatever comes of that
         architecture = read_header(path).architecture
         raise ConfigError(
@@ -98,42 +106,64 @@ def type_name(type_id: int) -> str:
 
 
 def _is_readable(type_id: int) -> bool:
-    from gguf import GGML_QUANT_SIZES, dequantize
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     if type_id not in GGML_QUANT_SIZES:
         return False
-    _, block_bytes = GGML_QUANT_SIZES[type_id]
+    kind = GGMLQuantizationType(type_id)
+    _, block_bytes = GGML_QUANT_SIZES[kind]
     try:
-        dequantize(numpy.zeros((1, block_bytes), numpy.uint8), type_id)
+        dequantize(numpy.zeros((1, block_bytes), numpy.uint8), kind)
     except NotImplementedError:
         return False
     return True
 
 
-def check_unpacked(path: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Say how much memory a file's weights take when they are unpacked. Raises ConfigError where there is less."""
-    tensors = read_header(path).tensors.values()
-    num_bytes = sum(tensor.num_elements for tensor in tensors) * dtype.itemsize
-    free = memory.free_memory_bytes(device)
-    names = sorted({type_name(tensor.type_id) for tensor in tensors})
-    if num_bytes > free:
-        raise ConfigError(
-            f"the weights of {path} take {readable_bytes(num_bytes)} when unpacked to {_name(dtype)}, and "
-            f"{readable_bytes(free)} are free on {device}; set dtype bfloat16, use a smaller model, or free some",
-            param="dtype",
-        )
-    log.info(
-        "%s holds weights as %s: unpacked to %s, %s of memory for %s of file",
-        *(path, ", ".join(names), _name(dtype), readable_bytes(num_bytes), readable_bytes(path.stat().st_size)),
-    )
+def stored_types(path: Path) -> str:
+    """Return in words how a file holds its weights."""
+    types = {tensor.type_id for tensor in read_header(path).tensors.values()}
+    return f"they are held as {', '.join(sorted(type_name(each) for each in types))}"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+@contextlib.contextmanager
+def read_once() -> Iterator[None]:
+    """Have transformers reuse what the gguf package makes of a file: it asks for the names of tensors anew for every
+    module, and for the whole header twice. Of 14 s for 272 tensors that takes 9.
+    """
+    import gguf
+
+    own = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = _header_of, _names_of
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = own
+
+
+@lru_cache(maxsize=1)
+def _header_of(path: str) -> Any:
+    return importlib.import_module("gguf.gguf_reader").GGUFReader(path)
+
+
+@lru_cache(maxsize=1)
+def _names_of(architecture: int, num_layers: int) -> Any:
+    return importlib.import_module("gguf.tensor_mapping").get_tensor_name_map(architecture, num_layers)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Read weights in this context: transformers draws its progress on stderr, which is a log."""
+    try:
+        with read_once(), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        _header_of.cache_clear()  # which holds the file open
 
 
 def weight_options(path: Path) -> dict[str, Any]:
     """Return the arguments with which `from_pretrained` reads a file's weights and unpacks them."""
+    from transformers import GgufConfig
+
     return {"gguf_file": str(path.absolute()), "quantization_config": GgufConfig(dequantize=True)}
 
 

@@ -57,7 +57,7 @@ def _files_of(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
         if vocabulary.get("tokenizer_type") == BYTE_LEVEL:
             _cut_as_learned(path, backend, vocabulary.get("pre_tokenizer_type"), stated)
         whole = PreTrainedTokenizerFast(tokenizer_object=backend, **stated, **others)
-        tokenizer_json = whole.backend_tokenizer.to_str().encode()
+        tokenizer_json = _without_others(whole.backend_tokenizer, len(vocabulary["tokens"]))
     except ConfigError:
         raise
     except Exception as error:  # transformers computes with what the file states, and raises whatever comes of that
@@ -74,6 +74,13 @@ def _files_of(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
         tokenizer_config_json=json.dumps(config).encode(),
         chat_template=template.encode(),
     )
+
+
+def _without_others(tokenizer: Tokenizer, num_tokens: int) -> bytes:
+    """Return tokenizer.json without special tokens that transformers' classes add and the file has not."""
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < num_tokens]
+    return json.dumps(data, ensure_ascii=False).encode()
 
 
 def _cut_as_learned(path: Path, backend: Tokenizer, cut: str | None, stated: dict[str, Any]) -> None:

@@ -66,6 +66,7 @@ class Loaded(WorkerState):
                 hidden_size=facts.hidden_size,
                 num_layers=facts.num_layers,
                 decoder_start_ids=facts.decoder_start_ids,
+                text_only=facts.is_text_part,
                 sampling_defaults=pb.SamplingDefaults(**self.sampling_defaults),
             )
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of, settle_rope
 from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
-from outrider.engine.loading.gguf_files import check_unpacked, own_dtype, read_gguf_config, weight_options
+from outrider.engine.loading.gguf_files import read_gguf_config
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.loading.memory import Budget, readable_bytes
 from outrider.engine.loading.model_files import (
@@ -37,17 +36,18 @@ from outrider.engine.loading.model_files import (
     read_model_json,
     unusable,
 )
-from outrider.engine.loading.quantize import check_int8, check_readable, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import plain_form, served_class
-from outrider.engine.loading.tied_tables import check_tied_names, check_tied_weights
-from outrider.engine.loading.weight_headers import bounded_build, check_counts, check_sizes, read_headers
+from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
+from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
+from outrider.engine.loading.tied_tables import check_tied_weights
+from outrider.engine.loading.weight_headers import bounded_build, check_counts
+from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
 from outrider.engine.parallel.group import Group
 from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
-from outrider.engine.paths.layer_memory import layer_types, memory_refusal
+from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -93,19 +93,23 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     ends = read_ends(config.model, made_of)
     if ends.difference is not None:
         log.warning("%s", ends.difference)
-    check_weights(config.model, made_of)
-    check_readable(config.model, made_of, device, config.quantization)
+    stored_as = method_of(made_of)
+    source = WeightSource.find(config.model, made_of, device, config.quantization)
+    made_of = source.config
+    source.check_memory(config, check_weights(config.model, made_of, source), device)
     check_int8(device, config.quantization)
     quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
     group = None
     if num_ranks > 1:
-        check_can_split(made_of, num_ranks, quantization, config.batch_invariant)
+        packed_as = "gguf" if source.gguf else stored_as
+        check_can_split(made_of, num_ranks, packed_as or quantization, config.batch_invariant)
         assert join is not None
         group = join(device)
     log_phase(_reading(config.model))
-    network = _load_weights(config.model, made_of, device, config.dtype, quantization, num_ranks)
+    network = _load_weights(source, device, config.dtype, quantization, num_ranks)
     facts = _facts(config.model, network, generation, ends.ids, limit, quantization, num_ranks)
+    facts = replace(facts, is_text_part=served_class(made_of).is_text_part)
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
@@ -118,8 +122,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     runner.num_weight_bytes = num_weight_bytes
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
-        "loaded %s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, class_name, facts.num_parameters, facts.dtype, facts.device),
+        "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
+        *(config.model, ", text only" if facts.is_text_part else ""),
+        *(class_name, facts.num_parameters, facts.dtype, facts.device),
         *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
     )
     return runner
@@ -190,7 +195,7 @@ def read_config(model: str) -> PreTrainedConfig:
         check_counts(raw, str(model_file(model, CONFIG)))
     try:
         if gguf is None:
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            config = part_that_writes(AutoConfig.from_pretrained(model, trust_remote_code=False))
         else:
             config = read_gguf_config(gguf)
         if not all(isinstance(name, str) for name in config.architectures or ()):
@@ -214,22 +219,21 @@ def read_config(model: str) -> PreTrainedConfig:
     return config
 
 
-def check_weights(model: str, config: PreTrainedConfig) -> PreTrainedModel:
+def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | None = None) -> PreTrainedModel:
     """Compare the configuration with the headers of the weights; return the network on the meta device.
 
-    Raises ConfigError for what the files do not hold, before any of it is built.
+    source: as a device takes them; None = as they are stored. Raises ConfigError for what the files do not hold, before
+    any of it is built.
     """
-    headers = read_headers(model)
-    is_quantised = method_of(config) is not None
+    source = source or WeightSource.as_stored(model, config)
     try:
-        with bounded_build(f"the config.json of {model}", len(headers)):
+        with bounded_build(f"the config.json of {model}", source.num_tensors):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    check_sizes(model, network, headers, is_quantised=is_quantised)
-    check_tied_names(model, network, headers)
+    source.check(network)
     return network
 
 
@@ -252,18 +256,12 @@ def network_class(config: PreTrainedConfig) -> Any:
 
 
 def _load_weights(
-    model: str, config: PreTrainedConfig, device: torch.device, dtype: str, quantization: str, num_ranks: int
+    source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
+    model, config = source.model, source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    wanted: Any = getattr(torch, dtype) if dtype != "auto" else (torch.float32 if device.type == "cpu" else "auto")
-    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "attn_implementation": attention}
-    gguf, quiet = gguf_path(model), contextlib.nullcontext()
-    if gguf is not None:
-        wanted = own_dtype(gguf) if wanted == "auto" else wanted
-        check_unpacked(gguf, device, wanted)
-        options |= weight_options(gguf)
-        quiet = contextlib.redirect_stderr(io.StringIO())  # it draws its progress
+    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None
@@ -273,11 +271,10 @@ def _load_weights(
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # what is missing is one line below
     try:
-        with quiet:
-            network, info = model_class.from_pretrained(
-                gguf.parent if gguf else model, config=config, dtype=wanted, output_loading_info=True, **options
-            )
-    except torch.OutOfMemoryError:
+        with source.reading():
+            place, own = source.arguments(source.dtype(device, dtype))
+            network, info = model_class.from_pretrained(place, output_loading_info=True, **own, **options)
+    except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as error:  # safetensors, json and torch each raise their own for a damaged file
         raise ConfigError(f"cannot load {model}: {first_line(error)}", param="model") from error
@@ -293,7 +290,8 @@ def _load_weights(
     network = network.eval().requires_grad_(False)
     if served_class(config).is_text_part:
         network = plain_form(network)
-    network.config.pad_token_id = None  # some classes search every input for it, which waits for the device
+    # Some classes search every input for it, which waits for the device; some take no None for it.
+    vars(network.config)["pad_token_id"] = None
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already
@@ -366,14 +364,21 @@ def _budget(
 
 
 def _masks_bytes(runner: ModelRunner, text: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
-    """Return the bytes of the masks of pieces of prompts of so many tokens."""
-    num_copies = 1
+    """Return the bytes of the masks of pieces of prompts of so many tokens, and of an indexer's scores of them."""
+    num_copies, num_layers = 1, num_decoder_layers(text)
     if runner.device.type == "cpu":  # where each of the query heads that share a KV head has one
-        num_copies = text.num_attention_heads // (
-            getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        )
-    limits = {layer_limits(text, index) for index in range(num_decoder_layers(text))}
-    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, runner.facts.context_limit)
+        num_copies = max(_num_sharing(layer_config(text, index)) for index in range(num_layers))
+    limits = {layer_limits(text, index) for index in range(num_layers)}
+    num_index_heads = getattr(text, "index_n_heads", 0)
+    context = runner.facts.context_limit
+    index_scores = memory.index_scores_bytes(num_index_heads, num_tokens, context)
+    return memory.masks_bytes(limits, num_copies * itemsize, num_tokens, context) + index_scores
+
+
+def _num_sharing(layer: PreTrainedConfig) -> int:
+    """Return how many query heads share a KV head."""
+    num_heads: int = layer.num_attention_heads
+    return num_heads // (getattr(layer, "num_key_value_heads", None) or num_heads)
 
 
 def _num_blocks(runner: ModelRunner, budget: Budget, config: WorkerConfig) -> int:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
 from outrider.engine.loading.model_files import first_line
+from outrider.engine.paths.layer_memory import layer_config
 from outrider.engine.sampling.coupled import MAX_NUMBERS
 from outrider.wire import places
 from outrider.wire.errors import ConfigError
@@ -107,16 +108,20 @@ def activations_bytes(config: PreTrainedConfig, itemsize: int, step_tokens: int)
 
     config: the text model's. step_tokens: fed by the fullest step.
     """
+    num_layers = getattr(config, "num_hidden_layers", None) or 1
+    return step_tokens * itemsize * max(_token_activations(layer_config(config, index)) for index in range(num_layers))
+
+
+def _token_activations(config: PreTrainedConfig) -> int:
+    """Return about how many numbers a layer of that configuration holds for each token."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     widths = [
         getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
     ]
     widest = max([width for width in widths if isinstance(width, int)], default=4 * hidden)
-    per_token = 3 * hidden + max(
-        3 * widest, 4 * heads * head_dim
-    )  # residual, norm, input; gate, up, product or q k v o
-    return step_tokens * per_token * itemsize
+    inner = max(3 * widest, 4 * heads * head_dim)  # gate, up, product or q k v o
+    return 3 * hidden + inner  # residual, norm, input
 
 
 def logits_bytes(num_logits: int) -> int:
@@ -146,6 +151,13 @@ def masks_bytes(limits: Collection[tuple[int | None, int | None]], itemsize: int
         reach = window or chunk or context
         total += num_tokens * min(context, num_tokens + reach) * itemsize
     return total
+
+
+def index_scores_bytes(num_heads: int, num_tokens: int, context: int) -> int:
+    """Return the bytes of a sparse indexer's scores, of so many heads, of all pieces of prompts: products in float32,
+    and what is left of them. context: most keys that one sees.
+    """
+    return 2 * 4 * num_heads * num_tokens * context
 
 
 def scores_bytes(config: PreTrainedConfig, itemsize: int, num_tokens: int) -> int:
@@ -182,7 +194,7 @@ def new_storage(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Return memory for a cache: on a CPU zeros that the machine gives page by page as they are written, on a GPU
     uninitialised. Raises OSError or RuntimeError where there is none.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

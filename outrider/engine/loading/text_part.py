@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -25,8 +26,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
-from transformers.utils import is_timm_available
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.utils import is_timm_available, is_vision_available
 
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
@@ -37,6 +38,10 @@ log = get_logger(__name__)
 
 UNREAD_PARTS = {"Phi4MultimodalFeatureEmbedding": ("image_embed", "audio_embed")}
 """Children that text never runs, of modules that it does run: the module's class and their names."""
+READ_PARTS = {"Gemma3nModel": ("embed_vision", "embed_audio")}
+"""Children beside the decoder that text runs, for the special ids that they embed: as UNREAD_PARTS."""
+UNIMPLEMENTED = "_forward_unimplemented"
+"""Name of torch's forward of a class that has none."""
 NUM_COMPARED = 24
 """Ids at equal distances for which a plain class must give the wrapper's logits."""
 MAX_COMPARED = 256
@@ -53,6 +58,30 @@ class ServedClass:
     """Whether it also reads images, video or sound, of which only its text part is served."""
 
 
+def part_that_writes(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the part that writes, of a model that only holds several together (Qwen's Omni: a
+    thinker, a talker and a voice), and any other as it is.
+    """
+    model_class = _multimodal_class(config)
+    if model_class is None or model_class.forward.__name__ != UNIMPLEMENTED:
+        return config
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    for part in parts:
+        part_class = None if part is None else _multimodal_class(part)
+        if part_class is not None:
+            part.name_or_path, part.architectures = config.name_or_path, [part_class.__name__]
+            if getattr(config, "quantization_config", None) is not None:
+                part.quantization_config = config.quantization_config
+            return part
+    return config
+
+
+def whole_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' own class of a configuration that is served, with all of its parts."""
+    plain = _plain_class(config)
+    return plain if plain is not None and config.is_encoder_decoder else _multimodal_class(config) or plain
+
+
 def served_class(config: PreTrainedConfig) -> ServedClass:
     """Return the class that a configuration is served by, from the configuration alone.
 
@@ -60,30 +89,29 @@ def served_class(config: PreTrainedConfig) -> ServedClass:
     """
     name = bound_text((config.architectures or [type(config).__name__])[0])
     multimodal, plain = _multimodal_class(config), _plain_class(config)
-    if multimodal is None:
-        if plain is None:
-            raise _refusal(config, name)
+    if plain is not None and (multimodal is None or config.is_encoder_decoder):
         return ServedClass(plain, False)
-    if config.is_encoder_decoder:
-        raise ConfigError(
-            f"{name} is an encoder-decoder model whose encoder reads images, and it has no text part to serve; use a "
-            "model of text",
-            param="model",
-        )
-    required = _required_input(multimodal)
-    if required is not None:
-        raise ConfigError(
-            f"{name} writes nothing without {required}, so it has no text part to serve; use a model of text",
-            param="model",
-        )
+    if multimodal is None:
+        kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
+        raise ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+    why = _no_text_part(config, multimodal)
+    if why is not None:
+        raise ConfigError(f"{name} {why}, so it has no text part to serve; use a model of text", param="model")
     if config.get_text_config(decoder=True) is config and not config.sub_configs:
         return ServedClass(multimodal, False)
     return ServedClass(_text_part_of(multimodal), True)
 
 
-def _refusal(config: PreTrainedConfig, name: str) -> ConfigError:
-    kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
-    return ConfigError(f"{name} is no {kind} of transformers {transformers.__version__}", param="model")
+def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
+    """Return why a multimodal class does not go on with text alone, to follow its name; None where it may."""
+    if config.is_encoder_decoder:
+        return "is an encoder-decoder model that reads images with its encoder"
+    required = _required_input(model_class)
+    if required is not None:
+        return f"writes nothing without {required}"
+    if getattr(config.get_text_config(decoder=True), "use_bidirectional_attention", None) in (True, "all"):
+        return "reads its prompt in both directions (use_bidirectional_attention) and is no causal language model"
+    return None
 
 
 def _plain_class(config: PreTrainedConfig) -> Any:
@@ -93,7 +121,10 @@ def _plain_class(config: PreTrainedConfig) -> Any:
 
 def _multimodal_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class of the configuration that reads more than text; None where there is none."""
-    for auto in (AutoModelForImageTextToText, AutoModelForMultimodalLM):
+    autos: list[Any] = [AutoModelForImageTextToText, AutoModelForMultimodalLM]
+    if not config.is_encoder_decoder:  # models that hear are listed with those that translate
+        autos.append(AutoModelForSeq2SeqLM)
+    for auto in autos:
         found = auto._model_mapping.get(type(config), None)
         if found is not None:
             return found
@@ -115,21 +146,11 @@ def _text_part_of(model_class: Any) -> Any:
     """Return a class of the same name whose networks are built without what text never runs."""
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        _stand_in_for_timm()
+        stand_in_for_timm()
         model_class.__init__(self, config, *args, **kwargs)
         leave_out(self)
 
     return type(model_class.__name__, (model_class,), {"__init__": build, "__module__": model_class.__module__})
-
-
-class AbsentTower(PreTrainedModel):
-    """Stands in for a vision tower of the timm library where that is not installed: it is left out again at once."""
-
-    config_class = TimmWrapperConfig
-    config: TimmWrapperConfig
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("only the text part of this model is loaded")
 
 
 class AbsentPart(nn.Module):
@@ -151,9 +172,17 @@ class AbsentPart(nn.Module):
         raise NotImplementedError("only the text part of this model is loaded")
 
 
-def _stand_in_for_timm() -> None:
-    if not is_timm_available():
-        AutoModel.register(TimmWrapperConfig, AbsentTower, exist_ok=True)
+@functools.cache
+def stand_in_for_timm() -> None:
+    """Have towers of the timm library built as nothing where it is not installed: they are left out again at once."""
+    if is_timm_available() and is_vision_available():
+        return
+    for model_type, class_name in MODEL_MAPPING_NAMES.items():
+        if class_name == "TimmWrapperModel":
+            config_class = CONFIG_MAPPING[model_type]
+            allowed = {"_supports_sdpa": True, "_supports_flash_attn": True, "_supports_attention_backend": True}
+            tower = type("AbsentTower", (PreTrainedModel,), {"config_class": config_class, "config": None, **allowed})
+            AutoModel.register(config_class, tower, exist_ok=True)
 
 
 def leave_out(network: PreTrainedModel) -> list[str]:
@@ -190,7 +219,10 @@ def _beside(module: nn.Module, prefix: str, used: set[int]) -> Iterator[str]:
     """
     if id(module) in used:
         return
+    read = READ_PARTS.get(type(module).__name__, ())
     for name, child in module.named_children():
+        if name in read:
+            continue
         if any(id(inner) in used for inner in child.modules()):
             yield from _beside(child, f"{prefix}{name}.", used)
         elif any(True for _ in child.parameters()):

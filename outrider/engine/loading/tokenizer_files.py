@@ -33,6 +33,8 @@ from outrider.wire.tokenizer_json import (
 )
 
 TEMPLATE = "chat_template.jinja"
+PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
+"""Where folders of models that read images keep the template, if not with the tokenizer."""
 ADDED_TOKENS = "added_tokens.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
@@ -86,14 +88,28 @@ def find_tokenizer(model: str) -> FoundTokenizer | None:
         listed = _listed_beside(model, config, tokenizer)
     if _complete(model, tokenizer, listed, config):
         data = tokenizer.to_str().encode()
+    template = _optional(model, TEMPLATE)
+    if not template and config.get("chat_template") is None:
+        of_processor = _processor_template(model)
+        if of_processor is not None:
+            config_data = json.dumps({**config, "chat_template": of_processor}).encode()
     named = {name: _optional(model, file) for name, file in ADDITIONAL_TEMPLATES.items()}
     files = pb.TokenizerFiles(
         tokenizer_json=data,
         tokenizer_config_json=config_data,
-        chat_template=_optional(model, TEMPLATE),
+        chat_template=template,
         additional_chat_templates={name: template for name, template in named.items() if template},
     )
     return FoundTokenizer(files, tokenizer)
+
+
+def _processor_template(model: str) -> Any:
+    """Return the chat template that the files of a processor hold, None where there is none. Raises ConfigError."""
+    for name in PROCESSOR_FILES:
+        template = parse_object(_optional(model, name) or b"{}", f"{name} of {model}").get("chat_template")
+        if template is not None:
+            return template
+    return None
 
 
 def _optional(model: str, name: str) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from outrider.engine.loading.text_part import served_class
+from outrider.engine.paths.layer_memory import layer_config
 from outrider.wire.errors import ConfigError
 
 _QUERY_PROJECTIONS = ("q_proj", "q_b_proj")
@@ -60,7 +61,11 @@ def _refuse(why: str, divisible: int = 1) -> ConfigError:
     return ConfigError(f"{why}; use tensor_parallel {possible} or another model", param="tensor_parallel")
 
 
-def _numbers(config: Any, name: str) -> list[int]:
-    """Return the config's number, or its numbers for the classes that have one per layer."""
-    found = getattr(config, name, None)
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+def _numbers(text: Any, name: str) -> list[int]:
+    """Return the numbers that the configuration has for its layers, each once."""
+    numbers: list[int] = []
+    for index in range(text.num_hidden_layers):
+        found = getattr(layer_config(text, index), name, None)
+        if found is not None:
+            numbers += [found] if isinstance(found, int) else found
+    return list(dict.fromkeys(numbers))

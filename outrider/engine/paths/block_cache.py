@@ -14,6 +14,7 @@ from transformers import Cache, CacheLayerMixin, PreTrainedConfig
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
 from outrider.engine.loading.memory import new_storage
+from outrider.engine.paths.layer_memory import layer_config
 
 
 def num_decoder_layers(config: PreTrainedConfig) -> int:
@@ -31,8 +32,9 @@ def layer_limits(config: PreTrainedConfig, index: int) -> tuple[int | None, int 
     """
     layer_types = declared(config, "layer_types")
     kind = layer_types[index] if layer_types else "sliding_attention"
-    window = declared(config, "sliding_window") if kind == "sliding_attention" else None
-    chunk = declared(config, "attention_chunk_size") if kind == "chunked_attention" else None
+    layer = layer_config(config, index)
+    window = declared(layer, "sliding_window") if kind == "sliding_attention" else None
+    chunk = declared(layer, "attention_chunk_size") if kind == "chunked_attention" else None
     return window, chunk
 
 

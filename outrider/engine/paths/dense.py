@@ -34,8 +34,8 @@ from outrider.engine.paths.module_taps import ModuleTaps
 from outrider.engine.step_plan import Row, StepPlan, group_rows
 from outrider.engine.token_tree import seen
 
-OWN_WINDOWS = ("gpt_neo",)
-"""Model types whose modules cut windows out of the columns themselves, whatever the mask says."""
+OWN_WINDOWS = ("gpt_neo", "moshi")
+"""Model types whose modules cut windows out of the columns themselves, or see all, whatever a configuration says."""
 
 
 class Tree(Protocol):
@@ -140,7 +140,7 @@ class DenseLayer(BlockLayer):
             end = plan.start + plan.kv_len
             flat[end - plan.num_queries : end].copy_(new[0])
             return
-        columns = new.reshape(-1, *new.shape[2:])  # [B * q, H, D]
+        columns = new.flatten(0, 1)  # [B * q, H, D]
         if plan.write_from is not None:
             columns = columns.index_select(0, plan.write_from)  # [N, H, D]
         flat.index_copy_(0, plan.write_to, columns)
@@ -152,7 +152,7 @@ class DenseLayer(BlockLayer):
             return flat[plan.start + first : plan.start + plan.kv_len].transpose(0, 1).unsqueeze(0)
         gather = plan.gather if first == 0 else plan.gather.view(plan.num_rows, -1)[:, first:].reshape(-1)
         gathered = flat.index_select(0, gather)  # [B * (L - first), H, D]
-        return gathered.view(plan.num_rows, -1, *gathered.shape[1:]).transpose(1, 2)
+        return gathered.unflatten(0, (plan.num_rows, -1)).transpose(1, 2)
 
     def get_seq_length(self) -> int:
         """Return the number of columns before the new ones."""
@@ -199,10 +199,12 @@ class DensePath:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
         kinds = memories(layer_types(model.config)).values()
-        self._has_equal_rows = any(kind.has_columns_as_positions for kind in kinds)
+        text_config = model.config.get_text_config(decoder=True)
+        has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
+        self._has_equal_rows = has_temperature or any(kind.has_columns_as_positions for kind in kinds)
         self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
         takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
-        self._masks = TreeMasks(model.config.get_text_config(decoder=True), takes_positions=takes_positions)
+        self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
         self._cache: BlockCache | None = None
         self._taps = ModuleTaps(model)
         self.features = torch.empty(0)

@@ -67,6 +67,16 @@ class PagedCache(BlockCache):
         self._attention = attention
         self._limits = [layer_limits(config, i) for i in range(num_layers)]
 
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Return 0: positions are always given. A layer that asks for itself (Llama 4's, whose attention has a
+        temperature by position) adds this to its columns, and gets what makes positions [T] of them.
+        """
+        plan = None if layer_idx is None else self.layers[layer_idx].plan
+        if plan is None:
+            return 0
+        positions = plan.position_ids[0]  # [T]
+        return positions - torch.arange(positions.shape[0], device=positions.device)
+
     @contextmanager
     def running(self, plan: PagedPlan) -> Iterator[None]:
         """Make the attention function of this thread use this cache and plan."""

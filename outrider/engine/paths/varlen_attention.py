@@ -14,6 +14,7 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.engine.paths.layer_memory import layer_config
 from outrider.engine.paths.paged_plan import AttentionOptions, PagedPlan
 
 BLOCK_SIZE = 256
@@ -100,14 +101,16 @@ def why_not_shape(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if model.dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bfloat16 or float16, the weights are {str(model.dtype).removeprefix('torch.')}"
-    for name, what in _UNKNOWN.items():
-        if getattr(config, name, None):
-            return f"flash attention of torch has no {what} ({name} is {getattr(config, name)})"
     if config.model_type in _WITH_SINKS:
         return "flash attention of torch has no attention sinks"
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        return f"heads are {head_dim} wide, flash attention needs a multiple of 8 up to {MAX_HEAD_DIM}"
+    for index in range(config.num_hidden_layers):
+        layer = layer_config(config, index)
+        for name, what in _UNKNOWN.items():
+            if getattr(layer, name, None):
+                return f"flash attention of torch has no {what} ({name} is {getattr(layer, name)})"
+        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+        if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+            return f"heads are {head_dim} wide, flash attention needs a multiple of 8 up to {MAX_HEAD_DIM}"
     return None
 
 

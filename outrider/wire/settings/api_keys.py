@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from outrider.wire.errors import ConfigError
 from outrider.wire.scheduling import WEIGHT
-from outrider.wire.settings.config import Positive, reason
+from outrider.wire.settings.config import ContentControlTokens, Positive, reason
 from outrider.wire.settings.files import write_whole
 
 PREFIX = "or-"
@@ -51,6 +51,8 @@ class ApiKey(BaseModel):
     """Answers running or waiting at once."""
     weight: Annotated[float, Field(ge=WEIGHT.low, le=WEIGHT.high)] = 1.0
     """What it is given where others want it, too, over what a key of weight 1 is given."""
+    control_tokens_in_content: ContentControlTokens = "allow"
+    """text: control tokens in what its chats hold are text, whatever the gateway's own setting is."""
     expires: Annotated[datetime, AfterValidator(_in_utc)] | None = None
     """From then on it is refused. Without a zone it is UTC."""
 

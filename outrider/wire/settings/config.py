@@ -53,6 +53,8 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables that are no part's settings."""
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+ContentControlTokens = Literal["allow", "text"]
+"""What control tokens are in what users write."""
 DefaultDrafter = Literal[
     "model",
     "ngram",
@@ -113,8 +115,8 @@ class WorkerConfig(_ProcessConfig):
     """What draft and target share."""
 
     model: str
-    """Model folder or hub id; of a draft with another drafter than model, of anything that has the target's tokenizer
-    and vocabulary, such as the target's own: no weights are read."""
+    """Model folder, GGUF file or hub id; of a draft with another drafter than model, of anything that has the target's
+    tokenizer and vocabulary, such as the target's own: no weights are read."""
     drafter_text: str | None = None
     """Text file (UTF-8) whose tokens and pairs of tokens are counted, for drafting by unigram and bigram, which need
     it."""
@@ -156,6 +158,9 @@ class WorkerConfig(_ProcessConfig):
     quantization: Literal["none", "int8"] = "none"
     """int8: weights rounded to 8 bits at load, one scale per output channel. A checkpoint that is quantised already
     says so itself."""
+    unpack_weights: bool = True
+    """Whether a quantised checkpoint that the device has no kernels for is unpacked at load, to 2 or 4 bytes a weight;
+    false = refused."""
     max_prefill_tokens: Positive | None = None
     """Prompt tokens fed in one step, so that running requests never wait long; absent = 256 on CPU, 2048 on a GPU."""
 
@@ -307,6 +312,9 @@ class GatewayConfig(_ProcessConfig):
     it. For batch work, which would rather wait: as long as request_timeout_s."""
     request_timeout_s: Seconds = 600.0
     """Longest life of a request, its time in the queue included."""
+    control_tokens_in_content: ContentControlTokens = "allow"
+    """What the texts of control tokens are in messages, calls, tools and documents of chats, unless a key or a request
+    says text: those tokens (allow), so that whoever writes a document may end its turn, or text like any other."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """Sampling parameters of HTTP requests that name none: auto = those that the checkpoint's generation_config.json
     states, none (which vLLM calls vllm) = temperature 1 without cut or penalty. Temperature 0 is greedy either way."""

@@ -1,0 +1,110 @@
+"""Cuts what users write so that no control token comes of it: `control_tokens_in_content`. Pure.
+
+A mark is put behind the first character of each text that would be a control token. The template carries it along, and
+what it writes is cut there before it is tokenised: both halves are text, and the template's own tokens stay tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gateway.confined.template_shape import Message
+from gateway.text_trie import trie_pattern
+
+MARK_DIGITS = 16
+"""Digits of a mark, which no caller can guess: templates change the case of letters, and JSON escapes others."""
+WORDS = frozenset({"role", "type"})
+"""Fields that a template compares with words of its own, as it does names of fields."""
+
+
+class ControlTokens:
+    """The texts of one tokenizer's control tokens."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = [text for text in texts if len(text) > 1]  # a single character cannot be cut
+        self._pattern = trie_pattern(self._texts)
+        self._max_chars = max(map(len, self._texts), default=0)
+        self._joined = "\0".join(self._texts)
+        self._begins = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
+        self._ends = frozenset(text[at:] for text in self._texts for at in range(1, len(text)))
+
+    def places_within(self, text: str) -> list[int]:
+        """Return where a text is to be cut, in order: behind the first character of each control token."""
+        return [] if self._pattern is None else [match.start() + 1 for match in self._pattern.finditer(text)]
+
+    def places(self, text: str) -> list[int]:
+        """Return the same, and besides a place in the beginning of a token at the text's end, and in front of the end
+        of one at its beginning: the template may write the rest.
+        """
+        found = set(self.places_within(text))
+        for at in range(max(0, len(text) - self._max_chars), len(text)):
+            if text[at:] in self._begins:
+                found.add(at + 1)
+        is_inside = len(text) < self._max_chars and text in self._joined
+        if text and (is_inside or any(text[:size] in self._ends for size in range(1, self._max_chars))):
+            found.add(0)
+        return sorted(found)
+
+
+class ContentMarks:
+    """Marks the texts of one request."""
+
+    def __init__(self, tokens: ControlTokens) -> None:
+        self._tokens = tokens
+        self.mark = f"{secrets.randbelow(10**MARK_DIGITS):0{MARK_DIGITS}d}"
+        self.num_marks = 0
+
+    def message(self, message: Message) -> Message:
+        """Return a message with marks in all that its template may show."""
+        return {name: self._field(name, value) for name, value in message.items()}
+
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], documents: Sequence[dict[str, Any]]
+    ) -> tuple[list[Message], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return all that a chat's template is given with marks. Raise RecursionError for what nests too deep."""
+        return [self.message(each) for each in messages], self.values(tools), self.values(documents)
+
+    def values(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return tools or documents with marks in their texts."""
+        return [self._marked(value) for value in values]
+
+    def _marked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, list | tuple):
+            return [self._marked(each) for each in value]
+        if isinstance(value, dict):
+            return {self._word(key): self._field(key, each) for key, each in value.items()}
+        return value
+
+    def _field(self, name: str, value: Any) -> Any:
+        if name in WORDS and isinstance(value, str):
+            return self._word(value)
+        return self._arguments(value) if name == "arguments" and isinstance(value, str) else self._marked(value)
+
+    def _arguments(self, text: str) -> str:
+        """Return a call's arguments, JSON, in which a control token may be written with escapes."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return self._text(text)
+        before = self.num_marks
+        marked = self._marked(value)
+        return text if self.num_marks == before else json.dumps(marked, ensure_ascii=False)
+
+    def _word(self, text: str) -> str:
+        return self._cut(text, self._tokens.places_within(text))
+
+    def _text(self, text: str) -> str:
+        return self._cut(text, self._tokens.places(text))
+
+    def _cut(self, text: str, places: list[int]) -> str:
+        parts, begin = [], 0
+        for place in places:
+            parts += [text[begin:place], self.mark]
+            begin = place
+            self.num_marks += 1
+        return text if not parts else "".join((*parts, text[begin:]))

@@ -1,0 +1,71 @@
+"""Keeps drafters that copy from a prompt from proposing a chat template's marks where an answer begins.
+
+The last tokens of a prompt are the template's, which came before at the begin of other messages: what followed there,
+such as the mark of the next turn, begins no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from outrider.drafting.drafter import Counts, Follower, SequenceDrafter, Walk
+
+
+class AnswerStart:
+    """Opens a drafter's followers so that they propose no mark before the first output token."""
+
+    def __init__(self, drafter: SequenceDrafter, mark_ids: Set[int]) -> None:
+        """mark_ids: the tokenizer's special tokens."""
+        self._drafter = drafter
+        self._mark_ids = np.array(sorted(mark_ids), dtype=np.int64)
+
+    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> Follower:
+        return AnswerFollower(self._drafter.open(token_ids, num_prompt, corpus_id), num_prompt, self._mark_ids)
+
+
+class AnswerFollower:
+    """Follows a sequence as another follower does."""
+
+    def __init__(self, follower: Follower, num_prompt: int, mark_ids: np.ndarray) -> None:
+        self._follower = follower
+        self._num_prompt = num_prompt
+        self._mark_ids = mark_ids
+        self.append = follower.append
+        self.truncate = follower.truncate
+        self.close = follower.close
+
+    @property
+    def num_tokens(self) -> int:
+        return self._follower.num_tokens
+
+    def walk(self) -> Walk:
+        walk = self._follower.walk()
+        return _UnmarkedWalk(walk, self._mark_ids) if self._is_at_start else walk
+
+    def has_next(self) -> bool:
+        return self._follower.has_next() and (not self._is_at_start or self.walk().next() is not None)
+
+    @property
+    def _is_at_start(self) -> bool:
+        return self._follower.num_tokens == self._num_prompt
+
+
+class _UnmarkedWalk:
+    """Ends where nothing but marks may come."""
+
+    def __init__(self, walk: Walk, mark_ids: np.ndarray) -> None:
+        self._walk = walk
+        self._mark_ids = mark_ids
+
+    def next(self) -> Counts | None:
+        counts = self._walk.next()
+        if counts is None:
+            return None
+        ids, times = counts
+        is_text = ~np.isin(ids, self._mark_ids)
+        return (ids[is_text], times[is_text]) if is_text.any() else None
+
+    def step(self, token_id: int) -> None:
+        self._walk.step(token_id)

@@ -1,0 +1,122 @@
+"""Models of every kind of memory served by pairs of their own kind: the text is that of transformers' `generate`.
+
+Caches are too small for what is asked at once, so that slots are preempted, and prompts begin alike, so that blocks are
+shared; drafts are rejected all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from outrider.client import AcceptanceRule, AsyncClient, Round, Speculation
+from tests.e2e.reference import Answer, assert_target_alone, compare, judge
+from tests.e2e.streams import Seen, plain, speculative
+from tests.e2e.test_draft_failure import restart
+from tests.memory_kinds import SHAPES, config_of
+from tests.stack import Stack, read_metrics, running, wait_until_nothing_is_held
+from tests.tiny_models import perturbed_copy, random_model, save
+
+VOCAB_SIZE = 320
+MAX_TOKENS = 60
+LONG = 150
+"""Tokens of a stream that outlives a worker."""
+KV_CACHE_TOKENS = 176
+"""Of the six prompts that begin alike two or three with their output."""
+NOISE = 0.3
+"""Of the draft's weights, relative: some of its tokens are kept."""
+SHARED = "def read(self, size=-1): return self.file.read"
+PROMPTS = [SHARED + text for text in ("(size)", "line()", " or None", "(1) + b", "s = [", "able()")] + [
+    "import os",
+    "x",
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def target(kind: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = config_of(kind, VOCAB_SIZE, max_position_embeddings=256)
+    return save(random_model(config, seed=5), tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def pair(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    draft = perturbed_copy(target, tmp_path_factory.mktemp("draft"), NOISE)
+    memory = ("--kv-cache-tokens", str(KV_CACHE_TOKENS))
+    module = "tests.e2e.faults.paced_target"
+    with running(target, draft, target_module=module, target_args=memory, draft_args=memory) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def client(pair: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(pair.grpc) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(target: str) -> list[Answer]:
+    """Made by transformers in another process."""
+    answers = judge(target, generate=PROMPTS, max_tokens=MAX_TOKENS).answers
+    assert len({token for answer in answers for token in answer.ids}) > MAX_TOKENS  # it does not repeat itself
+    return answers
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 8, "auto"])
+async def test_greedy_text_is_that_of_generate(
+    pair: Stack, client: AsyncClient, expected: list[Answer], k: int | str
+) -> None:
+    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+    wish = Speculation(num_draft_tokens=k)
+    answers = await asyncio.gather(*(client.generate(text, speculation=wish, **options) for text in PROMPTS))
+    for answer, wanted in zip(answers, expected, strict=True):
+        difference = compare(wanted, [token.id for token in answer.choices[0].tokens])
+        assert difference is None or difference.near_tie, difference
+    if k not in (0, "auto"):
+        assert sum(answer.usage.num_accepted_tokens for answer in answers) > 0
+    wait_until_nothing_is_held(pair)
+    if k == "auto":  # after all others
+        metrics = read_metrics(f"http://{pair.target_info().metrics_address}/metrics")
+        for name in ("preemptions_total", "prefix_hit_tokens_total"):
+            assert metrics[f'outrider_worker_{name}{{worker="target"}}'] > 0, name
+
+
+async def test_coupled_text_is_the_same_with_and_without_drafts(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 5, "n": 3}
+    rule = AcceptanceRule.COUPLED
+    texts = []
+    for wish in (Speculation(enabled=False, acceptance=rule), Speculation(acceptance=rule, num_draft_tokens=4)):
+        answer = await client.generate(PROMPTS[0], speculation=wish, **options)
+        texts.append([[token.id for token in choice.tokens] for choice in answer.choices])
+    assert texts[0] == texts[1] and answer.usage.num_accepted_tokens
+
+
+async def test_workers_killed_half_way_change_no_token(pair: Stack, client: AsyncClient, target: str) -> None:
+    """First the draft, whose successor drafts again, then the target."""
+    options: dict[str, Any] = {"max_tokens": LONG, "temperature": 0.0, "ignore_eos": True}
+    stream, seen = client.stream(PROMPTS[-1], **options), Seen()
+
+    async def read(enough: Callable[[list[Round]], bool]) -> None:
+        await seen.read(stream, enough)
+
+    await read(speculative(3))
+    assert pair.draft is not None
+    pair.draft.kill()
+    await read(plain(3))
+    await asyncio.to_thread(restart, pair, "draft")
+    await read(speculative(3))
+    pair.target.kill()
+    restarting = asyncio.create_task(asyncio.to_thread(restart, pair, "target"))
+    await read(lambda rounds: False)
+    await restarting
+    assert len(seen.ids) == LONG
+    await asyncio.to_thread(assert_target_alone, target, (PROMPTS[-1], seen.ids))

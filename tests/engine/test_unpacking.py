@@ -1,0 +1,99 @@
+"""Quantised checkpoints on a device without kernels for them: unpacked at load, to the numbers that they stand for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.loading.loader import load_runner
+from outrider.engine.loading.unpack import PackedCheckpoint
+from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.step_plan import Row
+from outrider.wire.errors import ConfigError
+from outrider.wire.settings.config import TargetConfig
+from tests.packed import FORMATS, pack_folder
+from tests.tiny_models import tiny_llama
+
+IDS = list(range(40, 60))
+
+
+def load(folder: Path, **changes: Any) -> ModelRunner:
+    return load_runner(TargetConfig(model=str(folder), device="cpu", dtype="float32", max_slots=1, **changes))
+
+
+def logits(runner: ModelRunner) -> torch.Tensor:
+    table = runner.pool.new_table()
+    return runner.forward([Row.of(table, IDS, 0, len(IDS))])  # [T, V]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny_llama(tmp_path_factory.mktemp("whole"), vocab_size=300, num_layers=1, hidden_size=64))
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "packed"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_unpacked_to_the_numbers_it_stands_for(name: str, folder: Path) -> None:
+    expected = pack_folder(folder, name)
+    found = PackedCheckpoint.read(str(folder), FORMATS[name][0])
+    assert found.names == expected.keys()
+    for name, tensor in found.state(torch.float32).items():
+        assert torch.allclose(tensor[...], expected[name], rtol=1e-6, atol=0), name
+
+
+SERVED = [name if name == "fp8 blocks" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_its_logits_are_those_of_the_unpacked_weights(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rounded_from = UncachedModel(original).forward(IDS)
+    original.load_state_dict(pack_folder(folder, name), strict=False)
+    expected = UncachedModel(original).forward(IDS)
+    with caplog.at_level(logging.INFO, "outrider.engine.loading.quantize"):
+        runner = load(folder)
+    assert torch.allclose(logits(runner), expected, atol=1e-4 * float(expected.abs().max()))
+    assert not torch.allclose(rounded_from, expected, atol=1e-4 * float(expected.abs().max()))
+    method = FORMATS[name][0]["quant_method"]
+    assert f"unpacked to float32, 294.8 KiB: they are quantised by {method}" in caplog.text
+    assert runner.facts.quantization == "none"
+
+
+def test_the_settings_may_refuse_to_unpack(folder: Path) -> None:
+    pack_folder(folder, "gptq")
+    with pytest.raises(
+        ConfigError, match=r"unpack_weights is false, and the weights of .* quantised by gptq: .*optimum"
+    ):
+        load(folder, unpack_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gptq", {"bits": 5}, r"qweight of .* is GPTQ of 5 bits, which cannot be unpacked here"),
+        ("awq", {"version": "gemv"}, r"qweight of .* is AWQ of 4 bits, version gemv, which cannot be unpacked here"),
+        ("gptq 8", {"bits": 4}, r"proj.weight of .* is \[64, 256\] when unpacked, and by its config.json must be"),
+        ("fp8 blocks", {"weight_block_size": [8, 8]}, r"proj.weight cannot be unpacked .* in blocks of 8 x 8"),
+    ],
+)
+def test_what_is_not_as_declared_is_refused(name: str, change: dict[str, Any], message: str, folder: Path) -> None:
+    pack_folder(folder, name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
