@@ -33,8 +33,8 @@ def add_cells(report: Report, found: Passes) -> None:
         report.table(f"{speculation}: CPU time a token", columns, rows)
     report.text(
         "us: microseconds of CPU time a token by the operating system's accounts, all threads and children; the median "
-        "of the passes. Of target and draft the time in the model's forward is taken off, and told apart. Events: of a "
-        "pass, sent to the client. Next token: between two arrivals of an answer at the client, which may bring "
+        "of the passes. Of target and draft the time in the model's forward is taken off and stands apart. Events: of "
+        "a pass, sent to the client. Next token: between two arrivals of an answer at the client, which may bring "
         "several tokens; over all passes."
     )
     report.data["cells"] = {str(cell): [_facts(each) for each in passes] for cell, passes in found.items()}
@@ -133,9 +133,9 @@ def add_vllm(report: Report, ours: Passes, theirs: Passes) -> None:
         rows[-1] += ["", ""]
     report.table("Beside vLLM", columns, rows)
     report.text(
-        "Forwards are in both: nobody counts vLLM's apart. Pairs: those whose numbers of events differ by at most "
-        f"{100 * MAX_EVENTS_APART:g} %, of which the ratio is; a server that lags behind its engine sends several "
-        "tokens in an event. Each was idle while the other was measured."
+        "Forwards are in both: those of vLLM are not counted apart. Pairs: those whose numbers of events differ by at "
+        f"most {100 * MAX_EVENTS_APART:g} %, of which the ratio is; a server that lags behind its engine sends "
+        "several tokens in an event. Each was idle while the other was measured."
     )
     report.data["vllm"] = {str(cell): [_facts(each) for each in passes] for cell, passes in theirs.items()}
 
