@@ -100,6 +100,7 @@ def measure(name: str) -> Measured:
         except Exception as error:
             return Measured(name, class_name, own_error=one_line(error))
         memory = memory_of(config)
+        own_error, model = None, None
         try:
             built = random_model_of(config)
             save(built, folder)
@@ -108,15 +109,12 @@ def measure(name: str) -> Measured:
             UncachedModel(model).forward([1, 2, 3], [4, 5] if config.is_encoder_decoder else [])
         except Exception as error:  # it is refused for a reason of our own, or runs nowhere
             own_error = one_line(error)
+        if model is None:
             save_configuration(config, class_name, folder)
-            try:
-                load(folder, "auto")
-            except ConfigError as refusal:
-                return Measured(name, class_name, memory, one_line(refusal).replace(folder, model_type), own_error)
         try:
-            return served(Measured(name, class_name, memory), model, folder)
+            return served(Measured(name, class_name, memory, own_error=own_error), model, folder)
         except ConfigError as refusal:
-            return Measured(name, class_name, memory, one_line(refusal).replace(folder, model_type))
+            return Measured(name, class_name, memory, one_line(refusal).replace(folder, model_type), own_error)
 
 
 def random_model_of(config: PreTrainedConfig) -> PreTrainedModel:

@@ -19,7 +19,7 @@ Truth = Callable[..., Tensor]
 
 def some_ids(count: int, vocab_size: int, seed: int) -> list[int]:
     generator = random.Random(seed)
-    return [generator.randrange(vocab_size) for _ in range(count)]
+    return [generator.randrange(1, vocab_size) for _ in range(count)]  # 0 is padding, that some classes pass over
 
 
 def truth_of(model: PreTrainedModel) -> Truth:

@@ -88,6 +88,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 5}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
+    "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2}},
     "dots1": {"n_shared_experts": 2, "n_routed_experts": 128},

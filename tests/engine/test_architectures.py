@@ -32,7 +32,18 @@ TOLERANCE = 1e-5
 
 @pinned_alone
 @pytest.mark.parametrize(
-    "name", ["llama", "t5", "bloom", "deepseek_v3", "gemma3", "llama4_text", "gemma4_text (shared KV)", "deepseek_v32"]
+    "name",
+    [
+        "llama",
+        "t5",
+        "bloom",
+        "m2m_100",
+        "deepseek_v3",
+        "gemma3",
+        "llama4_text",
+        "gemma4_text (shared KV)",
+        "deepseek_v32",
+    ],
 )
 def test_one_class_of_each_kind_equals_a_forward_without_cache(name: str) -> None:
     """Through files and the loader, on every path that accepts it."""

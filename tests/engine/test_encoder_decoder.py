@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM
 
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.loading.loader import load_runner
@@ -22,8 +22,8 @@ from outrider.engine.step_plan import Row, Source
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.settings.config import TargetConfig
 from tests.rounds import some_ids
+from tests.shrunk import shrunk
 from tests.tiny_models import EOS_ID, START_ID, random_model, save, tiny_bart, tiny_t5
-from tests.zoo import BART, T5
 
 VOCAB_SIZE = 97
 MADE = {"t5": tiny_t5, "bart": tiny_bart}
@@ -165,16 +165,9 @@ def test_half_precision_and_int8_pass_the_self_test(folder: str) -> None:
     assert load(folder, quantization="int8").facts.quantization == "int8"
 
 
-REFUSED = {"m2m_100": "position_ids", "switch_transformers": "router_logits"}
-
-
-@pytest.mark.parametrize("model_type", sorted(REFUSED))
-def test_a_class_of_its_own_ways_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
-    sizes = T5 if model_type == "switch_transformers" else BART
-    save(random_model(CONFIG_MAPPING[model_type](**sizes), seed=0), tmp_path)
-    with pytest.raises(
-        ConfigError, match=f"cannot be served: .*dense: does not run on this cache.*{REFUSED[model_type]}"
-    ):
+def test_a_class_whose_own_cache_takes_one_token_at_a_time_is_refused_for_that(tmp_path: Path) -> None:
+    save(random_model(shrunk("prophetnet"), seed=0), tmp_path)
+    with pytest.raises(ConfigError, match="its cache takes no several tokens at once behind others; use another model"):
         load(tmp_path, context_limit=64)
 
 

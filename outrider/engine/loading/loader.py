@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,7 @@ from outrider.engine.paths.block_cache import layer_limits, num_decoder_layers
 from outrider.engine.paths.choice import MODULE_PATHS, choose_path
 from outrider.engine.paths.forward_path import Prepares, Repacks
 from outrider.engine.paths.layer_memory import layer_config, layer_types, memory_refusal
+from outrider.engine.paths.positions import number_every_token, within_tables
 from outrider.engine.step_plan import VERIFY_TOKENS
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
@@ -96,7 +98,9 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     stored_as = method_of(made_of)
     source = WeightSource.find(config.model, made_of, device, config.quantization)
     made_of = source.config
-    source.check_memory(config, check_weights(config.model, made_of, source), device)
+    unloaded = check_weights(config.model, made_of, source)
+    limit = within_tables(unloaded, limit, config.context_limit)
+    source.check_memory(config, unloaded, device)
     check_int8(device, config.quantization)
     quantization = method_of(made_of) or config.quantization
     num_ranks = config.tensor_parallel if isinstance(config, TargetConfig) else 1
@@ -205,7 +209,6 @@ def read_config(model: str) -> PreTrainedConfig:
             raise ValueError("transformers_weights names other weights than model.safetensors; leave it out")
         config._attn_implementation = config._experts_implementation = None  # a file may name code on the hub here
         keep_soft_caps(config)
-        num_layers = num_decoder_layers(config)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:
@@ -215,6 +218,16 @@ def read_config(model: str) -> PreTrainedConfig:
         ) from None
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
+    try:
+        num_layers = num_decoder_layers(config)
+    except Exception as error:
+        served_class(config)  # what writes no text is refused for that
+        name = bound_text((config.architectures or [type(config).__name__])[0])
+        raise ConfigError(
+            f"{name} has no one decoder whose layers config.json counts (num_hidden_layers), so what it keeps of a "
+            "token is not known; use another model",
+            param="model",
+        ) from error
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(f"the config.json of {model} says {num_layers!r} layers, must be at least 1", param="model")
     return config
@@ -234,6 +247,12 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
+    if not any("past_key_values" in inspect.signature(module.forward).parameters for module in network.modules()):
+        raise ConfigError(
+            f"{type(network).__name__} keeps no cache of transformers' (past_key_values): each token would compute the "
+            "whole text anew; use another model",
+            param="model",
+        )
     source.check(network)
     return network
 
@@ -292,8 +311,10 @@ def _load_weights(
     network = network.eval().requires_grad_(False)
     if served_class(config).is_text_part:
         network = plain_form(network)
-    # Some classes search every input for it, which waits for the device; some take no None for it.
-    vars(network.config)["pad_token_id"] = None
+    if not config.is_encoder_decoder:  # some encoders make padding of their own
+        # Some classes search every input for it, which waits for the device; some take no None for it.
+        vars(network.config)["pad_token_id"] = None
+    number_every_token(network)
     if quantization == "int8":
         quantize_int8(network)
     return network if is_quantised else network.to(device)  # not moved where they are there already

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from outrider.engine.kv_pool import BlockTable, KVPool
 from outrider.engine.loading.model_files import first_line
-from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths.forward_path import NORMED, GivesFeatures, PathUnavailable
 from outrider.engine.step_plan import Row, Source
 
@@ -204,6 +205,36 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | Remembered) -
     is_right = torch.stack(distances).amax(dim=0) <= TOLERANCE[runner.facts.dtype]
     wrong = (~is_right).nonzero().flatten().tolist()
     return wrong[0] - 1 if wrong and wrong[0] else None
+
+
+@torch.inference_mode()
+def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
+    """Return what is wrong with the cache that transformers itself gives a class, when several tokens are fed behind
+    others, as drafts are; None where nothing is.
+
+    Tokens recur, and the truth is of a longer text: some classes choose among keys whose scores are then equal.
+    """
+    generator = random.Random(3)
+    few = [generator.randrange(facts.vocab_size) for _ in range(8)]
+    longest = min(48, facts.context_limit)
+    ids = torch.tensor([generator.choices(few, k=longest)], device=model.device)  # [1, T]
+    begin, end = longest // 2, longest // 2 + 6
+    name, inputs = "input_ids", dict[str, Tensor]()
+    if facts.decoder_start_ids:
+        name, inputs = "decoder_input_ids", {"input_ids": ids}
+    try:
+        truth = model(**inputs, **{name: ids}, use_cache=False).logits[0, begin:end]
+        cache = model(**inputs, **{name: ids[:, :begin]}, use_cache=True).past_key_values
+        more = {name: ids[:, begin:end], "past_key_values": cache}
+        logits = model(**inputs, **more, use_cache=True).logits[0]
+        is_right = _error(logits, truth) <= TOLERANCE[facts.dtype]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever the class does with it
+        return "in transformers, too, its cache takes no several tokens at once behind others"
+    if is_right:
+        return None
+    return "in transformers, too, several tokens fed behind its cache get other logits than without a cache"
 
 
 PARENTS = (-1, 0, 0, 2, 1, 3, 2)

@@ -20,6 +20,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
@@ -90,6 +91,9 @@ def served_class(config: PreTrainedConfig) -> ServedClass:
     name = bound_text((config.architectures or [type(config).__name__])[0])
     multimodal, plain = _multimodal_class(config), _plain_class(config)
     if plain is not None and (multimodal is None or config.is_encoder_decoder):
+        why = _not_alone(config, plain)
+        if why is not None:
+            raise ConfigError(f"{name} {why}; use a model of text", param="model")
         return ServedClass(plain, False)
     if multimodal is None:
         kind = "encoder-decoder model of text" if config.is_encoder_decoder else "causal language model"
@@ -102,6 +106,16 @@ def served_class(config: PreTrainedConfig) -> ServedClass:
     return ServedClass(_text_part_of(multimodal), True)
 
 
+def _not_alone(config: PreTrainedConfig, model_class: Any) -> str | None:
+    """Return why a causal language model writes nothing by itself, to follow its name; None where it does."""
+    inputs = inspect.signature(model_class.forward).parameters
+    if "shared_kv_states" in inputs:
+        return "drafts for another model, whose keys and values it reads (shared_kv_states), and writes nothing alone"
+    if "encoder_outputs" in inputs and not config.is_encoder_decoder:
+        return "is the decoder of another model, and writes nothing without encoder_outputs"
+    return None
+
+
 def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
     """Return why a multimodal class does not go on with text alone, to follow its name; None where it may."""
     if config.is_encoder_decoder:
@@ -109,6 +123,13 @@ def _no_text_part(config: PreTrainedConfig, model_class: Any) -> str | None:
     required = _required_input(model_class)
     if required is not None:
         return f"writes nothing without {required}"
+    if getattr(config, "num_codebooks", None):
+        return f"reads codes of audio beside each token (num_codebooks is {config.num_codebooks})"
+    classifier = AutoModelForImageClassification._model_mapping.get(type(config), None)
+    if classifier is not None:
+        return f"classifies images ({classifier.__name__})"
+    if getattr(config, "canvas_length", None):
+        return "writes blocks of tokens by diffusion (canvas_length), not one after another"
     if getattr(config.get_text_config(decoder=True), "use_bidirectional_attention", None) in (True, "all"):
         return "reads its prompt in both directions (use_bidirectional_attention) and is no causal language model"
     return None
@@ -263,8 +284,9 @@ def plain_form(network: PreTrainedModel) -> PreTrainedModel:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a class does without an image
+        raised = "" if type(error) is ValueError else f"{type(error).__name__}: "  # which classes say in words
         raise ConfigError(
-            f"{type(network).__name__} does not run on text alone ({type(error).__name__}: {first_line(error)}), so it "
+            f'{type(network).__name__} does not run on text alone (transformers: "{raised}{first_line(error)}"), so it '
             "has no text part to serve; use a model of text",
             param="model",
         ) from error

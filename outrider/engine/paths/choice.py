@@ -20,6 +20,7 @@ from outrider.engine.loading.self_test import (
     largest_tree_error,
     layer_that_differs,
     layer_that_raised,
+    own_cache_refusal,
 )
 from outrider.engine.model_runner import ModelFacts, ModelRunner, UncachedModel
 from outrider.engine.paths import layer_memory
@@ -56,6 +57,10 @@ def _paged(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
 
 def _dense(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
     return DensePath(model, facts.vocab_size, facts.num_ids)
+
+
+def _dense_by_columns(model: PreTrainedModel, facts: ModelFacts) -> ForwardPath:
+    return DensePath(model, facts.vocab_size, facts.num_ids, counts_columns=True)
 
 
 FACTORIES: dict[str, Callable[[PreTrainedModel, ModelFacts], ForwardPath]] = {
@@ -106,6 +111,9 @@ def _choose(
         if name in MODULE_PATHS and model.device.type == "cpu" and facts.num_ranks == 1:
             pack(model, runner, truth)
         return runner
+    own = own_cache_refusal(model, facts)
+    if own is not None:
+        raise ConfigError(f"{class_name} cannot be served: {own}; use another model", param="model")
     raise ConfigError(
         f"{class_name} on {facts.device} in {facts.dtype} cannot be served: {'; '.join(refusals)}; "
         f"use another model, dtype or attention_path{_or_without(facts, batch_invariant)}",
@@ -127,12 +135,24 @@ def _try(name: str, model: PreTrainedModel, facts: ModelFacts, truth: Remembered
     path = FACTORIES[name](model, facts)
     if batch_invariant and not path.batch_invariant:
         raise PathUnavailable("cannot promise the same bits in every batch (batch_invariant)")
-    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
-    log_phase(f"self-test of the path {name}")
-    runner.self_test_error = check_cache(runner, truth)
+    try:
+        runner = _tested(path, model, facts, truth)
+    except PathUnavailable:
+        if name != "dense":
+            raise
+        runner = _tested(_dense_by_columns(model, facts), model, facts, truth)
+        log.info("%s numbers its tokens itself: rows of one length run together", type(model).__name__)
     runner.tree_refusal = tree_refusal(runner, truth)
     if runner.tree_refusal is not None:
         log.info("%s runs no token trees on the path %s: %s", type(model).__name__, name, runner.tree_refusal)
+    return runner
+
+
+def _tested(path: ForwardPath, model: PreTrainedModel, facts: ModelFacts, truth: Remembered) -> ModelRunner:
+    """Return a runner whose cache passed the self-test. Raises PathUnavailable."""
+    runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), model.device)
+    log_phase(f"self-test of the path {path.name}")
+    runner.self_test_error = check_cache(runner, truth)
     return runner
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, CacheLayerMixin, EncoderDecoderCache, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoEModelOutput
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.kv_pool import TRASH_BLOCK
@@ -124,7 +124,9 @@ class CrossLayer(CacheLayerMixin):
 class CrossAttention:
     """Encodes sources, and says what a forward of the whole model is given."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, tells_places: bool = True) -> None:
+        """tells_places: whether the decoder is told its tokens' positions and distances, where it can be."""
+        self._tells_places = tells_places
         self._encoder, self._decoder = model.get_encoder(), model.get_decoder()
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._positions, self._distances = DecoderPositions(self._decoder), DecoderDistances(self._decoder)
@@ -132,7 +134,7 @@ class CrossAttention:
     @property
     def places_tokens(self) -> bool:
         """Whether the decoder is told its tokens' positions, or how far they are apart."""
-        return self._positions.are_told or self._distances.are_told
+        return self._tells_places and (self._positions.are_told or self._distances.are_told)
 
     def set_cache(self, own: BlockCache) -> None:
         """Keep sources' KV in this cache's blocks from now on."""
@@ -171,14 +173,17 @@ class CrossAttention:
         device = plan.input_ids.device
         across = SourcePlan.build(sources, device, self._vocab_size)
         unread = torch.zeros(1, 1, 1, device=device).expand(*across.shape, 1)  # of the encoder's output: its KV is here
-        with self._positions.told(plan.position_ids), self._distances.told(rows, plan):
+        with ExitStack() as told:
+            if self._tells_places:
+                told.enter_context(self._positions.told(plan.position_ids))
+                told.enter_context(self._distances.told(rows, plan))
             yield {
                 **arguments,
                 "decoder_input_ids": arguments["input_ids"],
                 "decoder_attention_mask": arguments["attention_mask"],
                 "input_ids": None,
                 "attention_mask": across.mask,
-                "encoder_outputs": BaseModelOutput(last_hidden_state=unread),
+                "encoder_outputs": MoEModelOutput(last_hidden_state=unread),
                 "past_key_values": self._cache(across, is_encoded=True),
             }
 

@@ -189,20 +189,24 @@ class DensePath:
     batch_invariant = False
     block_size = BLOCK_SIZE
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, num_ids: int) -> None:
-        """num_ids: that may be fed."""
+    def __init__(self, model: PreTrainedModel, vocab_size: int, num_ids: int, *, counts_columns: bool = False) -> None:
+        """num_ids: that may be fed. counts_columns: give no positions, but rows of equal length, whose columns the
+        model counts: for classes that number their tokens in a way of their own.
+        """
         self._model = model
         self._vocab_size = vocab_size
         self._num_ids = num_ids
         parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters
+        self._takes_positions = "position_ids" in parameters and not counts_columns
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._num_layers = num_decoder_layers(model.config)
         kinds = memories(layer_types(model.config)).values()
         text_config = model.config.get_text_config(decoder=True)
         has_temperature = bool(getattr(text_config, "attn_temperature_tuning", False))  # Llama 4's counts columns
-        self._has_equal_rows = has_temperature or any(kind.has_columns_as_positions for kind in kinds)
-        self._across = CrossAttention(model) if model.config.is_encoder_decoder else None
+        has_columns = any(kind.has_columns_as_positions for kind in kinds)
+        self._has_equal_rows = has_temperature or has_columns or counts_columns
+        has_encoder = model.config.is_encoder_decoder
+        self._across = CrossAttention(model, tells_places=not counts_columns) if has_encoder else None
         takes_positions = self._takes_positions or (self._across is not None and self._across.places_tokens)
         self._masks = TreeMasks(text_config, takes_positions=takes_positions and not has_temperature)
         self._cache: BlockCache | None = None
