@@ -11,6 +11,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
+from tests.every_class import save_configuration
 from tests.shrunk import shrunk
 from tests.tiny_models import random_model, save
 
@@ -33,3 +34,29 @@ def test_padding_in_a_text_is_a_token_and_the_context_ends_with_the_table(tmp_pa
     logits = runner.forward([Row.of(whole, ids, 0, 3)])
     runner.forward([Row.of(cut, ids[:9], 0, 0)])
     assert (runner.forward([Row.of(cut, ids, 9, 3)]) - logits).abs().max() < 1e-4 * logits.abs().max()
+
+
+def test_a_class_that_reads_in_both_directions_is_refused_for_that(tmp_path: Path) -> None:
+    config = shrunk("roberta")
+    config.is_decoder = False
+    save(random_model(config, seed=0), tmp_path)
+    with pytest.raises(ConfigError, match=r"both directions \(is_decoder is false in config.json\); use another model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("openai-gpt", r"keeps no cache of transformers' \(past_key_values\): each token would compute the whole text"),
+        ("gemma4_assistant", r"drafts for another model, whose keys and values it reads \(shared_kv_states\)"),
+        ("pi0", "writes nothing without state"),
+        ("shieldgemma2", r"classifies images \(ShieldGemma2ForImageClassification\)"),
+        ("blt", r"has no one decoder whose layers config.json counts \(num_hidden_layers\)"),
+    ],
+)
+def test_what_writes_nothing_by_itself_is_refused_from_its_configuration(
+    model_type: str, reason: str, tmp_path: Path
+) -> None:
+    save_configuration(shrunk(model_type), f"{model_type}-class", str(tmp_path))
+    with pytest.raises(ConfigError, match=reason):
+        load(tmp_path)

@@ -209,8 +209,8 @@ def layer_that_differs(runner: ModelRunner, model: UncachedModel | Remembered) -
 
 @torch.inference_mode()
 def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
-    """Return what is wrong with the cache that transformers itself gives a class, when several tokens are fed behind
-    others, as drafts are; None where nothing is.
+    """Return what is wrong with the cache that transformers itself gives a class that failed the self-test, when
+    several tokens are fed behind others, as drafts are; None where nothing is.
 
     Tokens recur, and the truth is of a longer text: some classes choose among keys whose scores are then equal.
     """
@@ -219,15 +219,18 @@ def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
     longest = min(48, facts.context_limit)
     ids = torch.tensor([generator.choices(few, k=longest)], device=model.device)  # [1, T]
     begin, end = longest // 2, longest // 2 + 6
-    name, inputs = "input_ids", dict[str, Tensor]()
+    tolerance, name, inputs = TOLERANCE[facts.dtype], "input_ids", dict[str, Tensor]()
     if facts.decoder_start_ids:
         name, inputs = "decoder_input_ids", {"input_ids": ids}
     try:
-        truth = model(**inputs, **{name: ids}, use_cache=False).logits[0, begin:end]
-        cache = model(**inputs, **{name: ids[:, :begin]}, use_cache=True).past_key_values
-        more = {name: ids[:, begin:end], "past_key_values": cache}
+        truth = model(**inputs, **{name: ids}, use_cache=False).logits[0]  # [T, V]
+        begun = model(**inputs, **{name: ids[:, :begin]}, use_cache=True)
+        is_causal = _error(begun.logits[0], truth[:begin]) <= tolerance
+        if not is_causal and getattr(model.config, "is_decoder", None) is False:
+            return "it reads its text in both directions (is_decoder is false in config.json)"
+        more = {name: ids[:, begin:end], "past_key_values": begun.past_key_values}
         logits = model(**inputs, **more, use_cache=True).logits[0]
-        is_right = _error(logits, truth) <= TOLERANCE[facts.dtype]
+        is_right = _error(logits, truth[begin:end]) <= tolerance
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever the class does with it
