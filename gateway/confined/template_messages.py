@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +164,12 @@ def unknown_role(messages: list[Message], source: str) -> tuple[int, str] | None
     """Return the place and role of the first message of a role that neither chats nor the template have."""
     for at, message in enumerate(messages):
         role = message["role"]
-        if role not in ROLES and json.dumps(role) not in source and f"'{role}'" not in source:
+        if role not in ROLES and not _names_role(source, role):
             return at, role
     return None
+
+
+def _names_role(source: str, role: str) -> bool:
+    """Return whether a template has the role's name in quotes; quoted marks and empty texts are no roles."""
+    is_word = role.replace("-", "_").isidentifier()
+    return is_word and (f'"{role}"' in source or f"'{role}'" in source)

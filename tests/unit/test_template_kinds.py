@@ -199,6 +199,13 @@ async def test_other_kinds_of_templates() -> None:
     assert caught.value.param == "messages[0].role"
 
 
+@pytest.mark.parametrize("role", ["", "\n", "<|im_end|>", " user"])
+async def test_a_text_in_quotes_that_is_no_word_is_no_role(role: str) -> None:
+    template = loop("{{ m.role }}{{ m.content }}") + """{{ "" }}{{ "\\n" }}{{ '<|im_end|>' }}{{ ' user' }}"""
+    with pytest.raises(InvalidRequest, match="must be one of"):
+        await rendered(template, [{"role": role, "content": "x"}])
+
+
 def save_named(folder: Path, form: str) -> None:
     """Save a tokenizer with named templates as transformers does, or in its configuration."""
     named = {
