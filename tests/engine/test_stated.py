@@ -132,6 +132,12 @@ def test_every_end_that_a_file_states_ends_an_answer(folder: Path) -> None:
     assert notes == (ends.difference,), "doctor says so, too"
 
 
+def test_minus_one_is_no_end(folder: Path) -> None:
+    change(folder / "config.json", eos_token_id=-1)
+    change(folder / "generation_config.json", eos_token_id=[-1, 5])
+    assert load(folder).facts.eos_token_ids == (5, 0)
+
+
 def test_files_that_agree_on_the_ends_are_no_news(folder: Path) -> None:
     change(folder / "generation_config.json", eos_token_id=[0, 7])
     ends = read_ends(str(folder), read_config(str(folder)))
