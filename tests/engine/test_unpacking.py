@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.loading import packed_layouts as layouts
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -50,6 +51,23 @@ def test_each_format_is_unpacked_to_the_numbers_it_stands_for(name: str, folder:
     assert found.names == expected.keys()
     for name, tensor in found.state(torch.float32).items():
         assert torch.allclose(tensor[...], expected[name], rtol=1e-6, atol=0), name
+
+
+def test_a_block_that_is_wider_than_the_weight_takes_no_memory() -> None:
+    numbers, huge = torch.arange(8.0).reshape(2, 4), 1 << 50
+    parts = {"weight": numbers, "scale": torch.tensor([[2.0, 4.0]])}
+    expected = numbers * torch.tensor([2.0, 2.0, 4.0, 4.0])
+    assert torch.equal(layouts.scaled(parts, block=(huge, 2)), expected)
+    state = {"blocksize": huge, "nested_blocksize": huge, "nested_offset": 0.0, "shape": [2, 4]}
+    parts = {
+        "state": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+        "weight": torch.tensor([[0x01], [0x23], [0x45], [0x67]], dtype=torch.uint8),
+        "map": torch.arange(16.0),
+        "absmax": torch.zeros(1, dtype=torch.uint8),
+        "nested_absmax": torch.tensor([2.0]),
+        "nested_map": torch.ones(256),
+    }
+    assert torch.equal(layouts.bits_and_bytes4(parts), 2 * numbers)
 
 
 SERVED = [name if name == "fp8 blocks" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]

@@ -55,8 +55,8 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
         width = columns
     if scale.shape[-2:] != (-(-rows // height), -(-columns // width)):
         raise ValueError(f"scales of {list(scale.shape)} for numbers of {list(shape)} in blocks of {height} x {width}")
-    spread = scale.repeat_interleave(height, -2)[..., :rows, :]
-    return spread.repeat_interleave(width, -1)[..., :columns]
+    spread = scale.repeat_interleave(min(height, rows), -2)[..., :rows, :]
+    return spread.repeat_interleave(min(width, columns), -1)[..., :columns]
 
 
 def packed_integers(parts: Parts) -> Tensor:
@@ -151,15 +151,15 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
     scale = parts["absmax"]
     if "nested_absmax" in parts:
         rough = parts["nested_map"][scale.long()]
-        spread = parts["nested_absmax"].repeat_interleave(stated["nested_blocksize"])[: len(rough)]
-        scale = rough * spread + stated["nested_offset"]
+        blocks = torch.arange(len(rough)) // stated["nested_blocksize"]
+        scale = rough * parts["nested_absmax"][blocks] + stated["nested_offset"]
     packed = parts["weight"].flatten()
     halves = torch.stack((packed >> 4, packed & 15), -1).flatten()
     numbers = parts["map"][halves.long()]
-    spread = scale.float().repeat_interleave(stated["blocksize"])
     shape = stated["shape"]
-    count = int(torch.Size(shape).numel())
-    return (numbers[:count] * spread[:count]).reshape(shape)
+    numbers = numbers[: int(torch.Size(shape).numel())]
+    blocks = torch.arange(len(numbers)) // stated["blocksize"]
+    return (numbers * scale.float()[blocks]).reshape(shape)
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:
