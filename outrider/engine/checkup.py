@@ -32,7 +32,7 @@ from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.loading.text_part import served_class
-from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokenizers_read_once, tokens_beyond
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.engine.paths.layer_memory import token_width
@@ -294,8 +294,9 @@ def _itemsize(source: WeightSource, task: Task) -> int:
 
 
 def main() -> int:
-    for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
-        tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
+    with tokenizers_read_once():
+        for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
+            tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 
 

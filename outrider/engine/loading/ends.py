@@ -12,7 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from outrider.engine.loading.model_files import CONFIG, GENERATION, read_model_json, unusable
-from outrider.engine.loading.tokenizer_files import find_tokenizer
+from outrider.engine.loading.tokenizer_files import FoundTokenizer, find_tokenizer
 from outrider.wire.errors import ConfigError
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID, TOKENIZER_CONFIG, read_special_tokens
 
@@ -48,10 +48,11 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
 
     Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for an id that is none.
     """
+    tokenizer = find_tokenizer(model)
     found = {
         GENERATION: _checked_ends(model, (read_model_json(model, GENERATION) or {}).get("eos_token_id")),
         CONFIG: _config_ends(model, config),
-        TOKENIZER_CONFIG: _tokenizer_ends(model),
+        TOKENIZER_CONFIG: _tokenizer_ends(tokenizer),
     }
     named = {file: ids for file, ids in found.items() if ids}
     if not named:
@@ -61,7 +62,7 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
     first = next(iter(named.values()))
     if set(united) == set(first):
         return Ends(united, None)
-    texts = _texts_of(model, united)
+    texts = _texts_of(tokenizer, united)
     listed = ", ".join(f"{file} {' and '.join(texts[end] for end in ids)}" for file, ids in named.items())
     return Ends(united, f"the files of {model} name different ends of an answer, and any of them ends one: {listed}")
 
@@ -82,8 +83,7 @@ def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def _tokenizer_ends(model: str) -> tuple[int, ...]:
-    found = find_tokenizer(model)
+def _tokenizer_ends(found: FoundTokenizer | None) -> tuple[int, ...]:
     if found is None:
         return ()
     text = read_special_tokens(found.files.tokenizer_config_json).get("eos_token")
@@ -91,9 +91,8 @@ def _tokenizer_ends(model: str) -> tuple[int, ...]:
     return () if end is None else (end,)
 
 
-def _texts_of(model: str, ids: tuple[int, ...]) -> dict[int, str]:
+def _texts_of(found: FoundTokenizer | None, ids: tuple[int, ...]) -> dict[int, str]:
     """Return each id with its token's text in front, where the tokenizer has one."""
-    found = find_tokenizer(model)
     texts = {}
     for token_id in ids:
         text = None if found is None else found.tokenizer.id_to_token(token_id)
