@@ -30,6 +30,7 @@ from outrider.engine.loading.model_files import (
     CONFIG,
     check_folder,
     check_no_adapter,
+    config_name,
     first_line,
     gguf_path,
     model_file,
@@ -215,7 +216,7 @@ def read_config(model: str) -> PreTrainedConfig:
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
     if not isinstance(num_layers, int) or num_layers < 1:
-        raise ConfigError(f"the config.json of {model} says {num_layers!r} layers, must be at least 1", param="model")
+        raise ConfigError(f"{config_name(model)} says {num_layers!r} layers, must be at least 1", param="model")
     return config
 
 
@@ -227,7 +228,7 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
     """
     source = source or WeightSource.as_stored(model, config)
     try:
-        with bounded_build(f"the config.json of {model}", source.num_tensors):
+        with bounded_build(config_name(model), source.num_tensors):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise

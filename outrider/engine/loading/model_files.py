@@ -97,6 +97,11 @@ def weight_map(model: str) -> dict[str, Path] | None:
     return {tensor: paths[shard] for tensor, shard in shards.items()}
 
 
+def config_name(model: str) -> str:
+    """Return what an error calls the file that describes the network."""
+    return f"the header of {model}" if is_gguf(model) else f"the {CONFIG} of {model}"
+
+
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
     """Return the object in a file of a folder or hub id; None where there is no such file. Raises ConfigError."""
     path = model_file(model, name)
@@ -197,5 +202,6 @@ def first_line(error: Exception) -> str:
 
 def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
     """Return what to say of a configuration that transformers raised an error for. name: of its file."""
+    shown = config_name(model) if name == CONFIG else f"the {name} of {model}"
     why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
-    return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
+    return ConfigError(f"transformers cannot use {shown} ({why}); correct it", param="model")
