@@ -89,6 +89,8 @@ def scaled(kind: str, factor: float | None = 4.0, length: int = 64, **more: Any)
         (scaled("dynamic"), 64),
         (scaled("llama3", original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0), 64),
         (scaled("linear", factor=float("inf")), 64),
+        (scaled("linear", factor=1e308), 64),
+        (scaled("yarn", original_max_position_embeddings=10**400), 64),
         (Gemma3TextConfig(rope_scaling={"rope_type": "linear", "factor": 8.0}), 131072),  # of its full layers alone
     ],
 )
