@@ -61,15 +61,13 @@ from outrider.wire.settings.gpu_shares import num_weight_bytes
 log = get_logger(__name__)
 
 PREFILL_TOKENS_CPU = 256
-"""Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
-longer."""
+"""Most prompt tokens of a step on a CPU: running requests wait for the whole of it."""
 PREFILL_TOKENS_CUDA = 2048
 """Most prompt tokens of a step on a GPU, as PREFILL_TOKENS_CPU."""
 ANSWER_TOKENS = 4096
-"""Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
-once they are used."""
+"""Tokens of a slot that the cache has room for on a CPU, where contexts are longer."""
 CPU_FRACTION = 0.1
-"""Share of a CPU's free memory for the cache: it is everybody's. Doubling it leaves less to other processes."""
+"""Share of a CPU's free memory for the cache: other processes need theirs."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
@@ -114,7 +112,8 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
-    num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
+    num_weight_bytes = memory.weights_bytes(network)
+    class_name = type(network).__name__
     gives_features = isinstance(config, TargetConfig)
     runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
@@ -124,9 +123,15 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
         "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, ", text only" if facts.is_text_part else ""),
-        *(class_name, facts.num_parameters, facts.dtype, facts.device),
-        *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
+        config.model,
+        ", text only" if facts.is_text_part else "",
+        class_name,
+        facts.num_parameters,
+        facts.dtype,
+        facts.device,
+        runner.path.name,
+        runner.pool.num_blocks,
+        runner.path.block_size,
     )
     return runner
 
@@ -259,7 +264,8 @@ def network_class(config: PreTrainedConfig) -> Any:
 def _load_weights(
     source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
-    model, config = source.model, source.config
+    model = source.model
+    config = source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
@@ -413,16 +419,23 @@ def _log_memory(runner: ModelRunner, budget: Budget, num_positions: int) -> None
     log.info(
         "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
         "about %s for a full step of %d tokens a slot, %s left",
-        *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
-        *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
-        *(readable_bytes(budget.activations_bytes), num_positions, readable_bytes(runner.spare.num_bytes)),
+        runner.facts.device,
+        readable_bytes(budget.weights_bytes),
+        readable_bytes(num_bytes),
+        num_tokens,
+        100 * num_bytes / max(budget.free_bytes, 1),
+        readable_bytes(budget.free_bytes),
+        readable_bytes(budget.activations_bytes),
+        num_positions,
+        readable_bytes(runner.spare.num_bytes),
     )
     most_tokens = runner.facts.context_limit * runner.facts.num_sequences
     if num_tokens < most_tokens:
         log.warning(
             "the KV cache holds %d tokens and a request may have %d: longer ones will be refused; raise "
             "kv_cache_tokens",
-            *(num_tokens, most_tokens),
+            num_tokens,
+            most_tokens,
         )
 
 
