@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.loading import packed_layouts as layouts
@@ -96,6 +97,25 @@ def test_the_settings_may_refuse_to_unpack(folder: Path) -> None:
         ConfigError, match=r"unpack_weights is false, and the weights of .* quantised by gptq: .*optimum"
     ):
         load(folder, unpack_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "what"),
+    [
+        ("fp8 tensor", "weight_scale", "stored as F8_E4M3 without a scale beside it"),
+        ("int8", "weight_scale", "stored as I8 without a scale beside it"),
+        ("bnb8", "SCB", "stored as I8 without a scale beside it"),
+        ("nvfp4", "weight_global_scale", "NVFP4 without a scale for all of it"),
+        ("nvfp4 modelopt", "weight_scale_2", "NVFP4 without a scale for all of it"),
+    ],
+)
+def test_numbers_without_their_scale_are_no_weights(name: str, missing: str, what: str, folder: Path) -> None:
+    pack_folder(folder, name)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.0.mlp.up_proj.{missing}"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"up_proj.weight.* of .* is {what}, which cannot be unpacked here"):
+        load(folder)
 
 
 @pytest.mark.parametrize(
