@@ -40,7 +40,7 @@ from outrider.engine.loading.model_files import (
 from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
 from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_weights
-from outrider.engine.loading.weight_headers import bounded_build, check_counts
+from outrider.engine.loading.weight_headers import bounded_build, check_counts, read_headers
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -232,14 +232,15 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
     any of it is built.
     """
     source = source or WeightSource.as_stored(model, config)
+    headers = read_headers(model)
     try:
-        with bounded_build(config_name(model), source.num_tensors):
+        with bounded_build(config_name(model), len(headers)):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    source.check(network)
+    source.check(network, headers)
     return network
 
 
