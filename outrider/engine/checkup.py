@@ -188,6 +188,9 @@ def read_model(model: str, task: Task) -> Model:
     files = tokenizer.files
     ends, start = read_ends(model, config), decoder_start_of(config, read_generation(model, config))
     limit = context_limit_of(config, None)
+    source = WeightSource.find(model, config, resolve_device(task.device), "none")
+    itemsize = _itemsize(source, task)
+    network = check_weights(model, source.config, source)
     info = pb.WorkerInfo(
         model_id=full_name(model),
         vocab_size=text.vocab_size,
@@ -198,9 +201,6 @@ def read_model(model: str, task: Task) -> Model:
         translates=not start,
         text_only=served_class(config).is_text_part,
     )
-    source = WeightSource.find(model, config, resolve_device(task.device), "none")
-    itemsize = _itemsize(source, task)
-    network = check_weights(model, source.config, source)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
     if path is not None and method_of(source.config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))

@@ -91,7 +91,7 @@ def _read(path: Path, num_bytes: int, _changed_ns: int) -> GgufHeader:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
     num_parts = header.values.get("split.count", 0)
-    if num_parts > 1:
+    if isinstance(num_parts, int) and num_parts > 1:
         raise _of_parts(path, num_parts)
     return header
 

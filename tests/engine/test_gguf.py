@@ -96,6 +96,21 @@ def test_a_text_is_cut_as_the_file_says(cut: str, pieces: list[str], tmp_path: P
     assert Tokenizer.from_buffer(read_tokenizer(model).files.tokenizer_json).encode("Ab12").tokens == pieces
 
 
+def test_a_template_that_is_no_text_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the chat template of .* is 5, which is no text"):
+        read_tokenizer(write_gguf(folder, tmp_path / "tiny.gguf", template=5))
+
+
+def test_a_file_that_is_replaced_is_read_again(folder: str, tmp_path: Path) -> None:
+    """transformers reads the header by the file's name alone."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(Path(write_gguf(folder, tmp_path / "other.gguf", architecture="hal9000")).read_bytes())
+    assert "of the architecture hal9000" in refusal(str(path))
+    write_gguf(folder, path)
+    os.utime(path, ns=(0, 0))
+    check_weights(str(path), read_config(str(path)))
+
+
 def test_an_unknown_cut_is_refused(folder: str, tmp_path: Path) -> None:
     model = write_gguf(folder, tmp_path / "tiny.gguf", cut="by-moonlight")
     with pytest.raises(ConfigError, match="cuts a text by 'by-moonlight', which is not known here"):

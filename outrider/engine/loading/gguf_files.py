@@ -146,8 +146,12 @@ def read_once() -> Iterator[None]:
             gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
 
 
-@lru_cache(maxsize=1)
 def _header_of(path: str) -> Any:
+    return _reader(path, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _reader(path: str, _changed_ns: int) -> Any:
     return importlib.import_module("gguf.gguf_reader").GGUFReader(path)
 
 
@@ -163,7 +167,7 @@ def reading() -> Iterator[None]:
         with read_once(), contextlib.redirect_stderr(io.StringIO()):  # in this order: the first holds the lock
             yield
     finally:
-        _header_of.cache_clear()  # which holds the file open
+        _reader.cache_clear()  # which holds the file open
 
 
 def weight_options(path: Path) -> dict[str, Any]:
