@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,7 @@ CLOSE_S = 60.0
 """Seconds that an engine has to end by itself."""
 SETTLE_S = 0.1
 """Seconds for idle threads of the engine that ran last to fall asleep."""
+VLLM_KV_CACHE_GIB = 1
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,24 @@ def missing(kind: Kind) -> str | None:
     return None
 
 
-def _preload(kind: Kind) -> dict[str, str]:
-    """Return the libraries that vLLM wants on a CPU, Intel's OpenMP and tcmalloc, where they are found."""
-    if kind.script != "vllm_":
-        return {}
-    folders = (kind.python.parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
+def vllm_environment(python: Path, cores: Sequence[int]) -> dict[str, str]:
+    """Return the variables of vLLM's build for CPUs, with one thread a core.
+
+    It wants Intel's OpenMP and tcmalloc to be preloaded, where they are found.
+    """
+    folders = (python.parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
     names = ("libiomp5.so", "libtcmalloc_minimal.so.4")
     found = [next((str(d / name) for d in folders if (d / name).exists()), None) for name in names]
-    return {"LD_PRELOAD": ":".join(path for path in found if path)}
+    return {
+        "LD_PRELOAD": ":".join(path for path in found if path),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(VLLM_KV_CACHE_GIB),
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 class EngineFailed(Exception):
@@ -114,7 +126,8 @@ class EngineProcess:
         self._setup = replace(setup, options=setup.options | kind.options)
         self._log = log
         self._stream: IO[str] = log.open("w")
-        env = os.environ | {"TOKENIZERS_PARALLELISM": "false"} | _preload(kind)
+        env = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+        env |= vllm_environment(kind.python, setup.cores) if kind.script == "vllm_" else {}
         env |= {"PYTHONPATH": str(kind.tree)} if kind.script == "outrider_" else {}
         self._process = subprocess.Popen(
             [str(kind.python), str(kind.tree / f"benchmarks/peers/{kind.script}.py")],

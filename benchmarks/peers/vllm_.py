@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from protocol import NGRAM, Answer, Job, Lacks, Setup, in_groups, serve
-
-KV_CACHE_GIB = 1
 
 
 class Vllm:
     def __init__(self, setup: Setup) -> None:
-        cores = ",".join(map(str, setup.cores))
-        os.environ.update(
-            {
-                "VLLM_CPU_OMP_THREADS_BIND": cores,
-                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-                "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-                "VLLM_HOST_IP": "127.0.0.1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-                "HF_HUB_OFFLINE": "1",
-            }
-        )
         import vllm
 
         self.version = f"vLLM {vllm.__version__}"

@@ -24,7 +24,7 @@ from typing import Protocol
 import httpx
 
 from outrider.wire.errors import ConfigError, IncompatiblePair, Unavailable
-from outrider.wire.model_id import local_folder
+from outrider.wire.model_id import local_path
 from outrider.wire.phases import phase_in
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
@@ -243,7 +243,7 @@ class Supervisor:
                 continue
             model = pool.worker.model
             try:
-                is_hub_id = local_folder(model) is None
+                is_hub_id = local_path(model) is None
             except ConfigError as error:
                 raise ConfigError(f"{pool.setting}: {error.message}", param=error.param) from None
             if is_hub_id and num_weight_bytes(model) is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy
 import pytest
 import torch
@@ -22,6 +23,7 @@ from outrider.engine.checkup import Task, findings
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
+from outrider.engine.loading.model_files import gguf_path
 from outrider.engine.loading.tokenizer_files import read_tokenizer
 from outrider.engine.model_runner import UncachedModel
 from outrider.engine.step_plan import Row
@@ -235,8 +237,19 @@ def test_a_name_that_can_be_none_is_refused(model: str, message: str) -> None:
         local_path(model)
 
 
-def test_a_hub_id_may_name_a_file() -> None:
-    assert local_path("owner/name:Q4/x.gguf") is None
+def test_a_hub_id_may_name_a_file(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / "c0ffee"
+    (snapshot / "Q8").mkdir(parents=True)
+    (snapshot / "Q8/tiny.gguf").write_bytes(Path(file).read_bytes())
+    (tmp_path / "models--owner--name/refs").mkdir()
+    (tmp_path / "models--owner--name/refs/main").write_text("c0ffee")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    model = "owner/name:Q8/tiny.gguf"
+    assert local_path(model) is None and short_name(full_name(model)) == model
+    assert gguf_path(model) == snapshot / "Q8/tiny.gguf" and read_config(model).vocab_size == 300
+    assert num_weight_bytes(model) == num_weight_bytes(file)
+    assert "there is no other.gguf in owner/name, or the hub was not reached" in refusal("owner/name:other.gguf")
 
 
 def test_the_settings_may_refuse_to_unpack(file: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MistralForCausalLM, PreTrainedModel
 
+from outrider.engine.checkup import Task, read_model
 from outrider.engine.loading.loader import check_class, load_runner
 from outrider.engine.loading.text_part import whole_class
 from outrider.engine.loading.tokenizer_files import tokenizer_files
@@ -106,6 +107,7 @@ def test_a_wrapper_has_its_own_logits_and_nothing_of_its_tower_is_read(folder: s
     check_logits(runner, whole)
     text = sum(parameter.numel() for name, parameter in whole.named_parameters() if "vision" not in name)
     assert runner.facts.is_text_part and runner.facts.num_parameters < text < 2 * runner.facts.num_parameters
+    assert "text only" in str(read_model(folder, Task(folder, [], "cpu", "auto")))
     assert runner.path.name != "paged" or runner.path._model.__class__ is MistralForCausalLM  # type: ignore[attr-defined]
 
 

@@ -44,7 +44,7 @@ def read(readers: list[Any], value: Any) -> None:
 async def test_recorded_requests_are_answered(name: str) -> None:
     requests = RECORDED[name]
     assert len(requests) > 5
-    async with in_process(ScriptedGenerator(TOKENIZER, "the quick brown fox")) as http:
+    async with in_process(ScriptedGenerator(TOKENIZER, "the quick brown fox", ("target",))) as http:
         for asked in requests:
             answer = await http.request(asked["method"], asked["path"], json=asked["body"])
             assert answer.status_code == asked["status"], (asked, answer.text)

@@ -319,7 +319,7 @@ def test_an_image_for_a_model_that_is_served_text_only_is_refused_by_that(
     body = {"model": "seer", "max_tokens": 1, field: [{"role": "user", "content": [part]}]}
     served = (ServedFacts("m", 512, 320, 0, 1, None), ServedFacts("seer", 512, 320, 0, 1, None, text_only=True))
     for name, told in (("seer", True), ("m", False)):
-        with pytest.raises(InvalidRequest, match="has a (part|block) of type") as refused:
+        with pytest.raises(InvalidRequest, match=r"has a (part|block) of type") as refused:
             parse_body(BODIES[endpoint], body | {"model": name}, lambda: served)
         assert ("; seer is served text only: what reads images" in refused.value.message) is told
 

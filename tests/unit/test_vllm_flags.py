@@ -15,7 +15,7 @@ from outrider.cli.vllm_flags import FLAGS, translated
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.api_keys import digest_of, read_keys
 from outrider.wire.settings.system import SystemConfig
-from tests.stack import DEMO_DRAFT, DEMO_TARGET
+from tests.stack import DEMO_DRAFT, DEMO_TARGET, REPO
 
 COMMANDS = [
     (  # a draft model
@@ -152,3 +152,18 @@ def test_a_model_named_first_is_served_alone_unless_a_draft_is_named(monkeypatch
     assert draft.worker.model == DEMO_DRAFT
     (draft,) = settings_of(monkeypatch, "serve", DEMO_TARGET, "--speculative-config.method", "mtp").drafts
     assert draft.worker.model == DEMO_TARGET
+
+
+def test_the_commands_of_the_page_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPO / "docs/vllm.md").read_text()
+    theirs = [
+        f"outrider {command}" for command in re.findall(r"^\|[^|]*\| `vllm (serve M [^`|]+)`", page, re.MULTILINE)
+    ]
+    ours = re.findall(r"`(outrider (?:serve|up) [^`]*)`", page)
+    models = {"M": DEMO_TARGET, "D": DEMO_DRAFT, "H": DEMO_DRAFT}
+    for command in (*theirs, *ours):
+        if "FILE" in command or "--help" in command or "-dp" in command:
+            continue
+        words = shlex.split(re.sub(r'"([DH])"', lambda found: f'"{DEMO_DRAFT}"', command))
+        assert settings_of(monkeypatch, *(models.get(word, word) for word in words[1:])).pools, command
+    assert len(theirs) > 6 and len(ours) > 8

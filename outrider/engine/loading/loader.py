@@ -38,7 +38,7 @@ from outrider.engine.loading.model_files import (
     unusable,
 )
 from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
-from outrider.engine.loading.text_part import part_that_writes, plain_form, served_class
+from outrider.engine.loading.text_part import attention_of_text, part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_weights
 from outrider.engine.loading.weight_headers import bounded_build, check_counts, read_headers
 from outrider.engine.loading.weight_source import WeightSource
@@ -138,10 +138,11 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
 
 def _reading(model: str) -> str:
     """Say that a model's weights are read now, and how much that is."""
-    num_bytes = num_weight_bytes(model)
+    path = local_path(model)
+    num_bytes = path.stat().st_size if path is not None and path.is_file() else num_weight_bytes(model)
     if num_bytes is not None:
         return f"reading weights, {num_bytes / 1e6:,.0f} MB"
-    return "reading weights" if local_path(model) is not None else "fetching weights from the hub, and reading them"
+    return "reading weights" if path is not None else "fetching weights from the hub, and reading them"
 
 
 def size_cache(
@@ -269,7 +270,8 @@ def _load_weights(
     config = source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": attention}
+    options: dict[str, Any] = {"trust_remote_code": False}
+    options["attn_implementation"] = attention_of_text(config, attention)
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=num_ranks)
     is_quantised = method_of(config) is not None

@@ -120,7 +120,10 @@ def _plain_class(config: PreTrainedConfig) -> Any:
 
 def _multimodal_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class of the configuration that reads more than text; None where there is none."""
-    for auto in (AutoModelForImageTextToText, AutoModelForMultimodalLM):
+    autos: list[Any] = [AutoModelForImageTextToText, AutoModelForMultimodalLM]
+    if not config.is_encoder_decoder:  # models that hear are listed with those that translate
+        autos.append(AutoModelForSeq2SeqLM)
+    for auto in autos:
         found = auto._model_mapping.get(type(config), None)
         if found is not None:
             return found
@@ -135,6 +138,14 @@ def _required_input(model_class: Any) -> str | None:
         if parameter.default is parameter.empty and not takes_all and parameter.name != "input_ids":
             return parameter.name
     return None
+
+
+def attention_of_text(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
+    """Return `attn_implementation` so that a text part takes the attention of this name: not every tower has it."""
+    text = config.get_text_config(decoder=True)
+    if text is config or config.is_encoder_decoder:
+        return name
+    return {"": name} | {each: name for each in config.sub_configs if getattr(config, each, None) is text}
 
 
 @functools.cache
