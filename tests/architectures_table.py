@@ -150,7 +150,7 @@ def reason(row: Measured) -> str:
         text = f"transformers' own class does not run on ids: {row.own_error}"
     text = text.rpartition("; dense: ")[2].partition("; use another model, dtype")[0]
     text = text.partition(": largest difference")[0]  # a number that is another on another machine
-    return text.removeprefix(f"{row.class_name} ").replace("|", "/")
+    return text.removeprefix(f"{row.class_name} ").removeprefix("cannot be served: ").replace("|", "/")
 
 
 def bound(error: float) -> str:

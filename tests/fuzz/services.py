@@ -183,7 +183,7 @@ class HttpDoor:
     def __init__(self, folder: Path) -> None:
         key = new_key()
         write_keys(folder / "keys.yaml", (ApiKey(name="me", sha256=digest_of(key), max_concurrent=64),))
-        self.generator = ScriptedGenerator(demo_tokenizer())
+        self.generator = ScriptedGenerator(demo_tokenizer(), model_ids=("target",))  # as in the recorded requests
         self.admission = Admission(self.generator, config(api_keys=str(folder / "keys.yaml")), CollectorRegistry())
         self.admission.checker = inline_checker()
         app = create_app(self.admission)

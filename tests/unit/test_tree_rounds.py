@@ -33,7 +33,7 @@ def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100)
     ],
 )
 def test_refused_by_name(wishes: dict[str, Any], no_trees: str | None, why: str) -> None:
-    facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees)
+    facts = ServedFacts("m", 512, 320, 0, 320, "draft", (Drafter.MODEL,), no_trees=no_trees)
     options = SpeculationOptions(tree=TREE, **wishes)
     names = FieldNames(prompt="prompt")
     demand = Demand(
