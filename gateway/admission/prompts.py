@@ -272,8 +272,7 @@ class PromptReader:
         template = self.tokenizer.template
         if template is None:
             raise InvalidRequest(
-                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
-                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
+                "this model has no chat template; use /v1/completions, or start with --chat-template FILE",
                 param="messages",
             )
         messages, end = self._prepared(chat), ""

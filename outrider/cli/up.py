@@ -114,9 +114,7 @@ class VllmCommand(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except Exception as error:
-            if hasattr(error, "option_name") and hasattr(
-                error, "possibilities"
-            ):  # of a flag that is not known: vLLM's may be meant as well as ours
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # a flag that is not known
                 ours = [name for param in self.params for name in param.opts]
                 error.possibilities = similar_flags(error.option_name, ours)
             raise
