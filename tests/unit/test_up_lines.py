@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,16 @@ def test_a_k_that_was_set_is_not_said_to_adapt(fixed: dict[str, Any]) -> None:
     assert "without it K adapts" in said({"num_draft_tokens": "auto"}, pair)
     text = said(fixed, pair)
     assert "adapts" not in text and "generate 'import os' --address" in text
+
+
+def test_a_gguf_file_is_a_model_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(Supervisor, "_start_plain", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_start_gateway", lambda _, index: ENDPOINTS.gateways[0])
+    flags = {**NO_FLAGS, "target": {"model": str(file)}}
+    settings = merged({}, flags, no_draft=True, no_ray=True, certificates=None)
+    assert Supervisor(settings, StopFlag()).start(Quiet()).gateways == ENDPOINTS.gateways
 
 
 def test_a_chat_template_that_is_not_there_is_said_before_the_models_load() -> None:
