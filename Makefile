@@ -314,7 +314,7 @@ real-test: $(STAMP)
 	$(BIN)/python -m pytest -n 0 -m 'slow or not slow' tests/real $(ARGS)
 
 # An EAGLE-3 head for it with a vocabulary of 8,192, within an hour of two cores; interrupted, it goes on from there.
-REAL = $(or $(OUTRIDER_REAL_MODEL),$(HOME)/.cache/outrider/real-model)
+REAL = $(or $(OUTRIDER_REAL_MODEL),$(or $(OUTRIDER_CACHE_DIR),$(HOME)/.cache/outrider)/real-model)
 real-head: real-model
 	@test -f $(REAL)/corpus/prompts.jsonl || { \
 		$(BIN)/python -m models.recipe.prepare $(REAL)/corpus --tokenizer models/demo/target && \

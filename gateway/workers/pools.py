@@ -25,7 +25,7 @@ from outrider.wire.errors import ConfigError, IncompatiblePair, OutriderError, U
 from outrider.wire.log import get_logger, log_fields
 from outrider.wire.metrics import GatewayMetrics
 from outrider.wire.peer_text import Reasons
-from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.config import GatewayConfig, read_chat_template
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
 from outrider.wire.transport.roles import Role as Part
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
@@ -60,7 +60,7 @@ class Pools:
         self.models: dict[str, ServedModel] = {}
         """By target pool."""
         self.members: dict[str, TargetMember | DraftMember] = {}
-        self._shared = Shared(config, metrics, _read_template(config))
+        self._shared = Shared(config, metrics, read_chat_template(config))
         self.renderers = self._shared.renderers
         self._serves: dict[str, tuple[str, ...]] = {}
         """Target pools by draft pool."""
@@ -411,15 +411,3 @@ def _why_refused(model: ServedModel) -> OutriderError | None:
     if not all(isinstance(each, (ConfigError, IncompatiblePair)) for each in refusals):
         return None
     return refusals[0] if refusals else None
-
-
-def _read_template(config: GatewayConfig) -> str | None:
-    if config.chat_template is None:
-        return None
-    try:
-        with open(config.chat_template, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"chat_template is {config.chat_template!r}, which cannot be read: {error}", param="chat_template"
-        ) from None

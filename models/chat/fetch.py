@@ -16,6 +16,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from outrider.wire.places import cache_folder
+
 VARIABLE = "OUTRIDER_CHAT_MODEL"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -29,7 +31,7 @@ class NotFetched(Exception):
 
 def chat_model() -> Path:
     """Return the path of the model's file, whether or not it is there."""
-    folder = Path(os.environ.get(VARIABLE) or Path.home() / ".cache/outrider/chat-model").expanduser().absolute()
+    folder = Path(os.environ.get(VARIABLE) or cache_folder() / "chat-model").expanduser().absolute()
     return folder / GGUF
 
 

@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from outrider.wire.places import cache_folder
+
 VARIABLE = "OUTRIDER_REAL_MODEL"
 STAMP = "made.json"
 """Written last: of what the folder was made, and the checksums that came."""
@@ -34,7 +36,7 @@ class NotMade(Exception):
 
 def real_model() -> Path:
     """Return the folder, whether or not the model is in it."""
-    return Path(os.environ.get(VARIABLE) or Path.home() / ".cache/outrider/real-model").expanduser().absolute()
+    return Path(os.environ.get(VARIABLE) or cache_folder() / "real-model").expanduser().absolute()
 
 
 def real_head() -> Path:

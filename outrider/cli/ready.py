@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.text import Text
@@ -11,6 +12,7 @@ from outrider.cli.supervisor import Endpoints
 from outrider.client.address import GRPC_PORT
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.params import AUTO
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig
 
 
@@ -60,15 +62,22 @@ def _show_example(console: Console, endpoints: Endpoints, settings: SystemConfig
     url, body = _first_call(endpoints)
     console.print(f"\n  curl {url}{trusted}{header} -H 'Content-Type: application/json' -d '{body}'", markup=False)
     trusted = " --tls-ca CA.pem" if is_secured else ""
-    rounds = " -K 5" if has_drafts else ""
+    adapts = has_drafts and _adapts(settings.gateway)
+    rounds = " -K 5" if adapts else ""
     command = "chat" if endpoints.chats else f"generate {shlex.quote('import os')}"
     address = "" if endpoints.grpc == f"127.0.0.1:{GRPC_PORT}" else f" --address {endpoints.grpc}"
     console.print(f"  outrider {command}{rounds}{address}{trusted}\n", markup=False)
-    if has_drafts:
+    if adapts:
         often = ": often on the demo" if settings.gateway.get("model_name") == DEMO_NAME else ""
         console.print(f"-K 5 always drafts 5 tokens; without it K adapts, to none where drafts do not pay{often}.")
     if has_key:
         console.print(f"Both read an API key from {KEY_VARIABLE}.", markup=False)
+
+
+def _adapts(gateway: Mapping[str, object]) -> bool:
+    """Return whether K adapts where a request names none, by the gateway's settings."""
+    num_draft_tokens = gateway.get("num_draft_tokens")
+    return gateway.get("tree") is None and num_draft_tokens in (None, AUTO)
 
 
 def _first_call(endpoints: Endpoints) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from outrider.wire.model_id import local_path
 from outrider.wire.phases import phase_in
 from outrider.wire.processes import LOOK_S, Child, Event, OnLog, StopFlag, become_subreaper, end_descendants
 from outrider.wire.settings.api_keys import read_keys
-from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.settings.config import GatewayConfig, read_chat_template
 from outrider.wire.settings.gpu_shares import num_weight_bytes, utilizations
 from outrider.wire.settings.pools import Pool, format_cores, share_cores
 from outrider.wire.settings.system import (
@@ -220,6 +220,7 @@ class Supervisor:
             check_free(wanted.host, wanted.metrics_port or 0, "--metrics-port")
             if wanted.api_keys is not None:
                 read_keys(wanted.api_keys)  # what is wrong with it is said before the models load
+            read_chat_template(wanted)
         self._find_models()
         if self._config.ray is None:
             self._start_plain()

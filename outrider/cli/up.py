@@ -20,7 +20,7 @@ from outrider.cli.progress import StartProgress
 from outrider.cli.ready import show_ready
 from outrider.cli.setting_options import with_settings
 from outrider.cli.supervisor import PartFailed, Supervisor
-from outrider.cli.vllm_flags import translated
+from outrider.cli.vllm_flags import similar_flags, translated
 from outrider.client.connect import KEY_VARIABLE
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
@@ -111,7 +111,13 @@ class VllmCommand(TyperCommand):
                 args, notes = translated(args)
             for note in notes:
                 note_console().print(f"vLLM's {note}", style="dim")
-        return list(super().parse_args(ctx, args))
+        try:
+            return list(super().parse_args(ctx, args))
+        except Exception as error:
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # a flag that is not known
+                ours = [name for param in self.params for name in param.opts]
+                error.possibilities = similar_flags(error.option_name, ours)
+            raise
 
 
 @with_settings

@@ -5,6 +5,7 @@ Names are those of vLLM 0.15's documentation and of some releases before. docs/v
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ _SO_ANYWAY = "so anyway"
 _READ_ANYWAY = "tool calls and reasoning are read in the form of the model's chat template; nothing is to be named"
 _LEAVE_OUT = "leave it out"
 _OF_CHECKPOINT = "a checkpoint that is quantised says so itself"
+_METHODS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "torchao", "gguf")
 _NO_LORA = "adapters are not served; merge one into the weights, and serve that folder"
 _TLS = "--public-tls-dir FOLDER, with cert.pem and key.pem, and ca.pem where users show certificates"
 _SPECULATIVE = """--speculative-config '{"model": MODEL, "num_speculative_tokens": 5}', or --draft MODEL -K 5"""
@@ -85,8 +87,9 @@ FLAGS: dict[str, VllmFlag] = {
     "--dtype": VllmFlag(["--dtype"], words={"half": "float16", "float": "float32"}),
     "--quantization": VllmFlag(
         ["--target-quantization"],
-        words=dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "torchao", "gguf"), ""),
+        words={**dict.fromkeys(_METHODS, ""), "int8": "int8", "none": "none"},
         note=f"{_OF_CHECKPOINT}; --quantization int8 rounds whole weights at load",
+        refused=f"{_LEAVE_OUT}: {_OF_CHECKPOINT}; or --quantization int8, which rounds whole weights at load",
     ),
     "--max-model-len": VllmFlag(["--target-context-limit"], words={"auto": "", "-1": ""}, reads=_whole),
     "--enable-lora": VllmFlag(takes="none", refused=_NO_LORA),
@@ -194,6 +197,8 @@ SHORT = {
 _OPTIMIZATION = re.compile(r"^-O(?=\d)")
 """Beginning of vLLM's -O3, which has its value in one word with it."""
 _SPECULATION = "--speculative-config"
+_SIMILAR = 0.75
+"""Least likeness, by difflib from 0 to 1, of a flag that may be meant: room for a slip or two."""
 
 
 class _NotTaken(ConfigError):
@@ -249,6 +254,12 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
         ours += flags
         notes += said
     return ours, notes
+
+
+def similar_flags(written: str, ours: Sequence[str]) -> list[str]:
+    """Return the flags, of `ours` and of vLLM's, whose names are nearest to one that is not known, best first."""
+    known = {*ours, *FLAGS, _SPECULATION}
+    return difflib.get_close_matches(written.replace("_", "-"), known, n=2, cutoff=_SIMILAR)
 
 
 def _names_model(args: Sequence[str]) -> bool:

@@ -38,3 +38,11 @@ def test_the_file_and_its_licence_are_taken_out(monkeypatch: pytest.MonkeyPatch,
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([fetch.GGUF, fetch.LICENSE])
     monkeypatch.setattr(fetch, "_download", pytest.fail)
     assert fetch.fetch().read_bytes() == b"weights"
+
+
+def test_the_model_lies_in_the_cache_of_this_user_unless_a_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(fetch.VARIABLE, raising=False)
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    assert fetch.chat_model().parent == tmp_path / "chat-model"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import socket
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from outrider.cli.ready import show_ready
 from outrider.cli.supervisor import Endpoints, Gateway, StartedWorker, Supervisor, with_grpc_port
-from outrider.wire.errors import IncompatiblePair
+from outrider.wire.errors import ConfigError, IncompatiblePair
 from outrider.wire.phases import phase_in
 from outrider.wire.processes import StopFlag
 from outrider.wire.settings.system import merged
@@ -36,7 +38,7 @@ class Quiet:
         """Show nothing."""
 
 
-def said(gateway: dict[str, str], endpoints: Endpoints = ENDPOINTS) -> str:
+def said(gateway: dict[str, Any], endpoints: Endpoints = ENDPOINTS) -> str:
     out = io.StringIO()
     settings = merged({"gateway": gateway}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None)
     show_ready(Console(file=out, width=300), endpoints, settings)
@@ -75,6 +77,33 @@ def test_without_drafts_it_says_who_drafts_all_the_same() -> None:
     assert " -K 5" not in said({})
     own = said({"drafter": "ngram+model"})
     assert "no draft: the target drafts for itself by ngram" in own and "generate 'import os' -K 5" in own
+
+
+@pytest.mark.parametrize("fixed", [{"num_draft_tokens": 3}, {"tree": "2x1"}])
+def test_a_k_that_was_set_is_not_said_to_adapt(fixed: dict[str, Any]) -> None:
+    draft = StartedWorker("draft", "draft", "127.0.0.1:4", None, "KV cache 64 tokens")
+    pair = replace(ENDPOINTS, workers=[*ENDPOINTS.workers, draft])
+    assert "without it K adapts" in said({"num_draft_tokens": "auto"}, pair)
+    text = said(fixed, pair)
+    assert "adapts" not in text and "generate 'import os' --address" in text
+
+
+def test_a_gguf_file_is_a_model_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(Supervisor, "_start_plain", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_start_gateway", lambda _, index: ENDPOINTS.gateways[0])
+    flags = {**NO_FLAGS, "target": {"model": str(file)}}
+    settings = merged({}, flags, no_draft=True, no_ray=True, certificates=None)
+    assert Supervisor(settings, StopFlag()).start(Quiet()).gateways == ENDPOINTS.gateways
+
+
+def test_a_chat_template_that_is_not_there_is_said_before_the_models_load() -> None:
+    settings = merged(
+        {"gateway": {"chat_template": "/no.jinja"}}, NO_FLAGS, no_draft=False, no_ray=True, certificates=None
+    )
+    with pytest.raises(ConfigError, match=r"chat_template is '/no\.jinja', which cannot be read: No such file"):
+        Supervisor(settings, StopFlag()).start(Quiet())
 
 
 def test_the_first_example_is_a_chat_where_the_model_has_a_template_of_turns() -> None:

@@ -50,6 +50,7 @@ COMMANDS = [
         "T --no-target-prefix-caching --no-draft-prefix-caching --target-context-limit 8192",
     ),
     ("T --generation-config vllm", "T --generation-config vllm"),
+    ("T -q int8", "T --target-quantization int8"),
     ("T --api-key a b --verbose", "T --api-key a --api-key b --verbose"),
     ("T --no-enforce-eager --no-enable-lora --no-draft", "T --no-draft"),
 ]
@@ -71,6 +72,10 @@ def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> 
         ),
         ("T --generation-config /folder", "instead: auto or vllm, with that folder's generation_config.json"),
         ("T --max-model-len many", "--max-model-len is 'many', which it cannot be"),
+        (
+            "T --quantization fp8",
+            "instead: leave it out: a checkpoint that is quantised says so itself; or --quantization",
+        ),
         ("T --max-model-len --port 8000", "--max-model-len has no value"),
         ("T --max-model-len 1e400k", "--max-model-len is '1e400k', which it cannot be"),
         ("T --no-enable-chunked-prefill", "leave it out: it is always so here"),
@@ -102,6 +107,16 @@ def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> 
 def test_what_is_not_taken_says_what_to_type(theirs: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         translated(shlex.split(theirs))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--max-modle-len", "--max-model-len"), ("--speculative_confg", "--speculative-config"), ("--drafer", "--draf")],
+)
+def test_a_flag_with_a_slip_in_it_names_the_one_that_is_meant_vllms_too(typed: str, meant: str) -> None:
+    made = CliRunner().invoke(app, ["serve", "T", typed, "1"])
+    assert made.exit_code == 2 and f"(Possible options: {meant}" in " ".join(made.output.split())
+    assert "Possible" not in CliRunner().invoke(app, ["serve", "T", "--nothing-like-it"]).output
 
 
 def test_what_stands_in_a_flags_place_is_an_option_of_ours() -> None:

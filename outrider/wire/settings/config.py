@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -478,6 +479,22 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
         if not name:  # settings that contradict each other
             raise ConfigError(reason(first)) from None
         raise ConfigError(f"{name} is {first.get('input')!r}: {reason(first)}", param=name) from None
+
+
+def read_chat_template(config: GatewayConfig) -> str | None:
+    """Return the text of the file `chat_template`, None where none is set. Raises ConfigError."""
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8")
+    except OSError as error:
+        why = error.strerror
+    except UnicodeDecodeError as error:
+        why = str(error)
+    raise ConfigError(
+        f"chat_template is {config.chat_template!r}, which cannot be read: {why}; give a template in Jinja",
+        param="chat_template",
+    )
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
