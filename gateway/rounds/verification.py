@@ -19,9 +19,9 @@ from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault, WorkerLost
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 from outrider.wire.health import Outcome
-from outrider.wire.kinds import PROMPT_LOGPROBS_PROTOCOL, Drafter
+from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.speculation import Speculation
@@ -103,15 +103,13 @@ class Verification:
         Raises Unavailable, WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
         self.end_lease()
-        message = self._session.open_message(target.info)
+        message = self._session.open_message()
         if speculation is not None:
             message.speculation.CopyFrom(speculation.to_proto())
             message.prediction_ids.extend(self._session.request.prediction_ids)
         if own is not None and own is not Drafter.PREDICTION:
             message.drafter = own.value
         if self._session.num_prompt_logprobs is not None:
-            if target.info.protocol < PROMPT_LOGPROBS_PROTOCOL:
-                raise Unavailable(f"the target {target.info.model_id} is of before log-probs of prompts; upgrade it")
             message.num_prompt_logprobs = self._session.num_prompt_logprobs
         async with self._in_time():
             await self.member.room.enter(lambda: self._try_open(target, message))

@@ -15,7 +15,8 @@ from outrider.engine.sampling.noise import Purpose
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, AcceptanceRule, DraftLogprobs
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows, SparseRows
 from tests.service.conftest import worker
@@ -378,11 +379,11 @@ async def test_what_a_slot_cannot_be_opened_with(draft: ControlClient, fields: d
     assert idle(await draft.info())
 
 
-@pytest.mark.parametrize("protocol", [OLDEST_PROTOCOL - 1, PROTOCOL + 1])
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
 async def test_another_protocol_is_refused_and_both_are_named(draft: ControlClient, protocol: int) -> None:
     error = await draft.ask(open_slot(1, PROMPT, protocol=protocol))
     assert error.code == pb.WORKER_ERROR_CODE_INVALID
-    both = f"the gateway speaks protocol {protocol}, this worker {OLDEST_PROTOCOL} to {PROTOCOL}"
+    both = f"the gateway speaks protocol {protocol}, this worker {PROTOCOL}; install the same version"
     assert both in error.message
     assert idle(await draft.info())
 
