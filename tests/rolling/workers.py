@@ -1,5 +1,5 @@
-"""`python -m tests.rolling.workers`, after `make rolling-test`'s gateways: two targets and a draft are replaced at their
-addresses, one after the other, while answers stream.
+"""`python -m tests.rolling.workers`, after `make rolling-test`'s gateways: two targets and a draft are replaced at
+their addresses, one after the other, while answers stream.
 
 Prints a line for each. Exit code 1 when an answer is lost, or is another than the others.
 """
@@ -19,7 +19,7 @@ MAX_TOKENS = 1500
 DRAINING = ("--drain-timeout-s", "1")
 """Less than an answer takes, so that it goes on elsewhere."""
 SLOW_S = 600.0
-"""Seconds that an answer may take before it counts as lost: a machine that does much else loads a worker for minutes."""
+"""Seconds that an answer may take before it counts as lost: a busy machine loads a worker for minutes."""
 
 
 async def replace(gateway: str, name: str, workers: list[Process]) -> list[str]:

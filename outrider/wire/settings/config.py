@@ -20,7 +20,6 @@ from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.origin import read_host_names, read_origins
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
-from outrider.wire.settings.removed import refuse_removed
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -462,8 +461,6 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
     Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
     """
     prefix = str(cls.model_config["env_prefix"])
-    flags = [arg.partition("=")[0] for arg in argv or () if arg.startswith("--")]
-    refuse_removed(part_of(cls), ((flag[2:].replace("-", "_"), flag) for flag in flags))
     check_variables(cls)
     if argv is not None:
         given["_cli_parse_args"] = list(argv)
@@ -481,7 +478,7 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Raise ConfigError for a variable of the process that is no setting of it, or none any more, or of no part."""
+    """Raise ConfigError for a variable of the process that is no setting of it, or of no part."""
     prefix = str(cls.model_config["env_prefix"])
     ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
     for key in ours.values():
@@ -490,7 +487,6 @@ def check_variables(cls: type[BaseSettings]) -> None:
                 f"{key} is {os.environ[key]!r}, which Kubernetes writes for a Service of that name; "
                 "say enableServiceLinks: false in the pod's spec"
             )
-    refuse_removed(part_of(cls), ours.items())
     for name, key in ours.items():
         if name not in cls.model_fields:
             known = _variables_of(cls)
