@@ -43,7 +43,7 @@ def test_command_line_over_environment_over_default() -> None:
     environ = env(TargetConfig, max_slots=7, port=4000)
     config = load(TargetConfig, ["--port", "5000", "--drain-timeout-s", "2.5", "--model", "other"], environ)
     assert (config.model, config.port, config.max_slots, config.drain_timeout_s) == ("other", 5000, 7, 2.5)
-    assert config.max_parked_bytes == TargetConfig(model="m").max_parked_bytes
+    assert config.max_prefill_tokens == TargetConfig(model="m").max_prefill_tokens
 
 
 @pytest.mark.parametrize(

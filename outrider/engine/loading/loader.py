@@ -68,7 +68,7 @@ ANSWER_TOKENS = 4096
 """Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
 once they are used."""
 CPU_FRACTION = 0.1
-"""Share of a CPU's free memory for the cache: it is everybody's. Doubling it leaves less to other processes."""
+"""Share of a CPU's free memory for the cache, and for what drafts deliver: it is everybody's."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:

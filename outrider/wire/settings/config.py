@@ -230,8 +230,6 @@ class TargetConfig(WorkerConfig):
     lookahead_embeddings: str | None = None
     """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this
     target, by which it drafts for requests whose drafter is pass."""
-    max_parked_bytes: Positive = 256 * MIB
-    """Bytes of proposals that may wait for their verify."""
 
     @model_validator(mode="after")
     def _embeddings_are_whole(self) -> Self:
