@@ -110,7 +110,6 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Speculation.num_draft_tokens": _K,
         "Speculation.max_draft_tokens": _K,
         "Speculation.draft_topk": st.sampled_from([0, 0, 1, 5, VOCAB, VOCAB + 1, 2**32 - 1]),
-        "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
         "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 8 + [0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
         "OpenSlot.corpus_id": st.sampled_from([b"", b"a", bytes(MAX_CORPUS_ID_BYTES), bytes(MAX_CORPUS_ID_BYTES + 1)]),

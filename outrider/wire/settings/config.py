@@ -289,10 +289,6 @@ class GatewayConfig(_ProcessConfig):
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
     travels; with rejection somewhat more drafts are kept."""
-    min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """A draft with a model ends its proposal, before K, with the token at which the probability that it gives to all of
-    them together falls below this; 0 = never. At temperature 0 and under coupled; not for requests that name their K,
-    nor for trees."""
     tree: str | None = None
     """Draft trees instead of chains unless the request says otherwise: children by depth such as 4x2x1, or best:12x4,
     the 12 most likely nodes up to a depth of 4. Absent = chains."""
