@@ -41,7 +41,6 @@ def speculation_of(
         tree=tree,
         draft_logprobs=options.draft_logprobs or kind,
         draft_topk=min(options.draft_topk or size or DEFAULT_TOPK, workers[0].vocab_size),
-        sequential=not config.overlap,
         explain=options.explain,
     )
 

@@ -64,8 +64,6 @@ class Verification:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._num_ahead = TOKENS_AHEAD if model.config.overlap else 1
-        """Tokens that the target may commit past the last verdict, with drafts or without; 1 = one step."""
         self._until_len = 0
         """How far it was last told to go."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
@@ -134,7 +132,7 @@ class Verification:
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
         (ticket, is_drafted), *others = zip(self.tickets, drafted, strict=True)
-        self._until_len = self._session.committed_len + self._num_ahead
+        self._until_len = self._session.committed_len + TOKENS_AHEAD
         verify = tpb.Verify(
             slot=self._session.slot_id,
             ticket=ticket,
@@ -178,8 +176,8 @@ class Verification:
 
     def extend(self, target: Connection) -> None:
         """Let the lease run on, once half of it is used."""
-        until_len = self._session.committed_len + self._num_ahead
-        if 2 * (until_len - self._until_len) < self._num_ahead:
+        until_len = self._session.committed_len + TOKENS_AHEAD
+        if 2 * (until_len - self._until_len) < TOKENS_AHEAD:
             return
         self._until_len = until_len
         extend = tpb.Extend(slot=self._session.slot_id, ticket=self.tickets[0], until_len=until_len)

@@ -272,24 +272,21 @@ async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "settings", "is_drafted"),
+    ("wish", "is_drafted"),
     [
-        (SpeculationOptions(num_draft_tokens=4), {}, True),
-        (SpeculationOptions(adaptive=True), {}, True),
-        (SpeculationOptions(enabled=False), {}, False),
-        (SpeculationOptions(num_draft_tokens=0), {}, False),
-        (SpeculationOptions(num_draft_tokens=4), {"overlap": False}, True),
+        (SpeculationOptions(num_draft_tokens=4), True),
+        (SpeculationOptions(adaptive=True), True),
+        (SpeculationOptions(enabled=False), False),
+        (SpeculationOptions(num_draft_tokens=0), False),
     ],
 )
-async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(
-    wish: SpeculationOptions, settings: dict[str, Any], is_drafted: bool
-) -> None:
-    answer = Answer(wish=wish, **settings)
+async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(wish: SpeculationOptions, is_drafted: bool) -> None:
+    answer = Answer(wish=wish)
     async with answer.begun():
-        assert answer.target.lease.until_len == 3 + (TOKENS_AHEAD if settings.get("overlap", True) else 1)
+        assert answer.target.lease.until_len == 3 + TOKENS_AHEAD
         opened = answer.target.all_of("open")[0]
         assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is is_drafted
-        assert opened.speculation.sequential is (not settings.get("overlap", True))
+        assert not opened.speculation.sequential
 
 
 async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:

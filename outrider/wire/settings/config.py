@@ -276,9 +276,6 @@ class GatewayConfig(_ProcessConfig):
     num_draft_tokens: DraftTokens = AUTO
     """K: tokens drafted a step unless the request says otherwise; auto = what makes the most tokens per second, step by
     step, down to none."""
-    overlap: bool = True
-    """Draft beside the target's steps, ahead of what it verifies, and let it go on before its last verdict is here; off
-    = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
     drafter: DefaultDrafter = "model"
