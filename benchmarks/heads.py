@@ -7,8 +7,8 @@ arm is to pay for another's. Only one of them works at a time. Each prompt is an
 next one, in another order each time.
 
 Counts are of the demo target and of turns (`tests.turns_gateway`): there a proposal begins at the last committed
-token with all that the draft may know of it, and has all its K tokens whatever the machine. Speeds are of the widened target,
-and of rounds as they are served: the draft works beside the target, and K goes by what pays.
+token with all that the draft may know of it, and has all its K tokens whatever the machine. Speeds are of the widened
+target, and of rounds as they are served: the draft works beside the target, and K goes by what pays.
 """
 
 from __future__ import annotations
