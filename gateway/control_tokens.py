@@ -102,7 +102,8 @@ class ContentMarks:
         return self._cut(text, self._tokens.places(text))
 
     def _cut(self, text: str, places: list[int]) -> str:
-        parts, begin = [], 0
+        parts: list[str] = []
+        begin = 0
         for place in places:
             parts += [text[begin:place], self.mark]
             begin = place

@@ -63,8 +63,9 @@ _JOINED = frozenset({"anyOf", "oneOf", "$ref"})
 _HARMLESS = frozenset({"type", "enum", "const", "required", "$defs", "definitions"})
 """Keywords that may hold together with other schemas without making anything harder."""
 _DEFINITIONS = ("$defs", "definitions")
-_LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])", re.DOTALL)
-"""Look-around and references back, and what is passed over: other escapes and classes of characters."""
+_LOOKS = re.compile(r"\\[1-9k]|\(\?<?[=!]|\(\?P=|(?P<passed>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?)", re.DOTALL)
+"""Look-around and references back, and what is passed over: other escapes and classes of characters, to the end of the
+pattern where one does not close."""
 
 Schema = dict[str, Any] | bool
 Place = tuple[str | int, ...]

@@ -28,7 +28,19 @@ def trie_pattern(texts: Iterable[str], *, longest: bool = False) -> re.Pattern[s
 
 
 def _alternatives(node: dict[str, Any]) -> str:
-    ways = [re.escape(char) + _alternatives(child) for char, child in node.items() if char != _END]
+    ways = []
+    for char, child in node.items():
+        if char != _END:
+            text, branch = _stem(char, child)
+            ways.append(re.escape(text) + _alternatives(branch))
     if not ways:
         return ""
     return f"(?:{'|'.join(ways)})" + ("?" if _END in node else "")
+
+
+def _stem(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the text up to where ways part, and the node there: an expression may nest some hundred groups at most."""
+    while len(node) == 1 and _END not in node:
+        ((char, node),) = node.items()
+        text += char
+    return text, node

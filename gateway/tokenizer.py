@@ -269,10 +269,9 @@ def without_prefix_space(part: Any) -> Any:
         return [without_prefix_space(each) for each in part if not _prepends(each)]
     if not isinstance(part, dict) or part.get("type") in ("BPE", "Unigram", "WordPiece", "WordLevel"):
         return part
-    found = {
-        name: None if _prepends(each) else each if name == "added_tokens" else without_prefix_space(each)
-        for name, each in part.items()
-    }
+    found = dict(part)
+    for name in part.keys() - {"added_tokens"}:
+        found[name] = None if _prepends(part[name]) else without_prefix_space(part[name])
     if part.get("type") == "Metaspace":
         found["prepend_scheme"] = "never"
     if "add_prefix_space" in part:

@@ -27,11 +27,12 @@ def write_gguf(
     values: dict[str, Any] | None = None,
     tensors: dict[str, numpy.ndarray] | None = None,
     cut: str = "gpt-2",
+    template: str | int = TEMPLATE,
 ) -> str:
     """Write the model of a folder of `tiny_llama`; return the file's path.
 
     values: more of what the file states, by names after the architecture. tensors: more tensors. cut: how the tokenizer
-    cuts a text.
+    cuts a text. template: of chats; a number is none.
     """
     network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config, writer = network.config, gguf.GGUFWriter(path, architecture)
@@ -49,6 +50,8 @@ def write_gguf(
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{name}", value)
     _add_tokenizer(writer, Path(folder), cut)
+    kind_of_template = gguf.GGUFValueType.STRING if isinstance(template, str) else gguf.GGUFValueType.UINT32
+    writer.add_key_value("tokenizer.chat_template", template, kind_of_template)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in network.state_dict().items():
@@ -81,4 +84,3 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, cut: str) -> None:
     writer.add_eos_token_id(EOS_ID)
     writer.add_unk_token_id(UNKNOWN_ID)
     writer.add_eot_token_id(UNKNOWN_ID)
-    writer.add_chat_template(TEMPLATE)

@@ -250,7 +250,8 @@ class PromptReader:
 
     def _marks(self, chat: Chat) -> ContentMarks | None:
         """Return what marks control tokens in contents, None where they are allowed. Raise InvalidRequest."""
-        own, asked = self._settings.control_tokens, chat.control_tokens
+        own = self._settings.control_tokens
+        asked = chat.control_tokens
         if own == "text" and asked == "allow":
             raise InvalidRequest(
                 "control_tokens_in_content is 'allow', and this server, or your API key, takes them as text; leave it "
@@ -272,11 +273,11 @@ class PromptReader:
         template = self.tokenizer.template
         if template is None:
             raise InvalidRequest(
-                "this model has no chat template; use /v1/completions, or give the gateway a file of one: "
-                "--chat-template, with outrider up the variable OUTRIDER_GATEWAY_CHAT_TEMPLATE",
+                "this model has no chat template; use /v1/completions, or start the gateway with --chat-template FILE",
                 param="messages",
             )
-        messages, end = self._prepared(chat), ""
+        messages = self._prepared(chat)
+        end = ""
         documents = list(chat.documents)
         marks = self._marks(chat)
         if marks is not None:

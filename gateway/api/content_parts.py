@@ -62,6 +62,8 @@ def read_content(value: Any, role: str = "user") -> str | list[dict[str, str]]:
 def text_of_part(part: dict[str, Any], role: str) -> str | None:
     """Return the text of a part in a message of this role, None where it has none."""
     kind = part.get("type")
+    if kind is None and isinstance(part.get("text"), str):
+        kind = "text"
     if kind in TEXT_PARTS or kind == "refusal":
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):

@@ -99,7 +99,7 @@ class MessageBody(Lenient):
         content = value.get("content")
         if role == "assistant":
             content, thought = thinking_of(content)
-            read |= _said_by_assistant(value, thought)
+            read |= _assistant_fields(value, thought)
         elif role in ("tool", "function"):
             read |= {"role": "tool", "tool_call_id": value.get("tool_call_id")}
         if content in (None, "", []) and isinstance(value.get("refusal"), str):
@@ -127,7 +127,7 @@ def _note_others(value: dict[str, Any]) -> None:
             note_ignored(f"{name[:MAX_NAME_CHARS]!r} of a message")
 
 
-def _said_by_assistant(value: dict[str, Any], thought: str) -> dict[str, Any]:
+def _assistant_fields(value: dict[str, Any], thought: str) -> dict[str, Any]:
     """Return the calls and the reasoning of a message."""
     texts = [value.get(name) for name in REASONING_NAMES]
     texts.append(_thinking_blocks(value.get("thinking_blocks")) or thought)
@@ -177,7 +177,7 @@ class LeftOutTool(Lenient):
         return {"type": value["type"]}
 
     def tool(self, place: int) -> None:
-        """Return that there is none."""
+        """Return None: it is not offered."""
 
 
 def tool_kind(*kinds: str) -> Discriminator:

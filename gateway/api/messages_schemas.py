@@ -50,7 +50,9 @@ DIRECT = "direct"
 
 
 def as_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else [] if value is None else value
+    if value is None:
+        return []
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 def block_kind(value: Any) -> str:

@@ -66,7 +66,7 @@ Include = Literal[
 
 
 class InputMessage(Lenient):
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = Field(json_schema_extra=CONTENT)
 

@@ -37,7 +37,9 @@ class TokenizeBody(Strict):
     add_generation_prompt: bool | None = described("as chat's. Default: true")
     continue_final_message: bool | None = described("as chat's. Default: false")
     chat_template_kwargs: dict[str, Any] | None = described("as chat's")
-    documents: list[dict[str, Any]] | None = described("as chat's")
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = described(
+        "as chat's"
+    )
     control_tokens_in_content: ContentControlTokens | None = described("as chat's")
     tools: Annotated[list[AnyTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = described("as chat's")
 

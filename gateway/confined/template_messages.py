@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,27 +127,31 @@ def joined_texts(messages: list[Message]) -> str:
 
 def _alternate(messages: list[Message]) -> list[Message]:
     """Make user and assistant take turns: join what one of them said twice, and let the other say nothing between."""
-    found: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
         role = message["role"]
-        previous = found[-1]["role"] if found else "system"
+        previous = runs[-1][0]["role"] if runs else "system"
         if role == previous and role in ("user", "assistant"):
-            found[-1] = _joined(found[-1], message)
+            runs[-1].append(message)
             continue
         if role == "assistant" and previous in SYSTEM_ROLES:
-            found.append({"role": "user", "content": ""})
+            runs.append([{"role": "user", "content": ""}])
         elif role == "user" and previous == "tool":
-            found.append({"role": "assistant", "content": ""})
-        found.append(message)
-    return found
+            runs.append([{"role": "assistant", "content": ""}])
+        runs.append([message])
+    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
 
 
-def _joined(first: Message, second: Message) -> Message:
-    joined = {**first, **second, "content": joined_texts([first, second])}
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+def _joined(run: list[Message]) -> Message:
+    """Return one message of several of the same role."""
+    joined: Message = {}
+    for message in run:
+        joined |= message
+    joined["content"] = joined_texts(run)
+    calls = [call for message in run for call in message.get("tool_calls", ())]
     if calls:
         joined["tool_calls"] = calls
-    reasoning = [each["reasoning_content"] for each in (first, second) if each.get("reasoning_content")]
+    reasoning = [text for message in run if (text := message.get("reasoning_content"))]
     if reasoning:
         joined["reasoning_content"] = "\n\n".join(reasoning)
     return joined
@@ -165,6 +168,12 @@ def unknown_role(messages: list[Message], source: str) -> tuple[int, str] | None
     """Return the place and role of the first message of a role that neither chats nor the template have."""
     for at, message in enumerate(messages):
         role = message["role"]
-        if role not in ROLES and json.dumps(role) not in source and f"'{role}'" not in source:
+        if role not in ROLES and not _names_role(source, role):
             return at, role
     return None
+
+
+def _names_role(source: str, role: str) -> bool:
+    """Return whether a template has the role's name in quotes; quoted marks and empty texts are no roles."""
+    is_word = role.replace("-", "_").isidentifier()
+    return is_word and (f'"{role}"' in source or f"'{role}'" in source)

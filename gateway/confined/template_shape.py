@@ -14,7 +14,12 @@ Render = Callable[[list[Message]], str]
 ContentForm = Literal["text", "parts", "both"]
 ArgumentsForm = Literal["object", "text"]
 
-_MARK, _KEY, _NAME = "outrider-mark", "outrider_key", "outrider_name"
+_MARK = "outrider-mark"
+"""Text of the content that is looked for."""
+_NAME = "outrider_name"
+_KEY = "outrider_key"
+_VALUE = "outrider-value"
+"""Of the call: the content of its result is looked for beside it."""
 _AS_VALUE = re.compile(rf"""['"]text\\?['"]\s*:\s*\\?['"]{_MARK}""")
 """A part that was written as a value of Python or JSON: the template takes no parts."""
 PROBE_TOOL: dict[str, Any] = {
@@ -77,7 +82,7 @@ def _call_form(render: Render, user: Message) -> tuple[str | None, ArgumentsForm
     """Return the content and the form of arguments with which a call is shown."""
     for content, arguments in _call_forms():
         shown = render([user, _call(content, arguments), _result("done")])
-        is_shown = _NAME in shown and _KEY in shown and _MARK in shown
+        is_shown = _KEY in shown and _VALUE in shown
         if is_shown and f"'{_KEY}'" not in shown:  # as Python writes it, which is no JSON
             return content, arguments
     return "", "object"
@@ -90,7 +95,7 @@ def _call_forms() -> Iterator[tuple[str | None, ArgumentsForm]]:
 
 
 def _call(content: str | None, arguments: ArgumentsForm) -> Message:
-    value = {_KEY: _MARK}
+    value = {_KEY: _VALUE}
     written = value if arguments == "object" else json.dumps(value)
     call = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": written}}
     return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -92,6 +92,7 @@ class Detokenizer:
                 tokens.append(("", offset))
                 return Pushed(text + self._flushed(), len(tokens), token_id, tuple(tokens))
             added = self._add(token_id)
+            begins_behind = self._answer.is_behind
             answer = self._answer.push(added)
             self._num_chars += len(added)
             tokens.append((self._shown(token_id, added), offset))
@@ -101,7 +102,8 @@ class Detokenizer:
                 stop, num_after = found
                 self._held = ""
                 return Pushed(self._ended(text, stop, num_after), len(tokens), stop, tuple(tokens))
-            if may_stop and self._answer.is_found and len(answer) >= len(added):  # all of it is answer
+            is_behind = begins_behind or len(answer) >= len(added)
+            if may_stop and is_behind and self._answer.is_found:
                 kept = text if self._keeps_stop else text[: len(text) - len(added)]
                 return Pushed(kept + self._flushed(), len(tokens), token_id, tuple(tokens))
         num_held = max((stop.num_matched for stop in self._stops), default=0)

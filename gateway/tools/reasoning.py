@@ -24,12 +24,17 @@ def begins_reasoning(text: str, mark: str, *, final: bool = False) -> bool | Non
 
 
 class AnswerFinder:
-    """Follows a growing text. The answer is what stands behind the reasoning, or all of a text without reasoning."""
+    """Follows a growing text. The answer is what stands behind the reasoning, or all of a text without reasoning. White
+    space between them is of neither: the reader leaves it out.
+    """
 
     def __init__(self, marks: Marks | None, in_reasoning: bool) -> None:
         """marks: None = there is no reasoning. in_reasoning: the prompt began it."""
         self._marks = marks
         self._is_reasoning = in_reasoning
+        """Whether the text has reasoning, ended or not."""
+        self.is_behind = marks is None
+        """Whether the text's end lies behind the reasoning."""
         self._pending = ""
         """Text that decides, with what follows it, where the reasoning begins or ends."""
         self.is_found = marks is None
@@ -44,6 +49,8 @@ class AnswerFinder:
         """Take the text's next characters. Return those of the answer that are known now, a part of the text's end."""
         if self._marks is None or self.is_found:
             return text
+        if self.is_behind:
+            return self._found(text.lstrip())
         begin, end = self._marks
         self._pending += text
         if not self._is_reasoning:
@@ -56,7 +63,7 @@ class AnswerFinder:
             self._pending = self._pending.lstrip().removeprefix(begin)
         _, mark, answer = self._pending.partition(end)
         if mark:
-            return self._found(answer)
+            return self._found(answer.lstrip())
         self._pending = self._pending[-(len(end) - 1) :]
         return ""
 
@@ -65,6 +72,7 @@ class AnswerFinder:
         return "" if self.is_found or self._is_reasoning else self._found(self._pending)
 
     def _found(self, answer: str) -> str:
-        self.is_found = True
+        self.is_behind = True
+        self.is_found = answer != ""
         self._pending = ""
         return answer

@@ -32,7 +32,7 @@ DEFAULT_REVISION = "main"
 OTHER_TOKENIZERS = (".model", "merges.txt")
 """Ends of the files of which a tokenizer.json is made where there is none, besides the JSON among them."""
 _AT_ONCE = 8
-"""Files fetched at once, as huggingface_hub has it. Doubled, a far hub's pauses between files weigh half as much."""
+"""Files fetched at once, as huggingface_hub has it."""
 _READ_BYTES = 2**20
 _PARTIAL_CONTENT = 206
 _INCOMPLETE = ".incomplete"
@@ -130,10 +130,11 @@ def find(model: str, revision: str, to: Path | None) -> Path:
             f"{model} at {revision} is not in {where}: pull it without --offline and HF_HUB_OFFLINE, or set HF_HOME to "
             "where it is"
         ) from None
+    missing: list[str] = []
     if gguf is None:
         missing = _missing(folder, model)
-    else:
-        missing = [name for name in [gguf] if not (folder / name).is_file()]
+    elif not (folder / gguf).is_file():
+        missing = [gguf]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} of {model} at {revision} {'is' if len(missing) == 1 else 'are'} not in {folder}: "

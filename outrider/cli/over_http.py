@@ -47,7 +47,8 @@ async def _http_of(url: httpx.URL, connect: ConnectOptions) -> str | None:
 def url_of(text: str, with_tls: bool) -> str:
     """Return the base URL; what a person types may leave out scheme and port, and end in /v1. Raises ConfigError."""
     has_scheme = "://" in text
-    url = text if has_scheme else f"{'https' if with_tls else 'http'}://{text}"
+    scheme = "https" if with_tls else "http"
+    url = text if has_scheme else f"{scheme}://{text}"
     try:
         scheme, host = httpx.URL(url).scheme, httpx.URL(url).host
         if host and not has_scheme and httpx.URL(url).port is None:

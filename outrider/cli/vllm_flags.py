@@ -186,10 +186,13 @@ SHORT = {
     "-dp": "--data-parallel-size",
     "-q": "--quantization",
     "-O": "--compilation-config",
+    "-cc": "--compilation-config",
     "-sc": "--speculative-config",
     "-asc": "--api-server-count",
 }
 """vLLM's short names."""
+_OPTIMIZATION = re.compile(r"^-O(?=\d)")
+"""Beginning of vLLM's -O3, which has its value in one word with it."""
 _SPECULATION = "--speculative-config"
 
 
@@ -210,7 +213,7 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
     has_speculation = False
     rest = list(args)
     while rest:
-        written = rest.pop(0)
+        written = _OPTIMIZATION.sub("-O=", rest.pop(0))
         name, _, value = written.partition("=")
         name = SHORT.get(name, name)
         if name.startswith("--"):
@@ -221,6 +224,10 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
             speculation.update(_speculation_of(name, text))
         elif name in FLAGS:
             values = [value] if "=" in written else _values(name, FLAGS[name], rest)
+            if name == "--api-key" and len(values) > 1 and not _names_model(args):
+                raise ConfigError(
+                    f"{name} has {len(values)} values, and no model stands in front of them; say MODEL {name} KEY"
+                )
             try:
                 flags, note = _ours(name, FLAGS[name], values)
             except _NotTaken as error:
@@ -228,6 +235,11 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
                 continue
             ours += flags
             notes += [note] if note else []
+        elif (switch := FLAGS.get(name.replace("--no-", "--", 1))) is not None and switch.takes == "none":
+            if switch.refused:
+                notes.append(_said(name, _SO_ANYWAY))
+            else:
+                refused.append(f"{name} is vLLM's, and not taken here; instead: {_LEAVE_OUT}: it is always so here")
         else:
             ours.append(f"{name}={value}" if "=" in written and name.startswith("--") else written)
     if refused:
@@ -237,6 +249,11 @@ def translated(args: Sequence[str]) -> tuple[list[str], list[str]]:
         ours += flags
         notes += said
     return ours, notes
+
+
+def _names_model(args: Sequence[str]) -> bool:
+    names = {arg.partition("=")[0] for arg in args}
+    return not args[0].startswith("-") or not names.isdisjoint(("--model", "--target", "--config"))
 
 
 def _values(name: str, flag: VllmFlag, rest: list[str]) -> list[str]:
@@ -283,7 +300,7 @@ def _said(name: str, note: str) -> str:
 def _read(name: str, reads: Callable[[str], str], value: str) -> str:
     try:
         return reads(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise ConfigError(f"{name} is {value!r}, which it cannot be; give a number, or for a list JSON") from None
 
 

@@ -69,7 +69,8 @@ def _with_default(text: str, port: int, written: str) -> str:
 
 
 async def find_grpc(address: Address, tls: bool) -> str | None:
-    """Return host:port of the gRPC server of the gateway whose HTTP server is at `address`; None where that is none.
+    """Return host:port of the gRPC server of the gateway whose HTTP server is at `address`; None where that is none. A
+    URL of a server that speaks no HTTP may be that of gRPC itself.
 
     Raises Unavailable where nobody answers.
     """
@@ -80,6 +81,8 @@ async def find_grpc(address: Address, tls: bool) -> str | None:
         # Only a port's number is read here: whom to trust is decided when gRPC connects to it.
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as http:
             reply = await http.head(url)
+    except httpx.RemoteProtocolError:
+        return address.target if address.is_http else None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(f"no gateway answers at {url} ({error}); start one with `outrider up`") from None
     port = reply.headers.get(GRPC_PORT_HEADER, "")

@@ -32,7 +32,7 @@ from outrider.engine.loading.memory import readable_bytes
 from outrider.engine.loading.model_files import check_folder
 from outrider.engine.loading.quantize import method_of
 from outrider.engine.loading.text_part import served_class
-from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokenizers_read_once, tokens_beyond
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.native.build import BuildError, check_writable, library_place
 from outrider.engine.paths.layer_memory import token_width
@@ -188,6 +188,9 @@ def read_model(model: str, task: Task) -> Model:
     files = tokenizer.files
     ends, start = read_ends(model, config), decoder_start_of(config, read_generation(model, config))
     limit = context_limit_of(config, None)
+    source = WeightSource.find(model, config, resolve_device(task.device), "none")
+    itemsize = _itemsize(source, task)
+    network = check_weights(model, source.config, source)
     info = pb.WorkerInfo(
         model_id=full_name(model),
         vocab_size=text.vocab_size,
@@ -198,9 +201,6 @@ def read_model(model: str, task: Task) -> Model:
         translates=not start,
         text_only=served_class(config).is_text_part,
     )
-    source = WeightSource.find(model, config, resolve_device(task.device), "none")
-    itemsize = _itemsize(source, task)
-    network = check_weights(model, source.config, source)
     num_parameters = sum(each.numel() for each in network.parameters())  # tied ones count once
     if path is not None and method_of(source.config) is not None:  # loaded as it is stored
         weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -294,8 +294,9 @@ def _itemsize(source: WeightSource, task: Task) -> int:
 
 
 def main() -> int:
-    for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
-        tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
+    with tokenizers_read_once():
+        for check, (state, found, remedy) in findings(Task.read(sys.stdin.readline())):
+            tell({"event": "found", "check": check, "state": state, "found": found, "remedy": remedy})
     return 0
 
 

@@ -1,15 +1,16 @@
 """`python -m outrider.engine.reference_generate`: compare answers with what transformers' own `generate` writes.
 
-`outrider demo` has its answers judged here. The module imports nothing else of Outrider's, so that it shares none of
-our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "repetition_penalty", "prompts": [str],
-"answers": [[token id]]}, and writes one on stdout, {"event": "compared", "num_tokens", "differences": [{"answer",
-"position", "expected", "found", "top2_gap"}]}.
+`outrider demo` has its answers judged here. Of Outrider's it imports alone which class of transformers a model is, so
+that it shares none of our mistakes. It reads one line of JSON on stdin, {"model", "max_tokens", "repetition_penalty",
+"prompts": [str], "answers": [[token id]]}, and writes one on stdout, {"event": "compared", "num_tokens", "differences":
+[{"answer", "position", "expected", "found", "top2_gap"}]}.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Reference:
         """Load a folder, a GGUF file or a hub id."""
         place: dict[str, Any] = {"pretrained_model_name_or_path": model}
         if model.endswith(".gguf"):
-            folder, _, file = model.rpartition(":" if ":" in model else "/")
+            folder, _, file = model.rpartition("/" if os.path.exists(model) else ":")
             place = {"pretrained_model_name_or_path": folder or ".", "gguf_file": file}
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
         config = AutoConfig.from_pretrained(**place)

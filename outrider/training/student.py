@@ -67,8 +67,9 @@ class Draft:
     def __init__(self, folder: str, vocab_size: int, device: str) -> None:
         """Load it. vocab_size: V, of the target. Raises ConfigError for a draft with another one."""
         self._folder, self._device = folder, device
-        model_class = network_class(read_config(folder))
-        network: Any = model_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        config = read_config(folder)
+        options = {"config": config, "dtype": torch.float32, "use_safetensors": True}
+        network: Any = network_class(config).from_pretrained(folder, **options)
         own = network.config.get_text_config(decoder=True).vocab_size
         if own != vocab_size:
             raise ConfigError(

@@ -78,7 +78,8 @@ class Teacher:
         self.device = device
         self.folder = folder
         dtype = torch.float32 if device == "cpu" else "auto"
-        network: Any = network_class(read_config(folder)).from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        config = read_config(folder)
+        network: Any = network_class(config).from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
         settle_rope(network, context_limit_of(network.config, None))
         self.network = network.to(device).eval().requires_grad_(False)
         text = self.network.config.get_text_config(decoder=True)

@@ -25,6 +25,10 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of values as the format counts them, in the letters of `struct`."""
 TEXT, ARRAY = 8, 9
+MAX_HEADER_BYTES = 64 << 20
+"""A vocabulary of 262,144 tokens with its merges takes 17 MiB."""
+MAX_ELEMENTS = 1 << 21
+"""Of a list, as of a tokenizer.json."""
 MAX_DIMENSIONS = 4
 """Of a tensor, by the format."""
 ALIGNMENT = 32
@@ -87,7 +91,7 @@ def _read(path: Path, num_bytes: int, _changed_ns: int) -> GgufHeader:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="model") from None
     num_parts = header.values.get("split.count", 0)
-    if num_parts > 1:
+    if isinstance(num_parts, int) and num_parts > 1:
         raise _of_parts(path, num_parts)
     return header
 
@@ -161,6 +165,8 @@ class _Cursor:
         if kind != ARRAY:
             raise ValueError(f"a value has the type {kind}")
         element, count = self.number("I"), self.number("Q")
+        if count > MAX_ELEMENTS:
+            raise ValueError(f"a list has {count} elements, and at most {MAX_ELEMENTS} are read")
         if element in SCALARS:
             return list(self._numbers(SCALARS[element], count))
         if element != TEXT:
@@ -180,6 +186,8 @@ class _Cursor:
     def _check_rest(self, num_bytes: int) -> None:
         if num_bytes > len(self._data) - self.place:
             raise ValueError("its header goes on behind its end")
+        if self.place + num_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has more than {MAX_HEADER_BYTES >> 20} MiB")
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

@@ -62,8 +62,8 @@ def apply_defaults(params: SamplingParams, named: Set[str], defaults: Mapping[st
 def _is_usable(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    if name in ("top_k", MAX_TOKENS) and value != int(value):
-        return False
     bounds = RANGES[name]
     is_inside: bool = bounds.low <= value <= bounds.high
-    return is_inside and not (bounds.above_low and value == bounds.low)
+    if not is_inside or (bounds.above_low and value == bounds.low):
+        return False
+    return name not in ("top_k", MAX_TOKENS) or value == int(value)

@@ -46,9 +46,9 @@ def refusal(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_http_names_the_field_and_the_value(stack: Stack, stream: bool) -> None:
     """The same before a stream: a status, no event. Every field of every body: service/test_http_front.py."""
-    error = refusal(post(stack, json={"prompt": [5] * 2000, "max_tokens": 100, "stream": stream}))
-    assert (error["type"], error["param"]) == ("invalid_request_error", "max_tokens")
-    assert all(number in error["message"] for number in ("2000", "100", "2100", "2048", "48")), error["message"]
+    error = refusal(post(stack, json={"prompt": [5] * 2100, "max_tokens": 100, "stream": stream}))
+    assert (error["type"], error["param"]) == ("invalid_request_error", "prompt")
+    assert all(number in error["message"] for number in ("2100", "2048")), error["message"]
 
 
 def test_a_body_over_the_limit_is_413_before_it_is_read(stack: Stack) -> None:

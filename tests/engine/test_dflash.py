@@ -342,7 +342,7 @@ def test_a_loaded_head_is_ready_to_run(
     folder = head.write(tmp_path, CASES[name].config)
     loaded = load_head(settings(folder, dtype=dtype), target_folder, kind=DraftKind.DFLASH)
     facts, pool = loaded.runner.facts, loaded.runner.pool
-    assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5,))
+    assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
     assert pool.num_blocks == 16
     assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
     rows = head.rows(hidden_states(NUM)).to(torch.bfloat16)

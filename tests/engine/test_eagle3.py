@@ -523,7 +523,7 @@ def test_a_loaded_head_is_ready_to_run(
     loaded = load_head(settings(folder, dtype=dtype, attention_path=path), target_folder)
     assert loaded.path.name == path
     facts, pool = loaded.runner.facts, loaded.runner.pool
-    assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5,))
+    assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
     assert pool.num_blocks == 16 and loaded.runner.supports_trees
     assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
     head = made(case, target_folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -97,6 +98,21 @@ def test_a_text_is_cut_as_the_file_says(cut: str, pieces: list[str], tmp_path: P
     assert Tokenizer.from_buffer(read_tokenizer(model).files.tokenizer_json).encode("Ab12").tokens == pieces
 
 
+def test_a_template_that_is_no_text_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the chat template of .* is 5, which is no text"):
+        read_tokenizer(write_gguf(folder, tmp_path / "tiny.gguf", template=5))
+
+
+def test_a_file_that_is_replaced_is_read_again(folder: str, tmp_path: Path) -> None:
+    """transformers reads the header by the file's name alone."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(Path(write_gguf(folder, tmp_path / "other.gguf", architecture="hal9000")).read_bytes())
+    assert "of the architecture hal9000" in refusal(str(path))
+    write_gguf(folder, path)
+    os.utime(path, ns=(0, 0))
+    check_weights(str(path), read_config(str(path)))
+
+
 def test_an_unknown_cut_is_refused(folder: str, tmp_path: Path) -> None:
     model = write_gguf(folder, tmp_path / "tiny.gguf", cut="by-moonlight")
     with pytest.raises(ConfigError, match="cuts a text by 'by-moonlight', which is not known here"):
@@ -138,6 +154,32 @@ def test_what_transformers_would_leave_out_is_refused_by_name(
 ) -> None:
     model = write_gguf(folder, tmp_path / "tiny.gguf", **options)
     assert re.search(message, refusal(model))
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (struct.pack("<IIQ", 9, 0, 4 << 30), "a list has 4294967296 elements, and at most 2097152 are read"),
+        (struct.pack("<IIQ", 9, 8, 1 << 31), "a list has 2147483648 elements"),
+        (struct.pack("<IQ", 8, 4 << 30), "its header has more than 64 MiB"),
+    ],
+)
+def test_a_header_of_any_size_takes_no_memory(stated: bytes, message: str, tmp_path: Path) -> None:
+    """The file takes no room on a disk either: what is behind its beginning is a hole."""
+    path = tmp_path / "hole.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + stated)
+    os.truncate(path, 6 << 30)
+    assert message in refusal(str(path))
+    with pytest.raises(ConfigError, match=message):
+        read_tokenizer(str(path))
+
+
+def test_more_blocks_than_anything_has_are_refused_before_they_are_counted(file: str, tmp_path: Path) -> None:
+    path, name = tmp_path / "tiny.gguf", b"llama.block_count" + struct.pack("<I", 4)
+    data = Path(file).read_bytes()
+    place = data.index(name) + len(name)
+    path.write_bytes(data[:place] + struct.pack("<I", 1 << 31) + data[place + 4 :])
+    assert "llama.block_count in" in refusal(str(path)) and "is 2147483648" in refusal(str(path))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

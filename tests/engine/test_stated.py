@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Callable
@@ -22,11 +23,13 @@ from transformers import (
 
 from gateway.tokenizer import Tokenizer
 from outrider.engine.checkup import Task, read_model
+from outrider.engine.loading import loaded
+from outrider.engine.loading import tokenizer_files as tokenizer_files_module
 from outrider.engine.loading.context import context_limit_of
 from outrider.engine.loading.ends import read_ends
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.loading.model_files import check_folder
-from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.loading.tokenizer_files import read_tokenizer, tokenizer_files, tokenizers_read_once
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -86,6 +89,8 @@ def scaled(kind: str, factor: float | None = 4.0, length: int = 64, **more: Any)
         (scaled("dynamic"), 64),
         (scaled("llama3", original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0), 64),
         (scaled("linear", factor=float("inf")), 64),
+        (scaled("linear", factor=1e308), 64),
+        (scaled("yarn", original_max_position_embeddings=10**400), 64),
         (Gemma3TextConfig(rope_scaling={"rope_type": "linear", "factor": 8.0}), 131072),  # of its full layers alone
     ],
 )
@@ -130,6 +135,12 @@ def test_every_end_that_a_file_states_ends_an_answer(folder: Path) -> None:
     assert load(folder).facts.eos_token_ids == (4, 5, 0)
     notes = read_model(str(folder), Task(str(folder), [], "cpu", "auto")).notes
     assert notes == (ends.difference,), "doctor says so, too"
+
+
+def test_minus_one_is_no_end(folder: Path) -> None:
+    change(folder / "config.json", eos_token_id=-1)
+    change(folder / "generation_config.json", eos_token_id=[-1, 5])
+    assert load(folder).facts.eos_token_ids == (5, 0)
 
 
 def test_files_that_agree_on_the_ends_are_no_news(folder: Path) -> None:
@@ -205,6 +216,8 @@ def test_a_tokenizer_that_lists_all_is_handed_on_as_it_is(folder: Path) -> None:
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": TOOL}}, r"added_tokens_decoder\['x'\] is"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"300": "<x>"}}, r"added_tokens_decoder\['300'\] is '<x>'"),
         ("tokenizer_config.json", {"added_tokens_decoder": [TOOL]}, r"added_tokens_decoder is \["),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: TOOL}}, r"added_tokens_decoder\['999"),
+        ("tokenizer_config.json", {"image_token": "\ud800"}, r"list '\\ud800', which is no text in UTF-8"),
         ("added_tokens.json", {"<x>": "300"}, r"added_tokens.json .* '<x>' is '300'"),
     ],
 )
@@ -232,6 +245,11 @@ def test_another_form_of_a_tokenizer_is_converted(folder: Path) -> None:
     check_folder(folder)
     ours, theirs = Tokenizer.from_files(tokenizer_files(str(folder))), AutoTokenizer.from_pretrained(folder)
     assert ours.encode(TEXT, False) == theirs.encode(TEXT, add_special_tokens=False)
+    outside = (folder / "merges.txt").rename(folder.parent / "merges.txt")
+    (folder / "merges.txt").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"merges\.txt is a link that leads out of its folder"):
+        tokenizer_files(str(folder))
+    outside.rename(folder / "merges.txt")
     change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")  # which looks for another file
     with pytest.raises(ConfigError, match=r"it writes 'hello' as ''"):
         tokenizer_files(str(folder))
@@ -239,6 +257,27 @@ def test_another_form_of_a_tokenizer_is_converted(folder: Path) -> None:
     (folder / "vocab.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"has vocab\.json and no tokenizer\.json, and transformers cannot convert"):
         tokenizer_files(str(folder))
+
+
+def test_a_tekken_file_of_published_size_is_converted(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    tokens = [{"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode()} for byte in range(256)]
+    special = [{"rank": rank, "token_str": text} for rank, text in enumerate(("<unk>", "<s>", "</s>"))]
+    config = {"pattern": r"\p{L}+|\s+", "default_vocab_size": 259, "default_num_special_tokens": 3}
+    change(folder / "config.json", model_type="mistral")
+    change(folder / "tekken.json", config=config, vocab=tokens, special_tokens=special, more="x" * (19 << 20))
+    assert read_tokenizer(str(folder)).tokenizer.encode("ab</s>").ids == [3 + ord("a"), 3 + ord("b"), 2]
+
+
+def test_a_tokenizer_is_read_once_in_a_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(folder / "config.json", eos_token_id=4)  # so that ends are named by their texts
+    read = []
+    parse = tokenizer_files_module.load_tokenizer
+    monkeypatch.setattr(tokenizer_files_module, "load_tokenizer", lambda *args: read.append(args) or parse(*args))
+    with tokenizers_read_once():
+        loaded.load(TargetConfig(model=str(folder), device="cpu", kv_cache_tokens=256, max_slots=1), 1)
+    assert len(read) == 1
+    assert read_tokenizer(str(folder)) is not read_tokenizer(str(folder)), "outside, files may change"
 
 
 # Tables
@@ -278,10 +317,10 @@ def test_an_encoder_decoder_model_without_one_of_its_tables_is_refused_by_its_na
             load_or_doctor(folder)
     head = torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(1))
     put(folder, lm_head__weight=head)
-    loaded = load(folder, attention_path="auto")
+    runner = load(folder, attention_path="auto")
     network = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert torch.equal(network.lm_head.weight, head) and not torch.equal(network.shared.weight, head)
-    assert loaded.facts.num_parameters == sum(each.numel() for each in network.parameters())
+    assert runner.facts.num_parameters == sum(each.numel() for each in network.parameters())
     without("shared.weight")(folder)
     with pytest.raises(ConfigError, match=r"lack shared\.weight"):
         load(folder)

@@ -111,6 +111,17 @@ def test_a_wrapper_has_its_own_logits_and_nothing_of_its_tower_is_read(folder: s
     assert runner.path.name != "paged" or runner.path._model.__class__ is MistralForCausalLM  # type: ignore[attr-defined]
 
 
+def test_a_class_of_text_that_does_not_run_by_itself_leaves_the_wrapper(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AttributeError("'MistralConfig' object has no attribute 'vision'")
+
+    monkeypatch.setattr(MistralForCausalLM, "forward", fail)
+    runner = load_runner(TargetConfig(model=folder, device="cpu", kv_cache_tokens=256))
+    check_logits(runner, AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval())
+
+
 @pytest.mark.parametrize(
     "model_type",
     ["qwen3_vl", "kimi_k25", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava_next", "qwen2_5_omni"))],

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.loading import packed_layouts as layouts
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.unpack import PackedCheckpoint
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -52,6 +54,23 @@ def test_each_format_is_unpacked_to_the_numbers_it_stands_for(name: str, folder:
         assert torch.allclose(tensor[...], expected[name], rtol=1e-6, atol=0), name
 
 
+def test_a_block_that_is_wider_than_the_weight_takes_no_memory() -> None:
+    numbers, huge = torch.arange(8.0).reshape(2, 4), 1 << 50
+    parts = {"weight": numbers, "scale": torch.tensor([[2.0, 4.0]])}
+    expected = numbers * torch.tensor([2.0, 2.0, 4.0, 4.0])
+    assert torch.equal(layouts.scaled(parts, block=(huge, 2)), expected)
+    state = {"blocksize": huge, "nested_blocksize": huge, "nested_offset": 0.0, "shape": [2, 4]}
+    parts = {
+        "state": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+        "weight": torch.tensor([[0x01], [0x23], [0x45], [0x67]], dtype=torch.uint8),
+        "map": torch.arange(16.0),
+        "absmax": torch.zeros(1, dtype=torch.uint8),
+        "nested_absmax": torch.tensor([2.0]),
+        "nested_map": torch.ones(256),
+    }
+    assert torch.equal(layouts.bits_and_bytes4(parts), 2 * numbers)
+
+
 SERVED = [name if name == "fp8 blocks" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
 
 
@@ -78,6 +97,25 @@ def test_the_settings_may_refuse_to_unpack(folder: Path) -> None:
         ConfigError, match=r"unpack_weights is false, and the weights of .* quantised by gptq: .*optimum"
     ):
         load(folder, unpack_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "what"),
+    [
+        ("fp8 tensor", "weight_scale", "stored as F8_E4M3 without a scale beside it"),
+        ("int8", "weight_scale", "stored as I8 without a scale beside it"),
+        ("bnb8", "SCB", "stored as I8 without a scale beside it"),
+        ("nvfp4", "weight_global_scale", "NVFP4 without a scale for all of it"),
+        ("nvfp4 modelopt", "weight_scale_2", "NVFP4 without a scale for all of it"),
+    ],
+)
+def test_numbers_without_their_scale_are_no_weights(name: str, missing: str, what: str, folder: Path) -> None:
+    pack_folder(folder, name)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.0.mlp.up_proj.{missing}"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"up_proj.weight.* of .* is {what}, which cannot be unpacked here"):
+        load(folder)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ async def test_a_gateway_without_tls(gateway: Gateway) -> None:
             await models(address, tls=True)
 
 
+async def test_a_url_of_the_grpc_port(gateway: Gateway, tmp_path: Path) -> None:
+    async with serving(gateway, None) as address:
+        assert await models(f"http://{address}") == ["pair"]
+    ca = authority()
+    async with serving(gateway, public_folder(tmp_path / "public", ca, "localhost")) as address:
+        assert await models(f"https://{address}", tls_ca=ca_file(tmp_path, ca)) == ["pair"]
+
+
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     assert metadata_of({}) == ()

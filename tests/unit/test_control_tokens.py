@@ -116,6 +116,11 @@ def test_tokens_that_overlap_are_all_cut() -> None:
     assert marked["content"].split(marks.mark) == ["<", "|a|", "><", "b>"]
 
 
+def test_a_token_of_any_length_is_found() -> None:
+    long = f"<{'x' * 5000}>"
+    assert ControlTokens([long, "<x>"]).places_within(f"a{long}<x>") == [2, 5004]
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [

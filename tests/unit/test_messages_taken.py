@@ -247,7 +247,7 @@ async def test_items_of_such_tools_in_the_past() -> None:
         {"type": "mcp_list_tools", "tools": []},
     ]
     told = '[user]a[assistant](x__patch {"input": "p"})[tool][image left out][user]a'
-    assert await prompt_of("responses", {"input": [USER, *items, USER]}) == told
+    assert await prompt_of("responses", {"input": [USER, *items, {**USER, "type": None}]}) == told
     assert await prompt_of("responses", {"input": [], "instructions": "i"}) == "[system]i"
     assert await prompt_of("responses", {"input": []}) == await prompt_of("responses", {"input": ""}) == "[user]"
     assert [custom_input(text) for text in ('{"input": "a\\nb"}', '{"input": "a', "[1]")] == [
@@ -302,7 +302,7 @@ async def test_what_tools_return_beside_text() -> None:
     text = await prompt_of("messages", {"messages": messages})
     assert text == f"[user]a[assistant](read {{}})[tool]{told}[user]T\ndoc"
     image = {"type": "image_url", "image_url": {"url": "x"}}
-    assert (await chat_of(USER, called("{}"), result([image]))).endswith("[tool][image left out]")
+    assert (await chat_of(USER, called("{}"), result([image, {"text": "t"}]))).endswith("[tool][image left out]\nt")
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,13 @@ def sampling(params: SamplingParams) -> dict[str, float]:
 def test_a_file_states_what_it_names_and_no_more() -> None:
     assert stated_defaults(FILE | {"transformers_version": "5", "do_sample": True}) == (STATED, [])
     assert stated_defaults({"top_k": None, "eos_token_id": 2}) == ({}, [])
+    found, wrong = stated_defaults({"top_k": float("inf"), "max_new_tokens": float("nan"), "temperature": 10**400})
+    assert found == {} and len(wrong) == 3
     assert stated_defaults(FILE | {"do_sample": False}) == ({"temperature": 0.0, "max_tokens": 40}, [])
     found, wrong = stated_defaults({"temperature": "0.6", "top_k": 1.5, "top_p": 0, "min_p": True, "max_new_tokens": 0})
     assert found == {} and len(wrong) == 5 and "top_p is 0, must be greater than 0 and at most 1" in wrong
+    for value in (float("nan"), float("inf"), 10**400):
+        assert stated_defaults({"top_k": value, "max_new_tokens": value})[0] == {}
     assert usable_defaults({"temperature": 1e9, "top_p": float("nan"), "top_k": 3}) == {"top_k": 3}
 
 

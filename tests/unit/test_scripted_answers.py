@@ -162,6 +162,37 @@ async def test_stops_wait_for_the_end_of_the_reasoning(
     ) == expected
 
 
+SPACED = ("<think>", "Hm.", "</think>\n", "\n", "One", " two", "\n\n", "three")
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "stop"),
+    [
+        ({"stop": ["\n"]}, "One two", "\n"),
+        ({"stop": ["\n\n"]}, "One two", "\n\n"),
+        ({"stop": ["\nOne"]}, "One two\n\nthree", None),
+        ({"stop_token_ids": [6]}, "One two\n\nthree", None),
+        ({"stop_token_ids": [6, 8]}, "One", 8),
+        ({"stop_token_ids": [7]}, "", 7),
+    ],
+)
+async def test_white_space_behind_the_reasoning_is_no_stop(
+    fields: dict[str, Any], content: str, stop: str | int | None
+) -> None:
+    choice = await told(SPACED, **fields)
+    assert (choice["message"]["content"], choice["stop_reason"]) == (content, stop)
+
+
+async def test_an_id_whose_text_begins_with_white_space_stops_right_behind_the_reasoning() -> None:
+    choice = await told(("<think>", "Hm.", "</think>", " two"), stop_token_ids=[6])
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("", 6)
+
+
+async def test_an_id_stops_where_its_token_decides_that_there_is_no_reasoning() -> None:
+    choice = await told(("\n", "42", "on"), stop_token_ids=[4])
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("\n", 4)
+
+
 async def test_the_id_of_a_special_token_ends_an_answer_anywhere() -> None:
     words = (*THOUGHT[:3], "<|mark|>", *THOUGHT[3:])
     choice = await told(THOUGHT, words, stop_token_ids=[MARK, 5])

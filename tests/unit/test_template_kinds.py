@@ -142,6 +142,13 @@ async def test_a_template_that_takes_parts_alone_gets_parts(kind: str) -> None:
     assert text == expected(template, theirs) and "Be brief." in text and USER["content"] in text
 
 
+async def test_results_are_parts_where_a_template_joins_arguments_and_writes_no_names() -> None:
+    calls = "{% for c in m.tool_calls or [] %}{{ 'call ' + c.function.arguments }}{% endfor %}"
+    template = loop("{% for p in m.content %}{{ p.text }}{% endfor %}" + calls)
+    text = await rendered(template, written([USER, CALLED, RESULT]))
+    assert '[assistant]call {"city": "Rome"}' in text and text.endswith(f"[tool]{RESULT['content']}")
+
+
 async def test_parts_are_joined_by_the_template_where_it_reads_them_and_else_by_newlines() -> None:
     chat = [{"role": "user", "content": PARTS}]
     assert await rendered(BOTH, chat) == expected(BOTH, chat) == "[user]onetwo"
@@ -197,6 +204,13 @@ async def test_other_kinds_of_templates() -> None:
     with pytest.raises(InvalidRequest, match="'control', must be one of") as caught:
         await rendered(loop("{{ m.content }}"), chat)
     assert caught.value.param == "messages[0].role"
+
+
+@pytest.mark.parametrize("role", ["", "\n", "<|im_end|>", " user"])
+async def test_a_text_in_quotes_that_is_no_word_is_no_role(role: str) -> None:
+    template = loop("{{ m.role }}{{ m.content }}") + """{{ "" }}{{ "\\n" }}{{ '<|im_end|>' }}{{ ' user' }}"""
+    with pytest.raises(InvalidRequest, match="must be one of"):
+        await rendered(template, [{"role": role, "content": "x"}])
 
 
 def save_named(folder: Path, form: str) -> None:

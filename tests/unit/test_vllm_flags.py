@@ -51,6 +51,7 @@ COMMANDS = [
     ),
     ("T --generation-config vllm", "T --generation-config vllm"),
     ("T --api-key a b --verbose", "T --api-key a --api-key b --verbose"),
+    ("T --no-enforce-eager --no-enable-lora --no-draft", "T --no-draft"),
 ]
 
 
@@ -71,6 +72,10 @@ def test_a_command_line_of_vllms_becomes_one_of_ours(theirs: str, ours: str) -> 
         ("T --generation-config /folder", "instead: auto or vllm, with that folder's generation_config.json"),
         ("T --max-model-len many", "--max-model-len is 'many', which it cannot be"),
         ("T --max-model-len --port 8000", "--max-model-len has no value"),
+        ("T --max-model-len 1e400k", "--max-model-len is '1e400k', which it cannot be"),
+        ("T --no-enable-chunked-prefill", "leave it out: it is always so here"),
+        ("T -O3", "nothing is compiled by settings"),
+        ("--api-key KEY T", "--api-key has 2 values, and no model stands in front of them"),
         ("T --served-model-name a b", "--served-model-name has 2 names, and a model has one here"),
         ("T --speculative-config ngram", "--speculative-config is 'ngram', which is no JSON"),
         ("T --speculative-config [1]", "--speculative-config is '[1]', which is no object"),

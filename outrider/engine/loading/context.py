@@ -5,7 +5,6 @@ Called by the loader, the heads' loader, tables of a model's tokens, `outrider d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +112,9 @@ def _kind(scaling: Mapping[str, Any]) -> str:
 def _factor(scaling: Mapping[str, Any]) -> float | None:
     """Return the factor; None where there is none that stretches."""
     factor = scaling.get("factor")
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
         return None
-    return float(factor) if factor > 1 else None
+    return float(factor) if 1 < factor <= MAX_CONTEXT else None
 
 
 def _in_words(scaling: Mapping[str, Any]) -> str:
@@ -130,7 +129,7 @@ def _stretched(stated: int, scaling: Mapping[str, Any]) -> int:
     factor = _factor(scaling)
     original = scaling.get("original_max_position_embeddings")
     unscaled = original if isinstance(original, int) and original > 0 else stated
-    if factor is None or _kind(scaling) not in STRETCHING or unscaled > stated:
+    if factor is None or _kind(scaling) not in STRETCHING or not unscaled <= stated <= MAX_CONTEXT:
         return stated
     return max(stated, int(unscaled * factor))
 

@@ -12,9 +12,12 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from outrider.engine.loading.model_files import CONFIG, GENERATION, read_model_json, unusable
-from outrider.engine.loading.tokenizer_files import find_tokenizer
+from outrider.engine.loading.tokenizer_files import FoundTokenizer, find_tokenizer
 from outrider.wire.errors import ConfigError
 from outrider.wire.tokenizer_json import MAX_TOKEN_ID, TOKENIZER_CONFIG, read_special_tokens
+
+NO_END = -1
+"""An `eos_token_id` of checkpoints that have none, or name it in another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +48,21 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
 
     Fine-tunes of base models often have the end of a chat in one file alone. Raises ConfigError for an id that is none.
     """
+    tokenizer = find_tokenizer(model)
     found = {
-        GENERATION: _checked_ids(model, "eos_token_id", (read_model_json(model, GENERATION) or {}).get("eos_token_id")),
+        GENERATION: _checked_ends(model, (read_model_json(model, GENERATION) or {}).get("eos_token_id")),
         CONFIG: _config_ends(model, config),
-        TOKENIZER_CONFIG: _tokenizer_ends(model),
+        TOKENIZER_CONFIG: _tokenizer_ends(tokenizer),
     }
     named = {file: ids for file, ids in found.items() if ids}
     if not named:
         own = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
-        return Ends(_checked_ids(model, "eos_token_id", own), None)
+        return Ends(_checked_ends(model, own), None)
     united = tuple(dict.fromkeys(end for ids in named.values() for end in ids))
     first = next(iter(named.values()))
     if set(united) == set(first):
         return Ends(united, None)
-    texts = _texts_of(model, united)
+    texts = _texts_of(tokenizer, united)
     listed = ", ".join(f"{file} {' and '.join(texts[end] for end in ids)}" for file, ids in named.items())
     return Ends(united, f"the files of {model} name different ends of an answer, and any of them ends one: {listed}")
 
@@ -70,17 +74,16 @@ def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:
     raw = read_model_json(model, CONFIG)
     text = config.get_text_config(decoder=True)
     if raw is None:
-        return _checked_ids(model, "eos_token_id", text.eos_token_id)
+        return _checked_ends(model, text.eos_token_id)
     parts = [raw]
     for name, part in raw.items():  # other names may be of a value for each layer, which transformers does not give
         if isinstance(part, dict) and getattr(config, name, None) is text:
             parts.append(part)
-    ends = dict.fromkeys(end for part in parts for end in _checked_ids(model, "eos_token_id", part.get("eos_token_id")))
+    ends = dict.fromkeys(end for part in parts for end in _checked_ends(model, part.get("eos_token_id")))
     return tuple(ends)
 
 
-def _tokenizer_ends(model: str) -> tuple[int, ...]:
-    found = find_tokenizer(model)
+def _tokenizer_ends(found: FoundTokenizer | None) -> tuple[int, ...]:
     if found is None:
         return ()
     text = read_special_tokens(found.files.tokenizer_config_json).get("eos_token")
@@ -88,14 +91,22 @@ def _tokenizer_ends(model: str) -> tuple[int, ...]:
     return () if end is None else (end,)
 
 
-def _texts_of(model: str, ids: tuple[int, ...]) -> dict[int, str]:
+def _texts_of(found: FoundTokenizer | None, ids: tuple[int, ...]) -> dict[int, str]:
     """Return each id with its token's text in front, where the tokenizer has one."""
-    found = find_tokenizer(model)
     texts = {}
     for token_id in ids:
         text = None if found is None else found.tokenizer.id_to_token(token_id)
         texts[token_id] = str(token_id) if text is None else f"{text} ({token_id})"
     return texts
+
+
+def _checked_ends(model: str, value: Any) -> tuple[int, ...]:
+    """Return the ends of a value of a configuration. Raises ConfigError."""
+    if isinstance(value, list):
+        value = [end for end in value if end != NO_END]
+    elif value == NO_END:
+        value = None
+    return _checked_ids(model, "eos_token_id", value)
 
 
 def _checked_ids(model: str, name: str, value: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import copy
 import importlib
 import importlib.util
 import io
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -23,12 +24,15 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from outrider.engine.loading.gguf_stated import complete
 from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.weight_headers import check_counts
 from outrider.wire.errors import ConfigError
 from outrider.wire.gguf_header import GgufHeader, read_header
 from outrider.wire.peer_text import bound_text
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of text, of a turn and of a message: each ends an answer."""
+_replaced = threading.RLock()
+"""Held while parts of the package gguf, or stderr, are replaced: of two loads in a process one waits."""
 PLAIN_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Types of tensors that are not quantised, as `gguf.GGMLQuantizationType` counts."""
 
@@ -48,6 +52,7 @@ def read_gguf_config(path: Path) -> PreTrainedConfig:
     header = read_header(path)
     check_installed(path)
     check_types(header)
+    check_counts(header.values, str(path))
     config = copy.deepcopy(_config_of(path, path.stat().st_mtime_ns))
     try:
         complete(config, header)
@@ -132,16 +137,21 @@ def read_once() -> Iterator[None]:
     """
     import gguf
 
-    own = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = _header_of, _names_of
-    try:
-        yield
-    finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = own
+    with _replaced:
+        reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = _header_of, _names_of
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+
+
+def _header_of(path: str) -> Any:
+    return _reader(path, Path(path).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _header_of(path: str) -> Any:
+def _reader(path: str, _changed_ns: int) -> Any:
     return importlib.import_module("gguf.gguf_reader").GGUFReader(path)
 
 
@@ -154,10 +164,10 @@ def _names_of(architecture: int, num_layers: int) -> Any:
 def reading() -> Iterator[None]:
     """Read weights in this context: transformers draws its progress on stderr, which is a log."""
     try:
-        with read_once(), contextlib.redirect_stderr(io.StringIO()):
+        with read_once(), contextlib.redirect_stderr(io.StringIO()):  # in this order: the first holds the lock
             yield
     finally:
-        _header_of.cache_clear()  # which holds the file open
+        _reader.cache_clear()  # which holds the file open
 
 
 def weight_options(path: Path) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _unread(header: GgufHeader, name: str) -> ConfigError:
     value = bound_text(str(header.stated(name)))
     return ConfigError(
         f"{header.path} states {header.architecture}.{bound_text(name)} = {value}, which transformers "
-        f" {transformers.__version__} does not read from GGUF, and without it the text would be another; "
+        f"{transformers.__version__} does not read from GGUF, and without it the text would be another; "
         "use the model's folder of safetensors",
         param="model",
     )

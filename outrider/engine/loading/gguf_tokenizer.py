@@ -69,6 +69,11 @@ def _files_of(path: Path, _changed_ns: int) -> pb.TokenizerFiles:
     load_tokenizer(tokenizer_json, f"the tokenizer of {path}")
     config = {name: stated[name] for name in SPECIAL if stated.get(name) is not None}
     template = stated.get("chat_template") or ""
+    if not isinstance(template, str):
+        shown = bound_text(repr(template))
+        raise ConfigError(
+            f"the chat template of {path} is {shown}, which is no text; get the file again", param="model"
+        )
     return pb.TokenizerFiles(
         tokenizer_json=tokenizer_json,
         tokenizer_config_json=json.dumps(config).encode(),

@@ -30,6 +30,7 @@ from outrider.engine.loading.model_files import (
     CONFIG,
     check_folder,
     check_no_adapter,
+    config_name,
     first_line,
     gguf_path,
     model_file,
@@ -39,7 +40,7 @@ from outrider.engine.loading.model_files import (
 from outrider.engine.loading.quantize import check_int8, method_of, num_parameters, quantize_int8
 from outrider.engine.loading.text_part import attention_of_text, part_that_writes, plain_form, served_class
 from outrider.engine.loading.tied_tables import check_tied_weights
-from outrider.engine.loading.weight_headers import bounded_build, check_counts
+from outrider.engine.loading.weight_headers import bounded_build, check_counts, read_headers
 from outrider.engine.loading.weight_source import WeightSource
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.checks import check_can_split
@@ -60,15 +61,13 @@ from outrider.wire.settings.gpu_shares import num_weight_bytes
 log = get_logger(__name__)
 
 PREFILL_TOKENS_CPU = 256
-"""Most prompt tokens of a step on a CPU. Doubling it feeds prompts in fewer steps, each of which holds up answers
-longer."""
+"""Most prompt tokens of a step on a CPU: running requests wait for the whole of it."""
 PREFILL_TOKENS_CUDA = 2048
 """Most prompt tokens of a step on a GPU, as PREFILL_TOKENS_CPU."""
 ANSWER_TOKENS = 4096
-"""Tokens of a slot that the cache has room for on a CPU, where contexts are longer. Doubling it doubles its memory,
-once they are used."""
+"""Tokens of a slot that the cache has room for on a CPU, where contexts are longer."""
 CPU_FRACTION = 0.1
-"""Share of a CPU's free memory for the cache, and for what drafts deliver: it is everybody's."""
+"""Share of a CPU's free memory for the cache, and for what drafts deliver: other processes need theirs."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:
@@ -113,7 +112,8 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     settle_rope(network, limit)
     if isinstance(config, TargetConfig) and config.lookahead_embeddings is not None:
         facts = replace(facts, num_lookahead=append_embeddings(network, config.lookahead_embeddings))
-    num_weight_bytes, class_name = memory.weights_bytes(network), type(network).__name__
+    num_weight_bytes = memory.weights_bytes(network)
+    class_name = type(network).__name__
     gives_features = isinstance(config, TargetConfig)
     runner = choose_path(network, facts, config.attention_path, config.batch_invariant, gives_features)
     del network  # before free memory is counted: a path with weights of its own form does not keep it
@@ -123,9 +123,15 @@ def _load(config: WorkerConfig, device: torch.device, join: Callable[[torch.devi
     size_cache(runner, made_of, num_weight_bytes, config, group)
     log.info(
         "loaded %s%s: %s, %d parameters, %s on %s, %s path, %d KV blocks of %d tokens",
-        *(config.model, ", text only" if facts.is_text_part else ""),
-        *(class_name, facts.num_parameters, facts.dtype, facts.device),
-        *(runner.path.name, runner.pool.num_blocks, runner.path.block_size),
+        config.model,
+        ", text only" if facts.is_text_part else "",
+        class_name,
+        facts.num_parameters,
+        facts.dtype,
+        facts.device,
+        runner.path.name,
+        runner.pool.num_blocks,
+        runner.path.block_size,
     )
     return runner
 
@@ -216,7 +222,7 @@ def read_config(model: str) -> PreTrainedConfig:
     except Exception as error:  # transformers computes with what it reads, and raises whatever comes of that
         raise unusable(model, error) from error
     if not isinstance(num_layers, int) or num_layers < 1:
-        raise ConfigError(f"the config.json of {model} says {num_layers!r} layers, must be at least 1", param="model")
+        raise ConfigError(f"{config_name(model)} says {num_layers!r} layers, must be at least 1", param="model")
     return config
 
 
@@ -227,14 +233,15 @@ def check_weights(model: str, config: PreTrainedConfig, source: WeightSource | N
     any of it is built.
     """
     source = source or WeightSource.as_stored(model, config)
+    headers = read_headers(model)
     try:
-        with bounded_build(f"the config.json of {model}", source.num_tensors):
+        with bounded_build(config_name(model), len(headers)):
             network: PreTrainedModel = network_class(config)(config)
     except ConfigError:
         raise
     except Exception as error:  # as in read_config
         raise unusable(model, error) from error
-    source.check(network)
+    source.check(network, headers)
     return network
 
 
@@ -259,7 +266,8 @@ def network_class(config: PreTrainedConfig) -> Any:
 def _load_weights(
     source: WeightSource, device: torch.device, dtype: str, quantization: str, num_ranks: int
 ) -> PreTrainedModel:
-    model, config = source.model, source.config
+    model = source.model
+    config = source.config
     model_class = network_class(config)
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     options: dict[str, Any] = {"trust_remote_code": False}
@@ -414,16 +422,23 @@ def _log_memory(runner: ModelRunner, budget: Budget, num_positions: int) -> None
     log.info(
         "memory on %s: weights %s, KV cache %s for %d tokens (%.0f %% of the %s free beside the weights), "
         "about %s for a full step of %d tokens a slot, %s left",
-        *(runner.facts.device, readable_bytes(budget.weights_bytes), readable_bytes(num_bytes), num_tokens),
-        *(100 * num_bytes / max(budget.free_bytes, 1), readable_bytes(budget.free_bytes)),
-        *(readable_bytes(budget.activations_bytes), num_positions, readable_bytes(runner.spare.num_bytes)),
+        runner.facts.device,
+        readable_bytes(budget.weights_bytes),
+        readable_bytes(num_bytes),
+        num_tokens,
+        100 * num_bytes / max(budget.free_bytes, 1),
+        readable_bytes(budget.free_bytes),
+        readable_bytes(budget.activations_bytes),
+        num_positions,
+        readable_bytes(runner.spare.num_bytes),
     )
     most_tokens = runner.facts.context_limit * runner.facts.num_sequences
     if num_tokens < most_tokens:
         log.warning(
             "the KV cache holds %d tokens and a request may have %d: longer ones will be refused; raise "
             "kv_cache_tokens",
-            *(num_tokens, most_tokens),
+            num_tokens,
+            most_tokens,
         )
 
 

@@ -17,11 +17,12 @@ from outrider.wire.tokenizer_json import TOKENIZER_JSON
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
-TOKENIZER_SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json")
+TEKKEN = "tekken.json"
+TOKENIZER_SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", TEKKEN, "vocab.json")
 """Other forms of a tokenizer, of which transformers makes a tokenizer.json."""
-MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20}
-"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, DeepSeek V3's index 9. Of a configuration
-transformers makes several copies, which takes seconds at 1 MiB.
+MAX_BYTES = {CONFIG: 1 << 20, GENERATION: 1 << 20, INDEX: 24 << 20, TOKENIZER_JSON: 40 << 20, TEKKEN: 40 << 20}
+"""Bytes of files that are read whole. Gemma 3's tokenizer.json has 32 MiB, Mistral Small 3's tekken.json 19, DeepSeek
+V3's index 9. Of a configuration transformers makes several copies, which takes seconds at 1 MiB.
 """
 MAX_OTHER_BYTES = 8 << 20
 """Bytes of other such files. Orpheus 3B's tokenizer_config.json has 5 MiB."""
@@ -94,6 +95,11 @@ def weight_map(model: str) -> dict[str, Path] | None:
             param="model",
         )
     return {tensor: paths[shard] for tensor, shard in shards.items()}
+
+
+def config_name(model: str) -> str:
+    """Return what an error calls the file that describes the network."""
+    return f"the header of {model}" if is_gguf(model) else f"the {CONFIG} of {model}"
 
 
 def read_model_json(model: str, name: str) -> dict[str, Any] | None:
@@ -196,5 +202,6 @@ def first_line(error: Exception) -> str:
 
 def unusable(model: str, error: Exception, name: str = CONFIG) -> ConfigError:
     """Return what to say of a configuration that transformers raised an error for. name: of its file."""
+    shown = config_name(model) if name == CONFIG else f"the {name} of {model}"
     why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
-    return ConfigError(f"transformers cannot use the {name} of {model} ({why}); correct it", param="model")
+    return ConfigError(f"transformers cannot use {shown} ({why}); correct it", param="model")

@@ -55,8 +55,8 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
         width = columns
     if scale.shape[-2:] != (-(-rows // height), -(-columns // width)):
         raise ValueError(f"scales of {list(scale.shape)} for numbers of {list(shape)} in blocks of {height} x {width}")
-    spread = scale.repeat_interleave(height, -2)[..., :rows, :]
-    return spread.repeat_interleave(width, -1)[..., :columns]
+    spread = scale.repeat_interleave(min(height, rows), -2)[..., :rows, :]
+    return spread.repeat_interleave(min(width, columns), -1)[..., :columns]
 
 
 def packed_integers(parts: Parts) -> Tensor:
@@ -89,6 +89,7 @@ def gptq(parts: Parts, bits: int, first_zero: int) -> Tensor:
     numbers = unpack_words(parts["qweight"].t(), bits, num_inputs).float()  # [N, K]
     zero_point = unpack_words(parts["qzeros"], bits, num_columns) + first_zero  # [groups, N]
     zero_point = zero_point & ((1 << bits) - 1) if first_zero else zero_point
+    _check_groups(zero_point, scale)
     groups = _groups_of(parts.get("g_idx"), num_inputs, scale.shape[0])
     return (numbers - zero_point.float().t()[:, groups]) * scale.t()[:, groups]
 
@@ -98,6 +99,7 @@ def awq(parts: Parts) -> Tensor:
     scale = parts["scales"].float()  # [groups, N]
     numbers = _in_order(parts["qweight"], scale.shape[1])  # [K, N]
     zero_point = _in_order(parts["qzeros"], scale.shape[1])  # [groups, N]
+    _check_groups(zero_point, scale)
     groups = _groups_of(None, numbers.shape[0], scale.shape[0])
     return ((numbers - zero_point[groups]) * scale[groups]).t().contiguous()
 
@@ -105,6 +107,11 @@ def awq(parts: Parts) -> Tensor:
 def _in_order(words: Tensor, num_columns: int) -> Tensor:
     unpacked = unpack_words(words, 4, num_columns)
     return unpacked.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1).float()
+
+
+def _check_groups(zero_point: Tensor, scale: Tensor) -> None:
+    if zero_point.shape != scale.shape:
+        raise ValueError(f"zero points of {list(zero_point.shape)} and scales of {list(scale.shape)}")
 
 
 def _groups_of(stated: Tensor | None, num_columns: int, num_groups: int) -> Tensor:
@@ -151,15 +158,15 @@ def bits_and_bytes4(parts: Parts) -> Tensor:
     scale = parts["absmax"]
     if "nested_absmax" in parts:
         rough = parts["nested_map"][scale.long()]
-        spread = parts["nested_absmax"].repeat_interleave(stated["nested_blocksize"])[: len(rough)]
-        scale = rough * spread + stated["nested_offset"]
+        blocks = torch.arange(len(rough)) // stated["nested_blocksize"]
+        scale = rough * parts["nested_absmax"][blocks] + stated["nested_offset"]
     packed = parts["weight"].flatten()
     halves = torch.stack((packed >> 4, packed & 15), -1).flatten()
     numbers = parts["map"][halves.long()]
-    spread = scale.float().repeat_interleave(stated["blocksize"])
     shape = stated["shape"]
-    count = int(torch.Size(shape).numel())
-    return (numbers[:count] * spread[:count]).reshape(shape)
+    numbers = numbers[: int(torch.Size(shape).numel())]
+    blocks = torch.arange(len(numbers)) // stated["blocksize"]
+    return (numbers * scale.float()[blocks]).reshape(shape)
 
 
 def bits_and_bytes8(parts: Parts) -> Tensor:

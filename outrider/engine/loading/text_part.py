@@ -27,7 +27,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-from transformers.utils import is_timm_available, is_vision_available
 
 from outrider.engine.loading.model_files import first_line
 from outrider.wire.errors import ConfigError
@@ -182,9 +181,9 @@ class AbsentPart(nn.Module):
 
 @functools.cache
 def stand_in_for_timm() -> None:
-    """Have towers of the timm library built as nothing where it is not installed: they are left out again at once."""
-    if is_timm_available() and is_vision_available():
-        return
+    """Have towers of the timm library built as nothing, in this process: they are left out again at once. The library
+    may be missing, and it fetches what a configuration names from a hub.
+    """
     for model_type, class_name in MODEL_MAPPING_NAMES.items():
         if class_name == "TimmWrapperModel":
             config_class = CONFIG_MAPPING[model_type]
@@ -270,8 +269,14 @@ def plain_form(network: PreTrainedModel) -> PreTrainedModel:
         ) from error
     if candidate is None:
         return network
-    same = torch.equal(own, candidate(input_ids=ids, use_cache=False).logits)
-    return candidate if same else network
+    try:
+        other = candidate(input_ids=ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a decoder may read what the wrapper's configuration alone has
+        log.info("%s does not run by itself: %s", type(candidate).__name__, first_line(error))
+        return network
+    return candidate if torch.equal(own, other) else network
 
 
 def _ids_to_compare(config: PreTrainedConfig) -> list[int]:

@@ -6,9 +6,13 @@ Called by the workers, `outrider doctor` and `outrider alpha`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import re
+import reprlib
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +24,7 @@ from outrider.engine.loading.gguf_tokenizer import gguf_tokenizer_files
 from outrider.engine.loading.model_files import TOKENIZER_SOURCES, first_line, gguf_path, model_file, read_file
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import ADDITIONAL_TEMPLATES
+from outrider.wire.model_id import ADDITIONAL_TEMPLATES, local_path
 from outrider.wire.model_json import parse_object
 from outrider.wire.peer_text import bound_text
 from outrider.wire.tokenizer_json import (
@@ -39,16 +43,26 @@ ADDED_TOKENS = "added_tokens.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 """Fields of a listed token besides its text."""
+ID = re.compile(r"[0-9]{1,9}")
+"""A token's id as a key of JSON."""
 SAMPLE = "hello"
 """A text that any converted tokenizer gives back."""
+TEXT_SUFFIXES = (".json", ".txt", ".model")
+"""Of the files that transformers makes a tokenizer of."""
 MAX_SHOWN = 3
 """Tokens that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTokenizer:
+    """A model's tokenizer, as files and as the library has it."""
+
     files: pb.TokenizerFiles
     tokenizer: Tokenizer
+
+
+_found: ContextVar[dict[str, FoundTokenizer | None] | None] = ContextVar("found_tokenizers", default=None)
+"""By model, what was read in the context of `tokenizers_read_once`; None outside of it."""
 
 
 def tokenizer_files(model: str) -> pb.TokenizerFiles:
@@ -68,6 +82,25 @@ def read_tokenizer(model: str) -> FoundTokenizer:
 
 def find_tokenizer(model: str) -> FoundTokenizer | None:
     """Return what `read_tokenizer` does, None where there is no file of a tokenizer."""
+    found = _found.get()
+    if found is None:
+        return _find(model)
+    if model not in found:
+        found[model] = _find(model)
+    return found[model]
+
+
+@contextlib.contextmanager
+def tokenizers_read_once() -> Iterator[None]:
+    """Read each tokenizer once in this context: several parts of a load need it, and 262,144 tokens take 2 s."""
+    token = _found.set({})
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
+def _find(model: str) -> FoundTokenizer | None:
     gguf = gguf_path(model)
     if gguf is not None:
         files = gguf_tokenizer_files(gguf)
@@ -158,7 +191,7 @@ def _listed_by_config(model: str, config: Mapping[str, Any]) -> dict[int, AddedT
     listed = {}
     for key, entry in entries.items():
         text = entry.get("content") if isinstance(entry, dict) else None
-        if not key.isdecimal() or not isinstance(text, str):
+        if not ID.fullmatch(key) or not isinstance(text, str):
             raise _wrong(model, TOKENIZER_CONFIG, f"added_tokens_decoder[{key!r}]", entry)
         listed[int(key)] = _token(text, entry)
     return listed
@@ -174,7 +207,7 @@ def _listed_beside(model: str, config: Mapping[str, Any], tokenizer: Tokenizer) 
         if type(token_id) is not int or token_id < 0:
             raise _wrong(model, ADDED_TOKENS, repr(text), token_id)
         if text not in known:
-            listed[token_id] = AddedToken(text, special=text in special)
+            listed[token_id] = _token(text, {"special": text in special})
     return listed
 
 
@@ -194,6 +227,14 @@ def _special(entry: Any) -> AddedToken:
 
 
 def _token(text: str, entry: Mapping[str, Any]) -> AddedToken:
+    """Raises ConfigError for half of a character, which JSON may have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the tokenizer's files list {reprlib.repr(text)}, which is no text in UTF-8; save the tokenizer again",
+            param="model",
+        ) from None
     return AddedToken(text, **{name: entry[name] for name in FLAGS if isinstance(entry.get(name), bool)})
 
 
@@ -211,7 +252,8 @@ def _converted(model: str) -> bytes | None:
     if not paths:
         return None
     for path in paths:
-        read_file(path)  # which is of a bounded size, and no link
+        read_file(path)  # which is of a bounded size
+    _check_beside(model)
     what = f"{model} has {paths[0].name} and no {TOKENIZER_JSON}"
     if paths[0].suffix == ".model" and importlib.util.find_spec("sentencepiece") is None:
         raise ConfigError(
@@ -236,6 +278,16 @@ def _converted(model: str) -> bytes | None:
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
     return str(converted.to_str()).encode()
+
+
+def _check_beside(model: str) -> None:
+    """Raise ConfigError for links of a folder's files of text that lead out of it: transformers opens what its classes
+    name.
+    """
+    folder = local_path(model)
+    for path in () if folder is None else folder.iterdir():  # a hub's cache holds what was fetched
+        if path.suffix in TEXT_SUFFIXES:
+            model_file(model, path.name)
 
 
 def tokens_beyond(tokenizer: Tokenizer, num_rows: int) -> str | None:

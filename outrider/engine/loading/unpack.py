@@ -37,8 +37,9 @@ NO_WEIGHTS = (
     ".weight_format",
 )
 """Ends of names of what is for activations and keys, which stay in the model's dtype."""
-SCALES = ("_scale", "_scale_inv", "_scale_2")
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
+BYTES = (*FLOAT8, "I8", "U8")
+"""Numbers that are no weights by themselves."""
 NV_GROUP, MX_GROUP = 16, 32
 """Columns of a scale in NVFP4 and MXFP4."""
 
@@ -118,16 +119,23 @@ def _find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) 
         try:
             weight = _packed_weight(str(method), name, headers, quantization)
         except _Unknown as error:
-            raise ConfigError(
-                f"{bound_text(name)} of {model} is {error}, which cannot be unpacked here; use a checkpoint that is "
-                "not quantised",
-                param="model",
-            ) from None
+            raise _not_unpacked(model, name, error) from None
         if weight is not None:
             found[weight.name] = weight
             used.update(weight.parts.values())
     others = [name for name in headers if name not in used and not name.endswith(NO_WEIGHTS)]
+    for name in others:
+        if headers[name].dtype in BYTES:  # it would be read as if its numbers were weights
+            raise _not_unpacked(model, name, f"stored as {headers[name].dtype} without a scale beside it")
     return found | dict.fromkeys(others)
+
+
+def _not_unpacked(model: str, name: str, what: object) -> ConfigError:
+    return ConfigError(
+        f"{bound_text(name)} of {model} is {what}, which cannot be unpacked here; use a checkpoint that is not "
+        "quantised",
+        param="model",
+    )
 
 
 class _Unknown(Exception):
@@ -159,10 +167,10 @@ def _by_rows(name: str, headers: Headers, quantization: Mapping[str, Any]) -> Pa
     parts = _present(headers, weight=name, scale=f"{name}_scale_inv", zero_point=f"{name}_zero_point")
     parts |= _present(headers, scale=f"{name}_scale", factor=f"{name}_scale_2")
     if "scale" not in parts:
-        if header.dtype in FLOAT8 and not name.endswith(SCALES):
-            raise _Unknown("FP8 without a scale beside it")
         return None
     if header.dtype == "U8":  # modelopt's NVFP4
+        if "factor" not in parts:
+            raise _Unknown("NVFP4 without a scale for all of it")
         parts["packed"] = parts.pop("weight")
         return PackedWeight(name, _doubled(header), parts, partial(layouts.fp4, group=NV_GROUP))
     if header.dtype not in (*FLOAT8, "I8"):
@@ -192,6 +200,8 @@ def _compressed(name: str, weight: str, headers: Headers) -> PackedWeight:
         if group not in (NV_GROUP, MX_GROUP) or "zero_point" in parts:
             raise _Unknown(f"FP4 with a scale for {group} columns")
         parts |= _present(headers, divisor=f"{weight}_global_scale")
+        if group == NV_GROUP and "divisor" not in parts:
+            raise _Unknown("NVFP4 without a scale for all of it")
         return PackedWeight(weight, _doubled(header), parts, partial(layouts.fp4, group=group))
     parts |= _present(headers, shape=f"{weight}_shape", g_idx=f"{weight}_g_idx")
     if header.dtype != "I32" or "shape" not in parts:
@@ -206,7 +216,10 @@ def _in_columns(method: str, name: str, headers: Headers, quantization: Mapping[
     parts = _present(headers, **roles)
     if "qzeros" not in parts or "scales" not in parts:
         raise _Unknown(f"{method} without qzeros and scales beside it")
-    num_words, num_columns = headers[name].shape[0], headers[parts["scales"]].shape[1]
+    words, scales = headers[name].shape, headers[parts["scales"]].shape
+    if len(words) != 2 or len(scales) != 2:
+        raise _Unknown(f"{method} of words {list(words)} with scales {list(scales)}")
+    num_words, num_columns = words[0], scales[1]
     form = quantization.get("version" if method == "awq" else "checkpoint_format")
     if headers[name].dtype != "I32":
         raise _Unknown(f"{method} in words of {headers[name].dtype}")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from outrider.engine.loading.model_files import first_line, gguf_path, model_file, weight_map
+from outrider.engine.loading.model_files import config_name, first_line, gguf_path, model_file, weight_map
 from outrider.wire.errors import ConfigError
 from outrider.wire.gguf_header import read_header
 from outrider.wire.model_id import SAFE
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 AGAIN = "get the file again (where it is a pointer of Git LFS: git lfs pull)"
 COUNTS = ("layer", "layers", "expert", "experts", "head", "heads", "labels", "blocks", "stages", "attention_types")
-"""Ends of names in config.json whose numbers say how often something is built."""
+GGUF_COUNTS = ("block_count", "expert_count", "head_count")
+"""Ends of names in config.json, and in GGUF files, whose numbers say how often something is built."""
 MAX_COUNT = 1 << 16
 """Of one of these: an order of magnitude above the labels of ImageNet-21k, the largest that is published."""
 MODULES_PER_TENSOR = 32
@@ -111,7 +112,7 @@ def read_safe(path: Path, read: Callable[[Any], T]) -> T:
 
 
 def check_counts(config: Mapping[str, Any], shown: str) -> None:
-    """Raise ConfigError for a count in config.json that nothing has. shown: the file.
+    """Raise ConfigError for a count that nothing has, in config.json or in a GGUF file. shown: the file.
 
     Called before transformers reads the file, which makes as many labels and types of layers as it says.
     """
@@ -122,7 +123,7 @@ def check_counts(config: Mapping[str, Any], shown: str) -> None:
             pending += value.items()
         elif isinstance(value, list):
             pending += [(name, each) for each in value]
-        elif isinstance(value, int) and value > MAX_COUNT and name.endswith(COUNTS):
+        elif isinstance(value, int) and value > MAX_COUNT and name.endswith((*COUNTS, *GGUF_COUNTS)):
             raise ConfigError(
                 f"{bound_text(name)} in {shown} is {value}, and more than {MAX_COUNT} are never built; correct it",
                 param="model",
@@ -166,7 +167,7 @@ def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHead
         header = headers.get(name)
         if header is not None and header.shape != tuple(tensor.shape):
             raise ConfigError(
-                f"{name} is {list(header.shape)} in {header.path}, and by the config.json of {model} must be "
+                f"{name} is {list(header.shape)} in {header.path}, and by {config_name(model)} must be "
                 f"{list(tensor.shape)}; correct it or get the file again",
                 param="model",
             )
@@ -175,7 +176,7 @@ def check_sizes(model: str, network: nn.Module, headers: Mapping[str, TensorHead
     num_stored = sum(header.num_elements for header in headers.values())
     if num_built > max(MIN_PARAMETERS, per_element * num_stored):
         raise ConfigError(
-            f"the config.json of {model} describes a network of {num_built} numbers, and its weights are {num_stored}; "
+            f"{config_name(model)} describes a network of {num_built} numbers, and its weights are {num_stored}; "
             "correct it or get the files again",
             param="model",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from outrider.engine.loading.model_files import gguf_path
 from outrider.engine.loading.quantize import check_unpacked, method_of, quantization_of, unpacked_config, why_to_unpack
 from outrider.engine.loading.tied_tables import check_tied_names
 from outrider.engine.loading.unpack import PackedCheckpoint
-from outrider.engine.loading.weight_headers import check_sizes, read_headers
+from outrider.engine.loading.weight_headers import TensorHeader, check_sizes
 from outrider.wire.gguf_header import read_header
 from outrider.wire.settings.config import WorkerConfig
 
@@ -54,14 +55,10 @@ class WeightSource:
         packed = PackedCheckpoint.read(model, quantization_of(config))
         return cls(model, unpacked_config(config), packed=packed, why_unpacked=why)
 
-    @property
-    def num_tensors(self) -> int:
-        """Number of tensors in the files. Raises ConfigError for damaged ones."""
-        return len(read_headers(self.model))
-
-    def check(self, network: PreTrainedModel) -> None:
-        """Raise ConfigError unless the files hold the network's weights. network: on the meta device."""
-        headers = read_headers(self.model)
+    def check(self, network: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
+        """Raise ConfigError unless the files hold the network's weights. network: on the meta device. headers: of the
+        files.
+        """
         is_as_stored = self.gguf is None and self.packed is None and method_of(self.config) is None
         if self.gguf is not None:
             with read_once():

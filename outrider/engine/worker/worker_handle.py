@@ -15,6 +15,7 @@ import prometheus_client
 import torch
 
 from outrider import __version__
+from outrider.engine.loading.tokenizer_files import tokenizers_read_once
 from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.engine_thread import EngineThread, EngineWorker, StepTimes
@@ -298,7 +299,8 @@ def _base(
 ) -> Base[State]:
     """On the engine thread."""
     load_at_start()
-    loaded = load(config, new_epoch(), engine.fail)
+    with tokenizers_read_once():
+        loaded = load(config, new_epoch(), engine.fail)
     loaded.times = engine.times
     info = loaded.info()
     keeper = SlotKeeper(loaded.slots, engine, metrics, info.vocab_size, info.eos_token_ids)
