@@ -94,11 +94,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         try:
             async for report in reports:
                 bound_strings(report)
-                if not name:
-                    refusal = other_protocol(f"the gateway {report.gateway}", report.protocol, "this registry")
-                    if refusal is not None:
-                        raise IncompatiblePair(refusal)
-                    name = report.gateway
+                if join not in self._reports:
+                    name = report.gateway or "without a name"
+                    _check_protocol(name, report)
                     log.info("gateway %s joined", name)
                 self._reports[join] = (time.monotonic(), report)
         except grpc.aio.AioRpcError as error:
@@ -106,8 +104,15 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         except InvalidRequest as error:  # bytes that are no report; the call ends with it
             log.info("the stream of gateway %s broke: %s", name, error.message)
         finally:
-            self._reports.pop(join, None)
-            log.info("gateway %s left", name or "without a name")
+            if self._reports.pop(join, None) is not None:
+                log.info("gateway %s left", name)
+
+
+def _check_protocol(name: str, report: pb.GatewayReport) -> None:
+    """Raise IncompatiblePair for a gateway that speaks another protocol than this registry."""
+    refusal = other_protocol(f"the gateway {name}", report.protocol, "this registry")
+    if refusal is not None:
+        raise IncompatiblePair(refusal)
 
 
 class Registry:

@@ -417,8 +417,10 @@ def join(registry: Registry, channel: grpc.Channel, tally: Tally) -> Callable[[A
 
     def campaign(data: Any) -> None:
         draw = data.draw
-        hints = {"GatewayReport.protocol": st.just(PROTOCOL)}
-        reports = [message_of(draw, rpb.GatewayReport, hints).SerializeToString() for _ in range(BATCH)]
+        messages = [message_of(draw, rpb.GatewayReport, {}) for _ in range(BATCH)]
+        for message in messages:
+            message.protocol = PROTOCOL
+        reports = [message.SerializeToString() for message in messages]
         rubbish = draw(st.integers(0, 3)) == 0
         if rubbish:
             reports[-1] = mutated(draw, reports[-1]) if draw(st.booleans()) else draw(st.binary(max_size=40))
