@@ -345,15 +345,12 @@ test-newest: PYTHON = python3.13
 test-newest:
 	$(MAKE) test PYTHON=$(PYTHON) VENV=.work/newest
 
-# A fleet of an earlier commit, replaced part by part by this one under streams: make upgrade-test BASE=v0.1.0
-upgrade-test: $(STAMP)
-	$(BIN)/python -m tests.upgrade $(BASE)
-
-# Two gateways behind a TCP balancer, replaced one after the other under streams over kept connections: a minute.
+# A fleet, replaced part by part under streams: gateways behind a TCP balancer, over kept connections, then its workers.
 rolling-test: $(STAMP)
 	$(BIN)/python -m tests.rolling
+	$(BIN)/python -m tests.rolling.workers
 
-.PHONY: release test-oldest test-newest upgrade-test rolling-test
+.PHONY: release test-oldest test-newest rolling-test
 
 # Client libraries with tools and structured answers, installed apart under .work/clients, against the demo pair.
 .work/clients/%/.done: tests/clients/%.txt

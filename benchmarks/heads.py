@@ -6,9 +6,9 @@ Each draft has a target, and a gateway, of its own: a target makes rows for ever
 arm is to pay for another's. Only one of them works at a time. Each prompt is answered by every arm in turn before the
 next one, in another order each time.
 
-Counts are of the demo target and of turns (`--no-overlap`): there a proposal begins at the last committed token with
-all that the draft may know of it, and has all its K tokens whatever the machine. Speeds are of the widened target,
-and of rounds as they are served: the draft works beside the target, and K goes by what pays.
+Counts are of the demo target and of turns (`tests.turns_gateway`): there a proposal begins at the last committed
+token with all that the draft may know of it, and has all its K tokens whatever the machine. Speeds are of the widened
+target, and of rounds as they are served: the draft works beside the target, and K goes by what pays.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def widened(folders: Folders, size: str) -> Iterator[Folders]:
 
 
 @contextlib.asynccontextmanager
-async def pairs(folders: Folders, *gateway: str) -> AsyncIterator[dict[str, Split]]:
-    """Run the systems of all arms, each of which drafts by then. gateway: what the gateways' command lines have."""
+async def pairs(folders: Folders, gateway_module: str = "gateway") -> AsyncIterator[dict[str, Split]]:
+    """Run the systems of all arms, each of which drafts by then."""
     of_head = ("--target-model", str(folders.target))
     wanted: dict[str, tuple[Path, dict[str, Sequence[str]]]] = {
         MODEL: (folders.draft, {}),
@@ -97,8 +97,8 @@ async def pairs(folders: Folders, *gateway: str) -> AsyncIterator[dict[str, Spli
     async with contextlib.AsyncExitStack() as stack:
         found = dict[str, Split]()
         for name, (draft, more) in wanted.items():
-            parts = {**more, "gateway": gateway}
-            found[name] = await stack.enter_async_context(split(this_checkout(), folders.target, draft, more=parts))
+            system = split(this_checkout(), folders.target, draft, more=more, gateway_module=gateway_module)
+            found[name] = await stack.enter_async_context(system)
         for name, arm in ARMS.items():
             if name != PLAIN:
                 pair = found[arm.pair]
@@ -217,7 +217,7 @@ def add_speeds(report: Report, temperature: float, cells: Mapping[str, Cell]) ->
 
 async def measure(report: Report, folders: Folders, options: argparse.Namespace) -> list[str]:
     wrong = list[str]()
-    async with pairs(folders, "--no-overlap") as found:
+    async with pairs(folders, "tests.turns_gateway") as found:
         for temperature in options.temperatures:
             cells = await answered(found, options.prompts, options.k, temperature, options.max_tokens, 1)
             wrong += add_counts(report, temperature, cells, options.k)

@@ -13,9 +13,10 @@ import grpc.aio
 
 from outrider.v1 import registry_pb2 as pb
 from outrider.v1 import registry_pb2_grpc
-from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.errors import ConfigError, IncompatiblePair, InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.peer_text import bound_strings
+from outrider.wire.protocol import PROTOCOL, other_protocol
 from outrider.wire.transport.address import join_host_port
 from outrider.wire.transport.rpc import CONTROL_BYTES
 from outrider.wire.transport.serving import ServerThread
@@ -64,6 +65,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 yield membership
             if self._is_stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the launcher is stopping; join again")
+            reading.result()  # raises what it refused the gateway for
         finally:
             self._joined.discard(reading)
             reading.cancel()
@@ -92,8 +94,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         try:
             async for report in reports:
                 bound_strings(report)
-                if not name:
-                    name = report.gateway
+                if join not in self._reports:
+                    name = report.gateway or "without a name"
+                    _check_protocol(name, report)
                     log.info("gateway %s joined", name)
                 self._reports[join] = (time.monotonic(), report)
         except grpc.aio.AioRpcError as error:
@@ -101,8 +104,15 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         except InvalidRequest as error:  # bytes that are no report; the call ends with it
             log.info("the stream of gateway %s broke: %s", name, error.message)
         finally:
-            self._reports.pop(join, None)
-            log.info("gateway %s left", name or "without a name")
+            if self._reports.pop(join, None) is not None:
+                log.info("gateway %s left", name)
+
+
+def _check_protocol(name: str, report: pb.GatewayReport) -> None:
+    """Raise IncompatiblePair for a gateway that speaks another protocol than this registry."""
+    refusal = other_protocol(f"the gateway {name}", report.protocol, "this registry")
+    if refusal is not None:
+        raise IncompatiblePair(refusal)
 
 
 class Registry:
@@ -136,9 +146,11 @@ class Registry:
         return self.address
 
     def publish(self, membership: pb.Membership) -> None:
-        """Send the membership to all gateways, from any thread. The message must not be changed afterwards."""
+        """Send the membership to all gateways, from any thread."""
         assert self._servicer is not None
-        self._server.post([lambda: self._servicer.publish(membership)])  # type: ignore[union-attr]
+        told = pb.Membership(protocol=PROTOCOL)
+        told.MergeFrom(membership)
+        self._server.post([lambda: self._servicer.publish(told)])  # type: ignore[union-attr]
 
     def reports(self) -> list[pb.GatewayReport]:
         return [] if self._servicer is None else self._servicer.reports()

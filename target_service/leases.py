@@ -148,8 +148,8 @@ class Leases:
         if inserted.no_room and not self._told_of_room:
             self._told_of_room = True
             log.warning(
-                "drafts are dropped: %d answers share max_parked_bytes %d, and a draft token brings %d bytes; raise "
-                "it, or let laws be cut (draft_logprobs topk:128)",
+                "drafts are dropped: %d answers share %d bytes, and a draft token brings %d; let laws be cut "
+                "(draft_logprobs topk:128), or free memory of the host before the target starts",
                 *(len(self._leases), self._max_bytes, nodes.num_bytes // max(1, len(nodes.ids))),
             )
         if nodes.ids:

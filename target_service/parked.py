@@ -14,11 +14,27 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.transport.codec import Rows
 from outrider.wire.tree_shape import TreeShape
 
 MAX_PARKED_NODES = 1024
 """Nodes of one slot; what comes beyond is dropped. Doubling it doubles what a draft that never stops may fill."""
+
+
+NODE_BYTES = 256
+"""Bytes of a delivery of one token without its law: 60 of ticket, epoch and place, and 10 a token for the way to it."""
+
+
+def parked_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
+    """Return the bytes that what drafts delivered may take, for all slots.
+
+    A slot can verify MAX_DRAFT_TOKENS tokens, and the heaviest comes with the log-probs of the whole vocabulary,
+    4 bytes an id. All slots together take at most memory_bytes, but guesses, which have no log-probs, always have room.
+    """
+    num_tokens = num_slots * MAX_DRAFT_TOKENS
+    guesses_bytes = num_tokens * NODE_BYTES
+    return guesses_bytes + min(num_tokens * 4 * vocab_size, memory_bytes)
 
 
 @dataclass(slots=True)

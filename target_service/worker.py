@@ -33,7 +33,11 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
             num_threads = max(1, len(cores) // config.tensor_parallel)
 
     log_phase("importing torch")
+    import torch
+
     from outrider.engine.loading.loaded import Loaded, load
+    from outrider.engine.loading.loader import CPU_FRACTION
+    from outrider.engine.loading.memory import free_memory_bytes
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
     from target_service.features import Features
@@ -43,6 +47,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.own_heads import load_own_heads
     from target_service.own_lookahead import OwnLookahead
     from target_service.own_pass import make_own_pass
+    from target_service.parked import parked_bytes
     from target_service.servicer import TargetServicer
     from target_service.step_drafter import StepDrafter
     from target_service.verifier import Verifier
@@ -50,7 +55,9 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     def make(base: Base[Loaded]) -> Parts:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
-        leases = Leases(config.max_parked_bytes, metrics, base.engine.answer)
+        memory_bytes = int(CPU_FRACTION * free_memory_bytes(torch.device("cpu")))
+        most_parked_bytes = parked_bytes(config.max_slots, vocab_size, memory_bytes)
+        leases = Leases(most_parked_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
         features = Features(loaded.runner, leases, base.engine.answer)
         tokenizer_json = loaded.tokenizer.tokenizer_json

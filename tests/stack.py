@@ -225,11 +225,11 @@ class Pools:
 
 
 @contextlib.contextmanager
-def gateway_beside(stack: Stack, *args: str, draft: bool = True) -> Iterator[Process]:
+def gateway_beside(stack: Stack, *args: str, draft: bool = True, module: str = "gateway") -> Iterator[Process]:
     """Start another gateway over the same workers, and stop it."""
     assert stack.draft is not None
     workers = ("--target", stack.target.address, *(("--draft", stack.draft.address) if draft else ()))
-    gateway = Process("gateway", [*workers, "--port", "0", "--grpc-port", "0", *args])
+    gateway = Process(module, [*workers, "--port", "0", "--grpc-port", "0", *args])
     try:
         yield gateway
     finally:

@@ -200,6 +200,7 @@ async def split(
     draft_step_s: Mapping[int, float] | None = None,
     more: Mapping[str, Sequence[str]] | None = None,
     draft_module: str = "draft_service",
+    gateway_module: str = "gateway",
 ) -> AsyncIterator[Split]:
     """Run a pair, the target on the last core, the draft and the gateways on the first.
 
@@ -226,7 +227,7 @@ async def split(
         fronts = list[Front]()
         for to_target, to_draft, from_draft in ((addresses[0], addresses[1], addresses[0]), far):
             args = ["--target", to_target, "--draft", to_draft, "--target-for-draft", from_draft, *more["gateway"]]
-            children.append(started(checkout, "gateway", [*args, "--port", "0", "--grpc-port", "0"], [first]))
+            children.append(started(checkout, gateway_module, [*args, "--port", "0", "--grpc-port", "0"], [first]))
             ready = await asyncio.to_thread(told, children[-1])
             client = await stack.enter_async_context(AsyncClient(str(ready["grpc"])))
             urls = {"gateway": str(ready["http"]), "target": workers[0]["metrics_address"]}

@@ -24,7 +24,6 @@ def speculation_of(
     tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
     if not longest_draft(request, config):
         return None
-    is_named = tree is not None or options.num_draft_tokens is not None
     if tree is None:
         num_draft_tokens = num_draft_tokens or 0
     elif all(worker.trees for worker in workers):
@@ -42,8 +41,6 @@ def speculation_of(
         tree=tree,
         draft_logprobs=options.draft_logprobs or kind,
         draft_topk=min(options.draft_topk or size or DEFAULT_TOPK, workers[0].vocab_size),
-        min_confidence=0.0 if is_named else config.min_confidence,
-        sequential=not config.overlap,
         explain=options.explain,
     )
 

@@ -298,7 +298,7 @@ class Drafting:
         speculation = speculation_of(session.request, config, (target.info, draft.info), session.num_held)
         if speculation is None:
             return False
-        message = session.open_message(draft.info)
+        message = session.open_message()
         if not draft.info.decoder_start_ids:  # a table of a text alone
             message.ClearField("source_ids")
         message.speculation.CopyFrom(replace(speculation, place=self._place).to_proto())

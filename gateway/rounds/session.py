@@ -21,6 +21,7 @@ from gateway.telemetry.request_record import current_record
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.protocol import PROTOCOL
 
 
 class Session:
@@ -77,8 +78,8 @@ class Session:
         """Return what a target is to say of the prompt's tokens: nothing where that is known."""
         return None if self._is_scored else self.request.num_prompt_logprobs
 
-    def open_message(self, worker: pb.WorkerInfo) -> pb.OpenSlot:
-        """Return the message that opens a slot on this worker, which then has `len(committed)` tokens."""
+    def open_message(self) -> pb.OpenSlot:
+        """Return the message that opens a slot on a worker, which then has `len(committed)` tokens."""
         return pb.OpenSlot(
             slot=self.slot_id,
             committed_ids=self.committed,
@@ -87,7 +88,7 @@ class Session:
             cache_salt=self.request.cache_salt,
             corpus_id=self.request.corpus_id,
             traceparent=current_record().traceparent,
-            protocol=worker.protocol,
+            protocol=PROTOCOL,
             source_ids=self.request.source_ids,
             scheduling=self.request.scheduling.to_proto(),
         )

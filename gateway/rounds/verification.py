@@ -19,9 +19,9 @@ from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault, WorkerLost
+from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 from outrider.wire.health import Outcome
-from outrider.wire.kinds import PROMPT_LOGPROBS_PROTOCOL, Drafter
+from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.speculation import Speculation
@@ -64,8 +64,6 @@ class Verification:
         self._model = model
         self._session = session
         self._deadline_s = deadline_s
-        self._num_ahead = TOKENS_AHEAD if model.config.overlap else 1
-        """Tokens that the target may commit past the last verdict, with drafts or without; 1 = one step."""
         self._until_len = 0
         """How far it was last told to go."""
         self._verdicts: Replies[tpb.TargetReply] | None = None
@@ -103,15 +101,13 @@ class Verification:
         Raises Unavailable, WorkerLost, GoElsewhere, DeadlineExceeded, InvalidRequest, WorkerFault.
         """
         self.end_lease()
-        message = self._session.open_message(target.info)
+        message = self._session.open_message()
         if speculation is not None:
             message.speculation.CopyFrom(speculation.to_proto())
             message.prediction_ids.extend(self._session.request.prediction_ids)
         if own is not None and own is not Drafter.PREDICTION:
             message.drafter = own.value
         if self._session.num_prompt_logprobs is not None:
-            if target.info.protocol < PROMPT_LOGPROBS_PROTOCOL:
-                raise Unavailable(f"the target {target.info.model_id} is of before log-probs of prompts; upgrade it")
             message.num_prompt_logprobs = self._session.num_prompt_logprobs
         async with self._in_time():
             await self.member.room.enter(lambda: self._try_open(target, message))
@@ -136,7 +132,7 @@ class Verification:
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
         (ticket, is_drafted), *others = zip(self.tickets, drafted, strict=True)
-        self._until_len = self._session.committed_len + self._num_ahead
+        self._until_len = self._session.committed_len + TOKENS_AHEAD
         verify = tpb.Verify(
             slot=self._session.slot_id,
             ticket=ticket,
@@ -180,8 +176,8 @@ class Verification:
 
     def extend(self, target: Connection) -> None:
         """Let the lease run on, once half of it is used."""
-        until_len = self._session.committed_len + self._num_ahead
-        if 2 * (until_len - self._until_len) < self._num_ahead:
+        until_len = self._session.committed_len + TOKENS_AHEAD
+        if 2 * (until_len - self._until_len) < TOKENS_AHEAD:
             return
         self._until_len = until_len
         extend = tpb.Extend(slot=self._session.slot_id, ticket=self.tickets[0], until_len=until_len)

@@ -20,10 +20,10 @@ from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, OutriderError, WorkerFault, WorkerLost
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import short_name
 from outrider.wire.peer_text import MAX_REASON_BYTES, Reasons, bound_strings, bound_text, describe_excess
+from outrider.wire.protocol import other_protocol
 from outrider.wire.transport.hang_watch import HangWatch
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import describe_failure, max_control_bytes, proxy_note
@@ -62,12 +62,11 @@ _TYPES: dict[str, tuple[Any, Any]] = {
 
 
 def check_protocol(role: str, info: pb.WorkerInfo) -> None:
-    """Raise IncompatiblePair for a worker that speaks no protocol of this gateway's."""
-    if not OLDEST_PROTOCOL <= info.protocol <= PROTOCOL:
-        raise IncompatiblePair(
-            f"the {role} {info.model_id} (version {info.version or 'unknown'}) speaks protocol {info.protocol}, "
-            f"this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the older one"
-        )
+    """Raise IncompatiblePair for a worker that speaks another protocol than this gateway."""
+    peer = f"the {role} {info.model_id} (version {info.version or 'unknown'})"
+    refusal = other_protocol(peer, info.protocol, "this gateway")
+    if refusal is not None:
+        raise IncompatiblePair(refusal)
 
 
 def _life(info: pb.WorkerInfo) -> tuple[object, ...]:

@@ -19,7 +19,9 @@ from prometheus_client import Gauge
 from gateway.workers.membership import Membership, from_proto
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.log import get_logger
+from outrider.wire.protocol import PROTOCOL, other_protocol
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import describe_failure
 from outrider.wire.transport.tls import CertificateFolder, Dialer
@@ -86,13 +88,18 @@ class RegistryClient:
             try:
                 await self._join()
             except grpc.aio.AioRpcError as error:
-                failure = describe_failure(error)
-                if failure != self._failure:
-                    log.warning("no answer from the registry at %s: %s", self._address, failure)
-                self._failure = failure
+                self._say(f"no answer from the registry at {self._address}: ", describe_failure(error))
+            except IncompatiblePair as error:
+                self._say("", error.message)
             except Exception:  # whatever it was, the launcher may come back
                 log.exception("the connection to the registry at %s failed", self._address)
             await asyncio.sleep(REJOIN_S)
+
+    def _say(self, begin: str, failure: str) -> None:
+        """Log it, unless the attempt before failed likewise."""
+        if failure != self._failure:
+            log.warning("%s%s", begin, failure)
+        self._failure = failure
 
     async def _join(self) -> None:
         """Join, and return when the stream ends."""
@@ -101,6 +108,7 @@ class RegistryClient:
         joined = False
         try:
             async for message in call:
+                self._check_protocol(message)
                 if not joined:
                     log.info("joined the registry at %s", self._address)
                 joined = True
@@ -122,9 +130,15 @@ class RegistryClient:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
                 report = self._report()
-                report.gateway = self._name
+                report.gateway, report.protocol = self._name, PROTOCOL
                 await call.write(report)
                 await asyncio.sleep(REPORT_S)
+
+    def _check_protocol(self, message: rpb.Membership) -> None:
+        """Raise IncompatiblePair for a registry that speaks another protocol than this gateway."""
+        refusal = other_protocol(f"the registry at {self._address}", message.protocol, "this gateway")
+        if refusal is not None:
+            raise IncompatiblePair(refusal)
 
     def _take(self, message: rpb.Membership) -> None:
         """Pass on what is newer. A launcher that has no pools yet knows less than we do."""

@@ -532,13 +532,12 @@ class Scheduling(_message.Message):
     def __init__(self, caller: _Optional[bytes] = ..., weight: _Optional[float] = ..., priority: _Optional[int] = ..., max_tpot_ms: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "min_confidence", "sequential", "place", "explain")
+    __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "sequential", "place", "explain")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOPK_FIELD_NUMBER: _ClassVar[int]
-    MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
@@ -547,11 +546,10 @@ class Speculation(_message.Message):
     tree: TreeShape
     draft_logprobs: DraftLogprobs
     draft_topk: int
-    min_confidence: float
     sequential: bool
     place: int
     explain: bool
-    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., min_confidence: _Optional[float] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)

@@ -60,26 +60,30 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[MemberState, str]] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("epoch", "version", "pools", "members")
+    __slots__ = ("epoch", "version", "pools", "members", "protocol")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class GatewayReport(_message.Message):
-    __slots__ = ("gateway", "pools", "heard")
+    __slots__ = ("gateway", "pools", "heard", "protocol")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     pools: _containers.RepeatedCompositeFieldContainer[PoolLoad]
     heard: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ..., heard: _Optional[_Iterable[str]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, gateway: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[PoolLoad, _Mapping]]] = ..., heard: _Optional[_Iterable[str]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class PoolLoad(_message.Message):
     __slots__ = ("pool", "num_running", "num_queued", "num_refused", "num_rounds", "num_late")

@@ -154,7 +154,9 @@ class DeadlineExceeded(OutriderError):
 
 
 class IncompatiblePair(OutriderError):
-    """Draft and target do not share a vocabulary, or a target came back as another model."""
+    """Draft and target do not share a vocabulary, a target came back as another model, or two parts speak different
+    protocols.
+    """
 
     http_status = 503
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION

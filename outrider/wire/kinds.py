@@ -6,15 +6,6 @@ from enum import Enum
 
 from outrider.v1 import common_pb2 as pb
 
-PROTOCOL = 5
-"""Number of the protocol that this code speaks: of log-probs of prompts. 4 had several drafts of an answer; 3 features;
-2 leases and trees; 1, which had no number, rounds."""
-OLDEST_PROTOCOL = 4
-"""Number of the oldest that it speaks, too, so that a fleet is upgraded part by part, gateways first. It is raised
-where a protocol changes what a message says instead of adding to it; then two fleets are needed."""
-PROMPT_LOGPROBS_PROTOCOL = 5
-"""Number of the first in which a target says log-probs of prompts."""
-
 
 class TokenKind(Enum):
     """Why a token is in the answer. A target knows the first four; the gateway tells the accepted ones apart."""

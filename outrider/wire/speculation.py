@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import MAX_DRAFT_TOKENS, Range, draft_logprobs_of
 from outrider.wire.tree_shape import TreeShape
@@ -29,8 +28,6 @@ class Speculation:
     draft_logprobs: DraftLogprobs = DraftLogprobs.AUTO
     draft_topk: int = DEFAULT_TOPK
     """Entries of a cut law."""
-    min_confidence: float = 0.0
-    """Nothing follows a token whose path is less likely than this under the draft. Not under rejection."""
     sequential: bool = False
     """Draft and target take turns."""
     place: int = 0
@@ -50,7 +47,6 @@ class Speculation:
             tree=None if self.tree is None else self.tree.to_proto(),
             draft_logprobs=self.draft_logprobs.value,
             draft_topk=self.draft_topk,
-            min_confidence=self.min_confidence,
             sequential=self.sequential,
             place=self.place,
             explain=self.explain,
@@ -63,8 +59,6 @@ class Speculation:
         Range(0, message.max_draft_tokens).check("num_draft_tokens", message.num_draft_tokens)
         encoding = draft_logprobs_of(message.draft_logprobs, "draft_logprobs")
         Range(1 if encoding is DraftLogprobs.TOPK else 0, vocab_size).check("draft_topk", message.draft_topk)
-        if not 0.0 <= message.min_confidence < 1.0:  # NaN is neither
-            raise InvalidRequest(f"min_confidence is {message.min_confidence:g}, must be at least 0 and below 1")
         tree = TreeShape.from_proto(message.tree) if message.HasField("tree") else None
         Range(0, MAX_DRAFTS - 1).check("place", message.place)
         if tree is not None:
@@ -75,7 +69,6 @@ class Speculation:
             tree,
             encoding or DraftLogprobs.AUTO,
             message.draft_topk or DEFAULT_TOPK,
-            message.min_confidence,
             message.sequential,
             message.place,
             message.explain,

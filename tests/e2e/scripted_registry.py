@@ -10,6 +10,7 @@ import grpc.aio
 
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import registry_pb2_grpc
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.rpc import server_options
 from tests.stack import Process
 
@@ -28,6 +29,7 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
         self.reports: list[rpb.GatewayReport] = []
         self._membership = rpb.Membership(
             epoch=epoch,
+            protocol=PROTOCOL,
             pools=[
                 rpb.Pool(name="chat", role=rpb.ROLE_TARGET, model_name=model_name),
                 rpb.Pool(name="small", role=rpb.ROLE_DRAFT, serves=["chat"]),
@@ -51,7 +53,10 @@ class ScriptedRegistry(registry_pb2_grpc.RegistryServiceServicer):
     def publish(self, **states: tuple[Process, str]) -> None:
         """target_0=(process, "serving"): from now on these are the members."""
         membership = rpb.Membership(
-            epoch=self._membership.epoch, version=self._membership.version + 1, pools=self._membership.pools
+            epoch=self._membership.epoch,
+            version=self._membership.version + 1,
+            protocol=PROTOCOL,
+            pools=self._membership.pools,
         )
         for name, (process, state) in states.items():
             is_target = name.startswith("target")

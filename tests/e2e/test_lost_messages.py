@@ -14,12 +14,12 @@ from tests.message_relay import MessageRelay, kind_of
 from tests.stack import DEMO_TARGET, Process, Stack
 
 
-@pytest.mark.parametrize("overlap", ["--overlap", pytest.param("--no-overlap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["gateway", pytest.param("tests.turns_gateway", marks=pytest.mark.slow)])
 async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_again(
-    stack: Stack, dev_prompts: list[str], overlap: str
+    stack: Stack, dev_prompts: list[str], module: str
 ) -> None:
     """So many in a row that the target comes to its lease's end, and waits."""
-    num_extends, num_tokens = 0, 400 if overlap == "--overlap" else 12
+    num_extends, num_tokens = 0, 400 if module == "gateway" else 12
 
     def lose(item: Any) -> Sequence[float]:
         nonlocal num_extends
@@ -29,8 +29,8 @@ async def test_an_answer_whose_extends_are_lost_goes_on_when_it_is_extended_agai
     assert stack.draft is not None
     async with MessageRelay(stack.target.address, lose) as relay:
         args = ["--target", relay.address, "--draft", stack.draft.address, "--port", "0", "--grpc-port", "0"]
-        args += ["--target-for-draft", stack.target.address, overlap]
-        gateway = await asyncio.to_thread(Process, "gateway", args)
+        args += ["--target-for-draft", stack.target.address]
+        gateway = await asyncio.to_thread(Process, module, args)
         try:
             async with AsyncClient(str(gateway.ready["grpc"])) as client:
                 told = await client.generate(

@@ -29,7 +29,7 @@ def patient(stack: Stack) -> Iterator[Process]:
     """Another gateway before the same workers, that lets draft and target take turns: no draft is late, so that under
     `rejection` a seed gives the same text again.
     """
-    with gateway_beside(stack, "--no-overlap") as gateway:
+    with gateway_beside(stack, module="tests.turns_gateway") as gateway:
         yield gateway
 
 

@@ -250,7 +250,7 @@ def test_a_port_in_use_is_one_line_before_anything_starts() -> None:
     ("yaml", "message"),
     [
         ("gateway: {api_keys: /nowhere.yaml}", "api_keys: cannot read /nowhere.yaml: No such file"),
-        ("ray: {target_gpus: 1}", "ray.target_gpus is no setting any more; instead: say num_gpus"),
+        ("ray: {target_gpus: 1}", "ray.target_gpus is no setting; known: "),
     ],
 )
 def test_bad_settings_that_show_at_the_start_are_one_line_too(tmp_path: Path, yaml: str, message: str) -> None:

@@ -31,6 +31,7 @@ from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
+from outrider.wire.protocol import PROTOCOL
 from tests.fuzz.bodies import PLAYED, VALID, changed, names_of
 from tests.fuzz.calls import hold, talk
 from tests.fuzz.hints import (
@@ -416,7 +417,10 @@ def join(registry: Registry, channel: grpc.Channel, tally: Tally) -> Callable[[A
 
     def campaign(data: Any) -> None:
         draw = data.draw
-        reports = [message_of(draw, rpb.GatewayReport, {}).SerializeToString() for _ in range(BATCH)]
+        messages = [message_of(draw, rpb.GatewayReport, {}) for _ in range(BATCH)]
+        for message in messages:
+            message.protocol = PROTOCOL
+        reports = [message.SerializeToString() for message in messages]
         rubbish = draw(st.integers(0, 3)) == 0
         if rubbish:
             reports[-1] = mutated(draw, reports[-1]) if draw(st.booleans()) else draw(st.binary(max_size=40))

@@ -13,8 +13,8 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
 from outrider.wire.params import MAX_CORPUS_ID_BYTES
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.scheduling import MAX_CALLER_BYTES
 from tests.fuzz.values import Draw, Hints, floats, int32s
 
@@ -110,8 +110,7 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "Speculation.num_draft_tokens": _K,
         "Speculation.max_draft_tokens": _K,
         "Speculation.draft_topk": st.sampled_from([0, 0, 1, 5, VOCAB, VOCAB + 1, 2**32 - 1]),
-        "Speculation.min_confidence": st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0, math.nan]),
-        "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 8 + [OLDEST_PROTOCOL, 0, PROTOCOL + 1, 2**32 - 1]),
+        "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 8 + [0, PROTOCOL + 1, 2**32 - 1]),
         "OpenSlot.drafter": _DRAFTER,
         "OpenSlot.corpus_id": st.sampled_from([b"", b"a", bytes(MAX_CORPUS_ID_BYTES), bytes(MAX_CORPUS_ID_BYTES + 1)]),
         "Scheduling.caller": st.sampled_from([b"", b"a", b"b" * MAX_CALLER_BYTES, b"c" * (MAX_CALLER_BYTES + 1)]),

@@ -27,7 +27,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import registry_pb2 as rpb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import PROTOCOL
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.api_keys import ApiKey, digest_of, new_key, write_keys
 from outrider.wire.transport.serving import ServerThread
 from tests.checkers import inline_checker

@@ -32,7 +32,7 @@ UNDER_LEASES = (
     "*whether a token is verified does not depend on the token itself, nor on a random number that is still to be "
     "used*. It may depend on times, on earlier tokens and on the law that the token is drawn from. So:",
     "- The draft grows and sends its tree by counts, times and committed tokens alone, and messages have a fixed width "
-    "for what was drawn: none is longer, later or left out for the value in it. `min_confidence` is refused. Where a "
+    "for what was drawn: none is longer, later or left out for the value in it. Where a "
     "table drafts for the draft, what follows a token comes sooner if that was guessed: the token leaves before.\n"
     "- A chain is drawn with numbers of its *segment*: the committed length at which it began. Where the target draws "
     "the chain's next token itself, with no draft to look at, the chain goes on: its numbers are unseen. After any "

@@ -17,15 +17,8 @@ DELIVERIES = (
     Mutant(
         TREE,
         "            parent.chance * self.plan.shares.share(rank),",
-        "            parent.chance * prob,",
-        "what is drawn decides by its probability what is verified",
-        BLIND,
-    ),
-    Mutant(
-        TREE,
-        "        return self._determined and node.confidence < self._speculation.min_confidence",
-        "        return node.confidence < self._speculation.min_confidence",
-        "a draft that doubts what it drew leaves out what follows",
+        "            parent.chance * self.plan.shares.share(token_id % 2),",
+        "what is drawn decides by its value what is verified",
         BLIND,
     ),
     Mutant(

@@ -15,7 +15,8 @@ from outrider.engine.sampling.noise import Purpose
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, AcceptanceRule, DraftLogprobs
+from outrider.wire.kinds import DraftLogprobs
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows, SparseRows
 from tests.service.conftest import worker
@@ -50,9 +51,9 @@ def draft_worker(target_folder: str) -> Iterator[Process]:
         yield process
 
 
-def chain_of(k: int, encoding: DraftLogprobs = AUTO, topk: int = 128, min_confidence: float = 0.0) -> Speculation:
+def chain_of(k: int, encoding: DraftLogprobs = AUTO, topk: int = 128) -> Speculation:
     """A chain of K tokens and nothing else."""
-    return Speculation(k, k, None, encoding, topk, min_confidence, sequential=True)
+    return Speculation(k, k, None, encoding, topk, sequential=True)
 
 
 async def grown(
@@ -153,55 +154,6 @@ async def test_under_one_ticket_it_goes_on_with_what_it_has(
     await recorder.until(lambda: roots() == {0, 3, 4})
     parts = [part for part in recorder.parts[message.ticket] if part.root_len == len(ids)]
     assert Grown(parts).chain(1) == reference.greedy(ids, 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"temperature": 0.0}, {**SAMPLED, "acceptance": AcceptanceRule.COUPLED}],
-    ids=["greedy", "coupled"],
-)
-async def test_a_chain_ends_where_the_draft_is_not_confident_of_it(
-    draft: ControlClient, recorder: Recorder, options: dict[str, Any]
-) -> None:
-    """The target is told that no more comes, and where; without a bound the same slots go on to K."""
-    lengths = set[int]()
-    for slot in range(6):
-        prompt = [*PROMPT, 40 + slot]
-        whole = await grown(draft, recorder, slot, prompt, chain_of(8), **options)
-        assert len(whole.chain()) == 8 and whole.ended == {()}
-        found = await grown(draft, recorder, slot, prompt, chain_of(8, min_confidence=1e-2), **options)
-        chain = found.chain()
-        assert chain == whole.chain(len(chain))
-        assert found.ended <= {(), tuple(chain)} and ((tuple(chain) in found.ended) or len(chain) == 8)
-        lengths.add(len(chain))
-        draft.tell(pb.CloseSlot(slot=slot))
-    assert min(lengths) < 8 and len(lengths) > 1, "the slots do not exercise it"
-
-
-async def test_a_greedy_chain_ends_with_the_token_that_is_too_unlikely(
-    draft: ControlClient, recorder: Recorder, reference: ReferenceModel
-) -> None:
-    """At the token with which the product of the probabilities falls below what was asked for, and never before."""
-    least = 1e-2
-    for slot in range(6):
-        prompt = [*PROMPT, 40 + slot]
-        chain = (await grown(draft, recorder, slot, prompt, chain_of(8, min_confidence=least))).chain()
-        laws = reference.laws(prompt, len(prompt), sampling(temperature=1.0), chain)
-        confidence = 1.0
-        for token_id, law in zip(chain, laws, strict=False):
-            assert confidence >= least, "it should have ended"
-            confidence *= float(law.log_softmax(0).exp()[token_id])
-        assert confidence < least or len(chain) == 8
-        draft.tell(pb.CloseSlot(slot=slot))
-
-
-async def test_under_rejection_no_chain_ends_so(draft: ControlClient, recorder: Recorder) -> None:
-    """When it is complete would depend on what was drawn, and what is late is not verified."""
-    for slot in range(6):
-        prompt = [*PROMPT, 40 + slot]
-        found = await grown(draft, recorder, slot, prompt, chain_of(8, min_confidence=0.9), **SAMPLED)
-        assert len(found.chain()) == 8
-        draft.tell(pb.CloseSlot(slot=slot))
 
 
 @pytest.mark.parametrize("room", [1, 2, 5])
@@ -356,8 +308,6 @@ async def test_beside_what_is_drawn_hang_guesses_of_what_the_target_draws_itself
 @pytest.mark.parametrize(
     "fields, named",
     [
-        ({"min_confidence": 1.0}, "min_confidence is 1, must be"),
-        ({"min_confidence": float("nan")}, "min_confidence is nan"),
         ({"max_draft_tokens": 65}, "max_draft_tokens is 65, must be from 0 to 64"),
         ({"num_draft_tokens": 9}, "num_draft_tokens is 9, must be from 0 to 8"),
         ({"draft_logprobs": 9}, "draft_logprobs is 9"),
@@ -378,11 +328,11 @@ async def test_what_a_slot_cannot_be_opened_with(draft: ControlClient, fields: d
     assert idle(await draft.info())
 
 
-@pytest.mark.parametrize("protocol", [OLDEST_PROTOCOL - 1, PROTOCOL + 1])
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
 async def test_another_protocol_is_refused_and_both_are_named(draft: ControlClient, protocol: int) -> None:
     error = await draft.ask(open_slot(1, PROMPT, protocol=protocol))
     assert error.code == pb.WORKER_ERROR_CODE_INVALID
-    both = f"the gateway speaks protocol {protocol}, this worker {OLDEST_PROTOCOL} to {PROTOCOL}"
+    both = f"the gateway speaks protocol {protocol}, this worker {PROTOCOL}; install the same version"
     assert both in error.message
     assert idle(await draft.info())
 

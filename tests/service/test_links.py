@@ -16,7 +16,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import IncompatiblePair, WorkerFault, WorkerLost
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL
+from outrider.wire.protocol import PROTOCOL
 
 
 class SilentTarget(target_pb2_grpc.TargetServiceServicer):
@@ -66,17 +66,17 @@ def link_to(port: int, silence_s: tuple[float, float] = (4.0, 30.0)) -> WorkerLi
     )
 
 
-@pytest.mark.parametrize("protocol", [OLDEST_PROTOCOL - 1, PROTOCOL + 1])
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
 async def test_a_worker_of_another_protocol_is_left_unused(protocol: int) -> None:
     target = SilentTarget()
-    target.info = pb.WorkerInfo(epoch=7, model_id="old", version="0.0.9", protocol=protocol)
+    target.info = pb.WorkerInfo(epoch=7, model_id="other", version="9.9.9", protocol=protocol)
     server, port = await serve(target)
     link = link_to(port)
     try:
         await until(lambda: link.refused)
         assert link.refused is not None and link.refused.message == (
-            f"the target old (version 0.0.9) speaks protocol {protocol}, this gateway {OLDEST_PROTOCOL} to {PROTOCOL}; "
-            "upgrade the older one"
+            f"the target other (version 9.9.9) speaks protocol {protocol}, this gateway {PROTOCOL}; "
+            "install the same version of Outrider for both"
         )
         assert link.connection is None and target.num_streams == 0
     finally:

@@ -28,6 +28,7 @@ from outrider.cli.main import app
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2, registry_pb2_grpc
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.peer_text import MAX_INFO_BYTES
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.serving import ServerThread
 from tests.forked import REPO
 
@@ -82,7 +83,8 @@ async def joined(address: str, gateway: str = "g") -> AsyncIterator[tuple[Any, C
         call = registry_pb2_grpc.RegistryServiceStub(channel).Join()
 
         async def report(**load: int) -> None:
-            await call.write(pb.GatewayReport(gateway=gateway, pools=[pb.PoolLoad(pool="chat", **load)]))
+            loads = [pb.PoolLoad(pool="chat", **load)]
+            await call.write(pb.GatewayReport(gateway=gateway, pools=loads, protocol=PROTOCOL))
 
         yield call, report
         call.cancel()

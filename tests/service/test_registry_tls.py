@@ -21,6 +21,7 @@ from deploy.sightings import Seen, Sightings
 from outrider.cli.authority import Authority
 from outrider.v1 import common_pb2, draft_pb2_grpc, registry_pb2_grpc
 from outrider.v1 import registry_pb2 as pb
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.serving import ServerThread
 from outrider.wire.transport.tls import CertificateFolder, channel_credentials
@@ -51,7 +52,7 @@ def registry(folders: Path) -> Iterator[Registry]:
 
 
 def join(stub: Any) -> int:
-    call = stub.Join(iter([pb.GatewayReport(gateway="g")]), timeout=TIMEOUT_S)
+    call = stub.Join(iter([pb.GatewayReport(gateway="g", protocol=PROTOCOL)]), timeout=TIMEOUT_S)
     version: int = next(call).version
     call.cancel()
     return version

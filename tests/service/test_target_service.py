@@ -14,8 +14,9 @@ import torch
 from outrider.engine.sampling.tree_acceptance import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import PROTOCOL, AcceptanceRule
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import BeamParams
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S

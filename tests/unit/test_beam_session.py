@@ -20,6 +20,6 @@ def test_levels_are_resent_to_a_slot_that_is_opened_again() -> None:
         kinds = [pb.TOKEN_KIND_ACCEPTED] * (len(levels) - 1) + [pb.TOKEN_KIND_BONUS]
         session.apply(tpb.Verdict(committed_len=session.committed_len, levels=levels, kinds=kinds), TIMINGS)
     assert (session.committed_len, session.draft_room()) == (len(PROMPT) + 3, 8 - 3 - 1)
-    assert list(session.open_message(pb.WorkerInfo()).committed_ids) == list(PROMPT)
+    assert list(session.open_message().committed_ids) == list(PROMPT)
     assert session.resumed(session.committed_len) == {"base_len": len(PROMPT), "levels": LEVELS}
     assert session.news(len(PROMPT) + 1) == {"base_len": len(PROMPT) + 1, "levels": LEVELS[1:]}

@@ -65,7 +65,7 @@ def test_the_first_verdict_says_what_was_cached(first: int, told: int) -> None:
         "r", "m", (5, 6, 7, 8, 9), SamplingParams(max_tokens=2), cache_salt=b"s", corpus_id=b"c"
     )
     session = Session(request, demo_tokenizer(), 1)
-    opened = session.open_message(pb.WorkerInfo())
+    opened = session.open_message()
     assert (opened.cache_salt, opened.corpus_id) == (b"s", b"c")
     for num_cached, finish in ((first, pb.FINISH_REASON_UNSPECIFIED), (4, pb.FINISH_REASON_LENGTH)):
         verdict = tpb.Verdict(

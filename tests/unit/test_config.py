@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings import config as settings_of
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, TargetConfig, parse_cores
-from outrider.wire.settings.removed import REMOVED
-from outrider.wire.settings.system import SystemConfig, flags
-from tests.forked import REPO
+from outrider.wire.settings.system import flags
 
 ALL = [DraftConfig, TargetConfig, GatewayConfig]
 NEEDED = {DraftConfig: {"model": "m"}, TargetConfig: {"model": "m"}, GatewayConfig: {"target": "h:1"}}
@@ -46,7 +43,7 @@ def test_command_line_over_environment_over_default() -> None:
     environ = env(TargetConfig, max_slots=7, port=4000)
     config = load(TargetConfig, ["--port", "5000", "--drain-timeout-s", "2.5", "--model", "other"], environ)
     assert (config.model, config.port, config.max_slots, config.drain_timeout_s) == ("other", 5000, 7, 2.5)
-    assert config.max_parked_bytes == TargetConfig(model="m").max_parked_bytes
+    assert config.max_prefill_tokens == TargetConfig(model="m").max_prefill_tokens
 
 
 @pytest.mark.parametrize(
@@ -214,24 +211,3 @@ def test_k_is_a_number_or_auto(given: str, read: object) -> None:
 def test_and_nothing_else(given: str) -> None:
     with pytest.raises(ConfigError, match=r"num_draft_tokens is .*: must be auto, or a number from 0 to 64"):
         load(GatewayConfig, ["--num-draft-tokens", given], env(GatewayConfig))
-
-
-@pytest.mark.parametrize("key", REMOVED)
-def test_what_is_gone_is_refused_with_what_to_use_instead(key: str) -> None:
-    part, name = key.split(".")
-    said = f"is no setting any more; instead: {REMOVED[key]}"
-    flag = f"--{name.replace('_', '-')}"
-    ways: dict[str, Callable[[], object]] = {
-        f"{part}.{name}": lambda: SystemConfig.read(
-            {"target": {"model": "m"}, "draft": {"model": "m"}, part: {name: 1}}
-        )
-    }
-    if part != "ray":
-        cls = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}[part]
-        ways[flag] = lambda: load(cls, [f"{flag}=1"], env(cls))
-        ways[f"OUTRIDER_{part}_{name}".upper()] = lambda: load(cls, [], env(cls, **{name: 1}))
-    for written, give in ways.items():
-        with pytest.raises(ConfigError) as error:
-            give()
-        assert error.value.message == f"{written} {said}"
-    assert f"| `{key}` | {REMOVED[key]} |\n" in (REPO / "CHANGELOG.md").read_text()

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,8 +20,9 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, Drafter
+from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.tree_shape import TreeShape
 from tests.unit.scripted_pool import INFO, link_of, served_model
@@ -120,22 +120,6 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
         assert (extend.ticket, extend.until_len) == (lease.ticket, 6 + CREDIT)
         assert (told.ticket, told.base_len, list(told.committed_ids)) == (lease.ticket, 3, [1, 2, 9])
         assert "truncate" not in [*target.names, *draft.names], "nothing was dropped"
-
-
-async def test_workers_of_the_release_before_are_spoken_to_in_their_protocol() -> None:
-    old = pb.WorkerInfo()
-    old.MergeFrom(INFO)
-    old.protocol = OLDEST_PROTOCOL
-    answer = Answer({"a": ScriptedTarget(info=old)}, {"draft-0": ScriptedDraft(old)})
-    async with answer.begun():
-        opened = [answer.target.all_of("open")[0], answer.draft.all_of("open")[0]]
-        assert {each.protocol for each in opened} == {OLDEST_PROTOCOL} != {PROTOCOL}
-
-    scored = replace(answer.session.request, num_prompt_logprobs=0)
-    session = Session(scored, answer.model.reference.tokenizer, 2)
-    target = verification.Verification(answer.model, session, time.monotonic() + 60)
-    with pytest.raises(Unavailable, match="the target model is of before log-probs of prompts; upgrade it"):
-        await target.open(cast(Any, answer.target), None, None)
 
 
 async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_tokens_are_truncated() -> None:
@@ -288,24 +272,21 @@ async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "settings", "is_drafted"),
+    ("wish", "is_drafted"),
     [
-        (SpeculationOptions(num_draft_tokens=4), {}, True),
-        (SpeculationOptions(adaptive=True), {}, True),
-        (SpeculationOptions(enabled=False), {}, False),
-        (SpeculationOptions(num_draft_tokens=0), {}, False),
-        (SpeculationOptions(num_draft_tokens=4), {"overlap": False}, True),
+        (SpeculationOptions(num_draft_tokens=4), True),
+        (SpeculationOptions(adaptive=True), True),
+        (SpeculationOptions(enabled=False), False),
+        (SpeculationOptions(num_draft_tokens=0), False),
     ],
 )
-async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(
-    wish: SpeculationOptions, settings: dict[str, Any], is_drafted: bool
-) -> None:
-    answer = Answer(wish=wish, **settings)
+async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(wish: SpeculationOptions, is_drafted: bool) -> None:
+    answer = Answer(wish=wish)
     async with answer.begun():
-        assert answer.target.lease.until_len == 3 + (TOKENS_AHEAD if settings.get("overlap", True) else 1)
+        assert answer.target.lease.until_len == 3 + TOKENS_AHEAD
         opened = answer.target.all_of("open")[0]
         assert opened.HasField("speculation") is (answer.draft.names == ["open", "advance"]) is is_drafted
-        assert opened.speculation.sequential is (not settings.get("overlap", True))
+        assert not opened.speculation.sequential
 
 
 async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:

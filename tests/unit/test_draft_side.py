@@ -227,15 +227,6 @@ def test_a_lost_draft_is_replaced_and_the_slot_opened_there() -> None:
     assert side.name == "draft-1" and len(side.drafts[1].all_of("open")[0].committed_ids) == 41
 
 
-@pytest.mark.parametrize(("fixed", "expected"), [(None, 0.25), (5, 0.0)])
-def test_a_draft_may_end_early_unless_the_request_says_how_much_is_drafted(fixed: int | None, expected: float) -> None:
-    wish = SpeculationOptions(num_draft_tokens=fixed)
-    side = Side(wish=wish, num_draft_tokens=5, min_confidence=0.25)
-    side.goes_on()
-    told = side.drafts[0].all_of("open")[0].speculation
-    assert (told.min_confidence, told.num_draft_tokens) == (expected, 5)
-
-
 def test_a_draft_is_not_told_once_no_room_is_left() -> None:
     side = Side(max_tokens=3)
     side.goes_on()

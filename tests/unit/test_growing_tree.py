@@ -221,19 +221,6 @@ def test_nothing_is_made_where_every_step_is_plain(rule: dict[str, Any]) -> None
     assert not Draft(speculation=Speculation(), **rule).tree.offers(4)
 
 
-def test_nothing_follows_what_the_draft_doubts_as_counted_from_what_is_committed() -> None:
-    draft = Draft(speculation=Speculation(max_draft_tokens=16, min_confidence=0.2)).grow()
-    doubted = [node for node in draft.all_nodes() if node.confidence < 0.2]
-    assert doubted and not any(node.children for node in doubted)
-    assert all(draft.tree.is_end(node) for node in doubted)
-    for _ in range(20):  # its own guesses come true, and it goes on: confidence begins anew with each
-        draft.commit([draft.tree.root.children[0].token_id])
-        draft.grow()
-        assert draft.tree.root.children[0].confidence == pytest.approx(
-            max(draft.law(LogitRow(draft.state)).probs()), rel=1e-5
-        )
-
-
 # Named drafts.
 
 
@@ -446,7 +433,7 @@ def test_under_rejection_growth_knows_no_values(
     """
 
     def places(world: int, seed: int) -> tuple[list[list[int]], list[tuple[list[int], NodeKind]]]:
-        wish = Speculation(num, 16, min_confidence=0.5)
+        wish = Speculation(num, 16)
         draft = Draft(speculation=wish, world=world, **{**REJECTION, "seed": seed}).grow(most=most)
         return [_ranks(node) for node in draft.order], [(_ranks(node), node.kind) for node in draft.all_nodes()]
 

@@ -401,22 +401,6 @@ def test_a_pod_drains_its_worker_before_it_ends_and_has_the_time(name: str) -> N
             assert command == ["python", "-m", node_drain.__name__]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
-def test_gateways_can_be_upgraded_before_any_other_pod(path: Path) -> None:
-    values = values_of(path)
-    gateway = values.get("gateway", {})
-    gateway = gateway | {"image": gateway.get("image", {}) | {"tag": "new"}}
-    moved = [
-        after
-        for before, after in zip(example(path.stem), rendered(values | {"gateway": gateway}), strict=True)
-        if before != after
-    ]
-    assert moved
-    assert {(one["kind"], one["metadata"]["labels"]["app.kubernetes.io/component"]) for one in moved} == {
-        ("Deployment", "gateway")
-    }
-
-
 @pytest.mark.parametrize(("name", "deployment"), [("plain", "gateway-chat"), ("kuberay", "gateway")])
 def test_secrets_are_where_the_parts_look(name: str, deployment: str) -> None:
     read = gateway(name, f"{FULLNAME}-{deployment}")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.transport.codec import SparseRows
 from outrider.wire.tree_shape import TreeShape
-from target_service.parked import MAX_PARKED_NODES, Inserted, Parked, ParkedNode
+from target_service.parked import MAX_PARKED_NODES, Inserted, Parked, ParkedNode, parked_bytes
 
 PLENTY = 1 << 20
 COMMITTED = [7, 8, 9]
@@ -96,6 +98,26 @@ class TestPlaces:
         assert parked.num_bytes == 20 and parked.ended
         assert parked.insert(chain(3, [1, 2], [3]), COMMITTED, PLENTY) == Inserted(num_new=1)
         assert not parked.ended
+
+    @pytest.mark.parametrize("num_slots", [1, 64])
+    def test_a_slot_has_room_for_the_longest_proposal_with_whole_log_probs_and_not_much_more(
+        self, num_slots: int
+    ) -> None:
+        law_bytes = 4 * 1000
+        most_bytes = parked_bytes(num_slots, 1000, PLENTY << 20) // num_slots
+        parked = Parked()
+        for place in range(2 * MAX_DRAFT_TOKENS):
+            nodes = replace(chain(3, [], [place], NodeKind.LAW), num_bytes=60 + law_bytes)
+            parked.insert(nodes, COMMITTED, most_bytes)
+        assert MAX_DRAFT_TOKENS <= parked.num_nodes < 1.1 * MAX_DRAFT_TOKENS
+        assert parked.num_bytes <= most_bytes
+
+    def test_log_probs_take_no_more_memory_than_there_is_and_guesses_have_room(self) -> None:
+        assert parked_bytes(64, 100_000, 1000) == parked_bytes(64, 100_000, 0) + 1000
+        parked = Parked()
+        for place in range(MAX_DRAFT_TOKENS):
+            parked.insert(replace(chain(3, [], [place]), num_bytes=200), COMMITTED, parked_bytes(1, 100_000, 0))
+        assert parked.num_nodes == MAX_DRAFT_TOKENS
 
 
 class TestAdvance:

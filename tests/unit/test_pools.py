@@ -137,7 +137,7 @@ def test_a_drafter_that_nobody_here_has_is_refused_before_anything_loads(
         ),
         ({"drafts": {"chat": {"model": "d", "serves": ["chat"]}}}, "targets and drafts both have a pool 'chat'"),
         ({"target": {"model": "t"}}, "target and targets are two forms of the same"),
-        ({"ray": {"target_gpus": 1}}, "ray.target_gpus is no setting any more; instead: say num_gpus"),
+        ({"ray": {"registri": "a:1"}}, "ray.registri is no setting; did you mean registry?"),
         ({"ray": {"registry": "here"}}, "ray.registry is 'here'"),
         ({"ray": None}, "without Ray there is one pool of targets"),
         ({"gateway": {"drafter": "model&model"}}, "gateway.drafter is model&model and there is one pool of drafts"),

@@ -15,7 +15,6 @@ from packaging.version import Version
 from deploy.docker.requirements import requirements
 from deploy.release import __main__ as making
 from deploy.release.notes import ReleaseError, changes, pins, versions
-from tests.upgrade import __main__ as upgrading
 
 REPO = Path(__file__).resolve().parents[2]
 RUNTIME = ["engine", "ray", "trace", "certs", "tune"]
@@ -182,12 +181,3 @@ def test_the_bill_is_of_the_torch_that_the_images_take(
     asked = libraries[libraries.index("--extra-index-url") + 1] if "--extra-index-url" in libraries else None
     assert asked == url
     assert (f"TORCH_INDEX_URL={url}" in built) == bool(url)
-
-
-def test_an_upgrade_from_a_commit_that_is_none_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["upgrade", "no-such-commit"])
-    with pytest.raises(SystemExit):
-        upgrading.main()
-    assert "'no-such-commit' is no commit, branch or tag" in capsys.readouterr().err

@@ -198,8 +198,8 @@ class TestBrokenRulesFail:
         """The best of all that were drawn, as under `greedy`."""
 
         def choosy(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
-            growing = grow(draft, shape, numbers)
-            growing.root.children.remove(min(growing.root.children, key=lambda node: node.confidence))
+            growing, law = grow(draft, shape, numbers), draft(())
+            growing.root.children.remove(min(growing.root.children, key=lambda node: law.prob(node.token_id)))
             return growing
 
         assert error(TARGET, DRAFT, "2", grow=choosy) > BROKEN

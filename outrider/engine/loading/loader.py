@@ -69,7 +69,7 @@ PREFILL_TOKENS_CUDA = 2048
 ANSWER_TOKENS = 4096
 """Tokens of a slot that the cache has room for on a CPU, where contexts are longer."""
 CPU_FRACTION = 0.1
-"""Share of a CPU's free memory for the cache: other processes need theirs."""
+"""Share of a CPU's free memory for the cache, and for what drafts deliver: other processes need theirs."""
 
 
 def load_runner(config: WorkerConfig, join: Callable[[torch.device], Group] | None = None) -> ModelRunner:

@@ -97,7 +97,7 @@ def _make_children(said: Said, numbers: Sequence[float]) -> None:
     elif params.determined:
         tree.add_ranked(node, list(zip(*coupled_ranked(law, params, node.position + 1, most), strict=True)))
     elif said.best is None and law.scores.size == 1:  # a table that has no choice guesses
-        tree.add(node, law.id_of(0), NodeKind.GUESS, 1.0)
+        tree.add(node, law.id_of(0), NodeKind.GUESS)
     else:
         _draw(said, law, numbers)
 
@@ -114,7 +114,7 @@ def _draw(said: Said, whole: RowLaw, numbers: Sequence[float]) -> None:
         place = draw_place(weights, u)
         weights[place] = 0.0
         token_id = law.id_of(place)
-        tree.add(node, token_id, NodeKind.LAW, law.prob(token_id), law)
+        tree.add(node, token_id, NodeKind.LAW, law)
     num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
     if tree.plan.has_keys and num_keys > 0:
         tree.add_ranked(node, _keys(said, law, weights, num_keys))

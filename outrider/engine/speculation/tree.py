@@ -64,8 +64,6 @@ class Node:
     kind: NodeKind = NodeKind.GUESS
     chance: float = 1.0
     """That it comes after what is committed, by its rank and those before it."""
-    confidence: float = 1.0
-    """Probability of its path from there under the draft."""
     segment: Segment | None = None
     """Under `rejection`, the one that it belongs to; of a key or a root the one that begins below it, once known."""
     place: Place = ()
@@ -164,7 +162,7 @@ class GrowingTree:
 
     def is_end(self, node: Node) -> bool:
         """Return whether nothing will follow a node while what is committed stays as it is."""
-        return node.position >= self._max_position or self.plan.is_doubted(node)
+        return node.position >= self._max_position
 
     @property
     def awaits_named(self) -> bool:
@@ -218,8 +216,8 @@ class GrowingTree:
         if node is not self.root:
             self.fed.append(node)
 
-    def add(self, parent: Node, token_id: int, kind: NodeKind, prob: float, law: RowLaw | None = None) -> Node:
-        """Make the next child of a node. prob: under the draft; law: what it was drawn from."""
+    def add(self, parent: Node, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> Node:
+        """Make the next child of a node. law: what it was drawn from."""
         rank, goes_on = len(parent.children), not self._determined and kind is not NodeKind.KEY
         child = Node(
             token_id,
@@ -228,7 +226,6 @@ class GrowingTree:
             rank,
             kind,
             parent.chance * self.plan.shares.share(rank),
-            parent.confidence * prob,
             self.segment_after(parent) if goes_on else None,
             (*parent.place, rank) if goes_on else (),
             law,
@@ -246,8 +243,8 @@ class GrowingTree:
     def _fill(self, node: Node) -> None:
         """Make the children that are wanted now of those that are known."""
         kind = NodeKind.GUESS if self._determined else NodeKind.KEY
-        for token_id, prob in node.ranked[: max(0, self.num_ranked(node) - len(node.children))]:
-            self.add(node, token_id, kind, prob)
+        for token_id, _ in node.ranked[: max(0, self.num_ranked(node) - len(node.children))]:
+            self.add(node, token_id, kind)
             del node.ranked[0]
 
     def advance(self, ids: Sequence[int]) -> list[int]:
@@ -272,10 +269,9 @@ class GrowingTree:
         self.fed = [each for each in self.fed if id(each) in here]
         self.unsent = [each for each in self.unsent if id(each) in here]
         self.ended = [each for each in self.ended if each is node or id(each) in here]
-        chance, confidence = node.chance, node.confidence or 1.0
+        chance = node.chance
         for each in (node, *below):
             each.chance /= chance
-            each.confidence /= confidence
         node.parent, self.root, self._unfed, self._named, self._is_told = None, node, [], [], False
         for each in (node, *below):
             if not each.is_fed:
@@ -364,14 +360,10 @@ class Plan:
     def may_follow(self, node: Node, depth: int) -> bool:
         """Return whether there may be children of a node at that depth."""
         spec = self._speculation
-        if not spec.max_draft_tokens or self.is_doubted(node):
+        if not spec.max_draft_tokens:
             return False
         deepest = (self._depth or spec.max_draft_tokens) if spec.sequential else max(MAX_DEPTH, self._depth)
         return depth < (deepest if self.most_depth is None else min(deepest, self.most_depth))
-
-    def is_doubted(self, node: Node) -> bool:
-        """Return whether nothing is to follow a node that the draft is not confident of."""
-        return self._determined and node.confidence < self._speculation.min_confidence
 
     def num_ranked(self, num_named: int, chance: float) -> int:
         """Return how many children of a node are guessed, or drawn and guessed, together."""

@@ -25,10 +25,11 @@ from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.kinds import PROTOCOL, Drafter
+from outrider.wire.kinds import Drafter
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.model_id import short_name
+from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import TargetConfig, WorkerConfig
 from outrider.wire.trace import Spans, open_spans
 from outrider.wire.transport.address import check_free, join_host_port

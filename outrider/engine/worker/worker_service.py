@@ -31,9 +31,10 @@ from outrider.engine.worker.jobs import (
 )
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import OLDEST_PROTOCOL, PROTOCOL, TRUNCATE_REASONS
+from outrider.wire.kinds import TRUNCATE_REASONS
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
+from outrider.wire.protocol import other_protocol
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.trace import Spans, TraceParent, round_span_id
@@ -134,12 +135,9 @@ def error_to_proto(error: JobError) -> pb.WorkerError:
 def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respond: Callable[[Any], None]) -> OpenJob:
     """Read and check the message. Raises InvalidRequest."""
     vocab_size = vocabulary.size
-    if not OLDEST_PROTOCOL <= message.protocol <= PROTOCOL:
-        raise InvalidRequest(
-            f"the gateway speaks protocol {message.protocol}, this worker {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the "
-            "older of them",
-            param="protocol",
-        )
+    refusal = other_protocol("the gateway", message.protocol, "this worker")
+    if refusal is not None:
+        raise InvalidRequest(refusal, param="protocol")
     check_token_ids("prediction_ids", message.prediction_ids, vocab_size)
     check_token_ids("source_ids", message.source_ids, vocab_size)
     Range(0, MAX_CORPUS_ID_BYTES).check("bytes of corpus_id", len(message.corpus_id))

@@ -21,7 +21,6 @@ from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.origin import read_host_names, read_origins
 from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
-from outrider.wire.settings.removed import refuse_removed
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -232,8 +231,6 @@ class TargetConfig(WorkerConfig):
     lookahead_embeddings: str | None = None
     """File (safetensors), or its folder, of look-ahead embeddings that `outrider train-head pass` trained for this
     target, by which it drafts for requests whose drafter is pass."""
-    max_parked_bytes: Positive = 256 * MIB
-    """Bytes of proposals that may wait for their verify."""
 
     @model_validator(mode="after")
     def _embeddings_are_whole(self) -> Self:
@@ -280,9 +277,6 @@ class GatewayConfig(_ProcessConfig):
     num_draft_tokens: DraftTokens = AUTO
     """K: tokens drafted a step unless the request says otherwise; auto = what makes the most tokens per second, step by
     step, down to none."""
-    overlap: bool = True
-    """Draft beside the target's steps, ahead of what it verifies, and let it go on before its last verdict is here; off
-    = they take turns, one step at a time, to compare with."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
     drafter: DefaultDrafter = "model"
@@ -293,10 +287,6 @@ class GatewayConfig(_ProcessConfig):
     """Which drafts are kept at temperature > 0 unless the request says otherwise. Both give exactly the target's law;
     with coupled the text is a function of prompt, parameters and seed, whatever the draft does, and no distribution
     travels; with rejection somewhat more drafts are kept."""
-    min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """A draft with a model ends its proposal, before K, with the token at which the probability that it gives to all of
-    them together falls below this; 0 = never. At temperature 0 and under coupled; not for requests that name their K,
-    nor for trees."""
     tree: str | None = None
     """Draft trees instead of chains unless the request says otherwise: children by depth such as 4x2x1, or best:12x4,
     the 12 most likely nodes up to a depth of 4. Absent = chains."""
@@ -463,8 +453,6 @@ def load(cls: type[Config], argv: Sequence[str] | None = None, **given: Any) -> 
     Raises ConfigError naming the setting, its value and what is allowed. `--help` prints and exits.
     """
     prefix = str(cls.model_config["env_prefix"])
-    flags = [arg.partition("=")[0] for arg in argv or () if arg.startswith("--")]
-    refuse_removed(part_of(cls), ((flag[2:].replace("-", "_"), flag) for flag in flags))
     check_variables(cls)
     if argv is not None:
         given["_cli_parse_args"] = list(argv)
@@ -498,7 +486,7 @@ def read_chat_template(config: GatewayConfig) -> str | None:
 
 
 def check_variables(cls: type[BaseSettings]) -> None:
-    """Raise ConfigError for a variable of the process that is no setting of it, or none any more, or of no part."""
+    """Raise ConfigError for a variable of the process that is no setting of it, or of no part."""
     prefix = str(cls.model_config["env_prefix"])
     ours = {key.upper().removeprefix(prefix).lower(): key for key in os.environ if key.upper().startswith(prefix)}
     for key in ours.values():
@@ -507,7 +495,6 @@ def check_variables(cls: type[BaseSettings]) -> None:
                 f"{key} is {os.environ[key]!r}, which Kubernetes writes for a Service of that name; "
                 "say enableServiceLinks: false in the pod's spec"
             )
-    refuse_removed(part_of(cls), ours.items())
     for name, key in ours.items():
         if name not in cls.model_fields:
             known = _variables_of(cls)

@@ -22,10 +22,8 @@ from outrider.wire.settings.config import (
     load,
     meant,
     parse_cores,
-    part_of,
     reason,
 )
-from outrider.wire.settings.removed import refuse_removed
 
 Values = dict[str, Any]
 _Part = TypeVar("_Part", bound=WorkerConfig | GatewayConfig)
@@ -147,7 +145,6 @@ def read_part(name: str, cls: type[_Part], values: object, beside: Sequence[str]
     """
     given = mapping(name, values)
     unknown = sorted(set(given) - set(cls.model_fields))
-    refuse_removed(part_of(cls), [(setting, f"{name}.{setting}") for setting in unknown])
     if unknown:
         raise ConfigError(f"{name}.{unknown[0]} is no setting; {meant(unknown[0], [*cls.model_fields, *beside])}")
     check_variables(cls)  # here, for a variable says itself whose it is
@@ -166,9 +163,12 @@ def mapping(name: str, values: object) -> Values:
 
 def read_model(name: str, cls: type[Any], values: object) -> Any:
     """Read a plain model of ours from its settings. Raises ConfigError naming it and the setting."""
-    refuse_removed(name, [(setting, f"{name}.{setting}") for setting in mapping(name, values)])
+    given = mapping(name, values)
+    for setting in given:
+        if setting not in cls.model_fields:
+            raise ConfigError(f"{name}.{setting} is no setting; {meant(setting, cls.model_fields)}")
     try:
-        return cls(**mapping(name, values))
+        return cls(**given)
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
