@@ -346,7 +346,7 @@ async def test_deliveries_under_a_ticket_of_nobody_are_counted(target: ControlCl
 @pytest.fixture(scope="module")
 def bounded(target_folder: str) -> Iterator[Process]:
     """A target that parks little."""
-    with worker("target_service", target_folder, "--max-parked-bytes", "12000") as process:
+    with worker("tests.service.bounded_target", target_folder) as process:
         yield process
 
 

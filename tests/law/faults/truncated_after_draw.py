@@ -18,11 +18,11 @@ from tests.law.faults import replace
 add = GrowingTree.add
 
 
-def add_cut(self, parent, token_id, kind, prob, law=None):
+def add_cut(self, parent, token_id, kind, law=None):
     segment = None if law is None else self.segment_after(parent)
     if segment is not None and segment.topk is not None:
         law = cut(law, segment.topk, token_id)
-    return add(self, parent, token_id, kind, prob, law)
+    return add(self, parent, token_id, kind, law)
 
 
 def cut(law, n, token_id):

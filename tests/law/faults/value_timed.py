@@ -21,8 +21,8 @@ DELAY_S = 0.6
 add, offers, next_wake = GrowingTree.add, GrowingTree.offers, Grower.next_wake
 
 
-def add_timed(self, parent, token_id, kind, prob, law=None):
-    node = add(self, parent, token_id, kind, prob, law)
+def add_timed(self, parent, token_id, kind, law=None):
+    node = add(self, parent, token_id, kind, law)
     if kind is NodeKind.LAW:
         node_from_s = self.__dict__.setdefault("from_s", {})
         node_from_s[id(node)] = time.monotonic() + DELAY_S * (token_id % 2)
