@@ -63,8 +63,14 @@ def read_ends(model: str, config: PreTrainedConfig) -> Ends:
     if set(united) == set(first):
         return Ends(united, None)
     texts = _texts_of(tokenizer, united)
-    listed = ", ".join(f"{file} {' and '.join(texts[end] for end in ids)}" for file, ids in named.items())
-    return Ends(united, f"the files of {model} name different ends of an answer, and any of them ends one: {listed}")
+    listed = []
+    for file, ids in named.items():
+        names = " and ".join(texts[end] for end in ids)
+        listed.append(f"{file} {names}")
+    return Ends(
+        united,
+        f"the files of {model} name different ends of an answer, and any of them ends one: {', '.join(listed)}",
+    )
 
 
 def _config_ends(model: str, config: PreTrainedConfig) -> tuple[int, ...]:

@@ -219,9 +219,12 @@ def own_cache_refusal(model: PreTrainedModel, facts: ModelFacts) -> str | None:
     longest = min(48, facts.context_limit)
     ids = torch.tensor([generator.choices(few, k=longest)], device=model.device)  # [1, T]
     begin, end = longest // 2, longest // 2 + 6
-    tolerance, name, inputs = TOLERANCE[facts.dtype], "input_ids", dict[str, Tensor]()
+    tolerance = TOLERANCE[facts.dtype]
+    name = "input_ids"
+    inputs: dict[str, Tensor] = {}
     if facts.decoder_start_ids:
-        name, inputs = "decoder_input_ids", {"input_ids": ids}
+        name = "decoder_input_ids"
+        inputs = {"input_ids": ids}
     try:
         truth = model(**inputs, **{name: ids}, use_cache=False).logits[0]  # [T, V]
         begun = model(**inputs, **{name: ids[:, :begin]}, use_cache=True)

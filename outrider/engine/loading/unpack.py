@@ -114,7 +114,9 @@ def _find_packed(model: str, headers: Headers, quantization: Mapping[str, Any]) 
             "is not quantised",
             param="model",
         )
-    method, found, used = quantization["quant_method"], dict[str, PackedWeight | None](), set[str]()
+    method = quantization["quant_method"]
+    found: dict[str, PackedWeight | None] = {}
+    used: set[str] = set()
     for name in headers:
         try:
             weight = _packed_weight(str(method), name, headers, quantization)
@@ -270,7 +272,9 @@ class UnpackedTensor:
     """A weight that is unpacked when transformers takes it, by `[...]` as from a safetensors file."""
 
     def __init__(self, weight: PackedWeight, files: OpenFiles, dtype: torch.dtype) -> None:
-        self._weight, self._files, self._dtype = weight, files, dtype
+        self._weight = weight
+        self._files = files
+        self._dtype = dtype
 
     def __getitem__(self, _: object) -> Tensor:
         weight = self._weight
