@@ -23,7 +23,7 @@ from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
@@ -154,7 +154,7 @@ def _model_state(config: DraftConfig, loaded: Loaded) -> ModelState:
         slots = SlotTable(runner.pool, config.max_slots, limit, partial(make_slot, limit))
     table = None
     if config.drafted_by != "none":
-        by = kinds.Drafter[config.drafted_by.upper()]
+        by = Drafter(config.drafted_by)
         table = make_drafters((by,), None, tokenizer.tokenizer_json, runner.facts.vocab_size)[by]
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
     return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, table=table)

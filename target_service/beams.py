@@ -74,8 +74,7 @@ class Beams:
         self.tree = BeamTree(prompt_ids)
         self.settled: list[int] = [] if self.search.is_done else self.tree.advance(levels)
         """Ids behind the prompt that all beams began with when the lease did."""
-        width, fixed = params.beams.width, speculation.num_draft_tokens
-        self._draft_width, self._draft_depth = draft_shape(width, fixed, speculation.max_draft_tokens)
+        self._draft_width, self._draft_depth = draft_shape(params.beams.width, speculation)
         self._max_prefill_tokens = max_prefill_tokens
         self._num_drafts = 0
         self.ended = False

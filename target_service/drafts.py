@@ -11,9 +11,10 @@ from outrider.engine.sampling.wire_tensors import decode_law
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
 from target_service.beams import Beams, Fed
 from target_service.chains import as_chain
@@ -68,7 +69,7 @@ class Drafts:
         lease = found.lease
         if not lease.slot.params.grammar:
             return found
-        room = min(lease.room, lease.speculation.num_draft_tokens or lease.room)
+        room = lease.speculation.chain_len(lease.room)
         forced = [ParkedNode(token_id) for token_id in self._keeper.sampling_state(lease.slot).forced()[:room]]
         if len(forced) <= sum(found.gains):
             return found
@@ -88,16 +89,15 @@ class Drafts:
         room = lease.room
         if not room:
             return Candidates(lease)
-        num_fixed = lease.speculation.num_draft_tokens
         is_drafted = any(each for _, each in lease.job.tickets)
-        asked = self._own.asked(lease.slot, insists=bool(num_fixed), is_drafted=is_drafted)
+        asked = self._own.asked(lease.slot, insists=lease.speculation.num_draft_tokens != AUTO, is_drafted=is_drafted)
         for kind in asked:  # what a grammar masks grows nothing
             assert kind.own is not None, "a model drafts in the target"
             state, shares = self._keeper.sampling_state(lease.slot), lease.own_shares[kind.own]
-            most = min(room, num_fixed or room)
+            most = lease.speculation.chain_len(room)
             own = Part(kind.own, self._own.candidates(lease.slot, kind, state, shares, most), most)
             nodes = own.nodes
-            if nodes and kind.unites and lease.slot.params.lenience == 1.0:
+            if nodes and kind.is_merged and lease.slot.params.lenience == 1.0:
                 return self._united(lease, self._delivered(lease, room), own)
             if nodes:
                 return self._chosen(lease, [own])
@@ -110,7 +110,7 @@ class Drafts:
         several that is not waited for is absent from the step, whatever comes of it while the others are.
         """
         speculation, drafts = lease.speculation, lease.drafts
-        most = 0 if speculation.tree is not None else min(room, speculation.num_draft_tokens or room)
+        most = 0 if speculation.tree is not None else speculation.chain_len(room)
         if len(drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
             for draft in drafts:
                 draft.absent_len = 0 if draft.live else lease.length
@@ -120,12 +120,12 @@ class Drafts:
         ]
 
     def _parked(self, lease: Lease, draft: Delivered, room: int) -> Sequence[Candidate]:
-        num_fixed, params, share = lease.speculation.num_draft_tokens, lease.slot.params, draft.shares.share
+        params, share = lease.slot.params, draft.shares.share
         if lease.speculation.tree is not None:
             return self._of_shape(lease, draft, room)
-        if self._takes_trees and params.determined and not num_fixed and params.lenience == 1.0:
+        if self._takes_trees and params.determined and not lease.speculation.is_fixed and params.lenience == 1.0:
             return draft.parked.best(share, room)
-        return as_chain(draft.parked.chain(min(room, num_fixed or room)), share(0))
+        return as_chain(draft.parked.chain(lease.speculation.chain_len(room)), share(0))
 
     def _united(self, lease: Lease, delivered: Sequence[Part], own: Part | None = None) -> Candidates:
         """Return one tree of what was delivered, and of a chain of the target's own; with lenience, which is of chains
@@ -344,7 +344,7 @@ def _drafter_of(whose: Iterable[Delivered | Drafter]) -> Drafter:
     own = next((source for source in each if isinstance(source, Drafter)), None)
     if own is None:
         return Drafter.MODEL if len(each) == 1 else Drafter.MODEL_AND_MODEL
-    return own if len(each) == 1 else next(union for union in Drafter if union.unites and union.own is own)
+    return own if len(each) == 1 else own.merged()
 
 
 def _drawn_after(tree: DraftTree, said: Mapping[int, Draft]) -> dict[int, list[int]]:
@@ -359,4 +359,4 @@ def _drawn_after(tree: DraftTree, said: Mapping[int, Draft]) -> dict[int, list[i
 def _wanted(lease: Lease) -> int:
     """Return how many draft tokens the request names for each step, as far as there is room."""
     tree = lease.speculation.tree
-    return min(lease.speculation.num_draft_tokens if tree is None else tree.most_nodes, lease.room)
+    return lease.speculation.chain_len(lease.room) if tree is None else min(tree.most_nodes, lease.room)

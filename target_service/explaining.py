@@ -17,7 +17,8 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, exactly_best
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import DraftTokenKind
 from target_service.decide_on_device import Decided
 from target_service.jobs import Explanation, Ranked, Rejection
 from target_service.lease import Delivered, Ready

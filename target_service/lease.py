@@ -13,7 +13,7 @@ from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import Rows
 from target_service.beams import Beams
@@ -119,6 +119,8 @@ class Lease:
         """Return how many draft tokens a step may use one after the other: it commits one more than it accepts."""
         if self.beams is not None:
             return self.beams.depth
+        if self.speculation.is_plain:
+            return 0
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property

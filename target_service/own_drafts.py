@@ -10,44 +10,34 @@ from torch import Tensor
 
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.prediction import Prediction, PredictionFollower
-from outrider.engine.drafters import OF_A_TEXT, make_drafters
+from outrider.engine.drafters import make_drafters
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.drafter import Said, of_table
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.settings.config import TargetConfig
 from target_service.chains import grown_chain
 from target_service.jobs import VerifyJob
 from target_service.lease import Candidate, Scaffold
 from target_service.step_drafter import StepDrafter
 
-_NEEDS = {
-    **dict.fromkeys(OF_A_TEXT, "start it with --drafter-text FILE"),
-    kinds.Drafter.HEADS: "start it with --heads FOLDER",
-    kinds.Drafter.PASS: "start it with --lookahead-embeddings FILE",
-    **dict.fromkeys(
-        (kinds.Drafter.LOOKAHEAD, *(each for each in kinds.Drafter if each.unites)),
-        "take a model and an attention_path that run token trees",
-    ),
-}
-"""What a target is to be given that does not offer a drafter."""
-
 
 def make_own_drafts(
     config: TargetConfig,
     tokenizer_json: bytes,
     vocab_size: int,
-    by_steps: Mapping[kinds.Drafter, StepDrafter] | None = None,
+    by_steps: Mapping[Drafter, StepDrafter] | None = None,
     *,
     takes_trees: bool = False,
 ) -> OwnDrafts:
     """Return the drafters that the settings allow, besides those by steps. takes_trees: whether steps may have token
     trees. Raises ConfigError.
     """
-    wanted = (kinds.Drafter.NGRAM, kinds.Drafter.LOOKUP, *(OF_A_TEXT if config.drafter_text else ()))
+    of_a_text = [kind for kind in Drafter if kind.reads_text and config.drafter_text]
+    wanted = (Drafter.NGRAM, Drafter.LOOKUP, *of_a_text)
     drafters = make_drafters(wanted, config.drafter_text, tokenizer_json, vocab_size)
     return OwnDrafts(drafters, vocab_size, by_steps, takes_trees=takes_trees)
 
@@ -59,20 +49,20 @@ class OwnDrafts:
 
     def __init__(
         self,
-        drafters: Mapping[kinds.Drafter, SequenceDrafter],
+        drafters: Mapping[Drafter, SequenceDrafter],
         vocab_size: int,
-        by_steps: Mapping[kinds.Drafter, StepDrafter] | None = None,
+        by_steps: Mapping[Drafter, StepDrafter] | None = None,
         *,
         takes_trees: bool = False,
     ) -> None:
         self._drafters = drafters
-        self._united = [each for each in kinds.Drafter if each.unites and each.own in drafters and takes_trees]
+        self._united = [each for each in Drafter if each.is_merged and each.own in drafters and takes_trees]
         self._by_steps = by_steps or {}
-        self._stepping: dict[SlotKey, kinds.Drafter] = {}
+        self._stepping: dict[SlotKey, Drafter] = {}
         """Slots that these draft for, and which of them."""
         self._vocab_size = vocab_size
-        self._followers: dict[SlotKey, dict[kinds.Drafter, Follower]] = {}
-        self._candidates: dict[SlotKey, dict[kinds.Drafter, tuple[int, Sequence[Candidate]]]] = {}
+        self._followers: dict[SlotKey, dict[Drafter, Follower]] = {}
+        self._candidates: dict[SlotKey, dict[Drafter, tuple[int, Sequence[Candidate]]]] = {}
         """By slot and drafter: how many were asked for, and what was said, until tokens are committed. A slot that
         waits for its part of a step is asked again in each, and drafting anew would take the time of all."""
 
@@ -81,18 +71,18 @@ class OwnDrafts:
         return len({*self._followers, *self._stepping})
 
     @property
-    def offered(self) -> tuple[kinds.Drafter, ...]:
-        return (*self._drafters, *self._by_steps, kinds.Drafter.PREDICTION, *self._united)
+    def offered(self) -> tuple[Drafter, ...]:
+        return (*self._drafters, *self._by_steps, Drafter.PREDICTION, *self._united)
 
-    def refuses(self, kind: kinds.Drafter | None) -> JobError | None:
+    def refuses(self, kind: Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer, else None."""
-        if kind is None or (kind in self.offered and kind is not kinds.Drafter.PREDICTION):
+        if kind is None or (kind in self.offered and kind is not Drafter.PREDICTION):
             return None
-        offered = ", ".join(each.label for each in self.offered if each is not kinds.Drafter.PREDICTION)
+        offered = ", ".join(each for each in self.offered if each is not Drafter.PREDICTION)
         return JobError(
             Fault.INVALID,
-            f"drafter is {kind.label}, this target has {offered}; name one of them, or none"
-            + (f"; for {kind.label} {_NEEDS[kind]}" if kind in _NEEDS else ""),
+            f"drafter is {kind}, this target has {offered}; name one of them, or none"
+            + (f"; {kind} {kind.remedy}" if kind.remedy else ""),
         )
 
     def open(self, job: OpenJob, slot: Slot) -> None:
@@ -103,7 +93,7 @@ class OwnDrafts:
                 self._by_steps[kind].open(slot)
                 self._stepping[slot.key] = kind
                 continue
-            is_prediction = kind is kinds.Drafter.PREDICTION
+            is_prediction = kind is Drafter.PREDICTION
             drafter = Prediction(job.prediction_ids) if is_prediction else self._drafters[kind.own or kind]
             # What an encoder reads comes before the prompt: the output may copy from it.
             before = [*job.source_ids, *slot.committed]
@@ -131,7 +121,7 @@ class OwnDrafts:
                 outcomes = follower.outcomes(len(token_ids))
         return outcomes
 
-    def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[kinds.Drafter]:
+    def asked(self, slot: Slot, *, insists: bool, is_drafted: bool) -> Iterator[Drafter]:
         """Give those of the slot's drafters that have a guess worth verifying, in order; then, where the request
         insists on drafts, and of no draft or beside it, the last whatever it has.
         """
@@ -144,11 +134,11 @@ class OwnDrafts:
                 yield stepping
         elif insists and followers:
             last = next(reversed(followers))
-            if last not in speaking and (last.unites or not is_drafted):
+            if last not in speaking and (last.is_merged or not is_drafted):
                 yield last
 
     def candidates(
-        self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int
+        self, slot: Slot, kind: Drafter, state: SamplingState, shares: SlotShares, most: int
     ) -> Sequence[Candidate]:
         """Return at most `most` drafts of one of those that are asked, best first, none where there is nothing to
         say. They stay the same until tokens are committed.
@@ -159,7 +149,7 @@ class OwnDrafts:
         return known[kind][1]
 
     def _draft(
-        self, slot: Slot, kind: kinds.Drafter, state: SamplingState, shares: SlotShares, most: int
+        self, slot: Slot, kind: Drafter, state: SamplingState, shares: SlotShares, most: int
     ) -> Sequence[Candidate]:
         if kind in self._by_steps:
             return self._by_steps[kind].candidates(slot, state, shares, most)
@@ -205,5 +195,5 @@ class OwnDrafts:
         if stepping is not None:
             self._by_steps[stepping].forget(key)
 
-    def _of(self, key: SlotKey) -> dict[kinds.Drafter, Follower]:
+    def _of(self, key: SlotKey) -> dict[Drafter, Follower]:
         return self._followers.get(key, {})

@@ -15,7 +15,7 @@ from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 from target_service.chains import as_chain
 from target_service.lease import Candidate, Scaffold

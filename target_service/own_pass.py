@@ -19,8 +19,8 @@ from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.token_tree import depths
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import Drafter
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.settings.config import TargetConfig
 from target_service.chains import chain_of_logits

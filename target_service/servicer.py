@@ -158,7 +158,7 @@ def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
         num_batch_prompt_tokens=timings.num_batch_prompt_tokens,
         step=timings.step,
         num_cached_tokens=result.num_cached_tokens,
-        drafter=pb.DRAFTER_UNSPECIFIED if result.drafter is None else result.drafter.value,
+        drafter=result.drafter,
         hit=result.hit,
         num_wasted=result.num_wasted,
         num_foretold=result.num_foretold,

@@ -24,7 +24,8 @@ from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, Owne
 from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.wire.kinds import Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed, ReadBest, best_reader
 from target_service.commit import commit_tokens, kind_of_next

@@ -412,11 +412,10 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
 
 def _model(facts: ServedFacts) -> Json:
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "text_only": facts.text_only}
-    default = None if facts.default_drafter is None else facts.default_drafter.label
     drafts = {
         "draft": facts.draft_id,
-        "drafter": default,
-        "drafters": [drafter.label for drafter in facts.drafters],
+        "drafter": facts.default_drafter,
+        "drafters": facts.drafters,
         "chat_template": facts.chat_template,
     }
     created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()

@@ -20,8 +20,8 @@ from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import GRAMMAR, Drafter
 from outrider.wire.errors import Unavailable, WorkerLost
-from outrider.wire.kinds import GRAMMAR, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.speculation import Speculation
 
@@ -146,7 +146,7 @@ class Decoder:
     @property
     def _asks_draft(self) -> bool:
         """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
-        return self._speculation is not None and (self._own is None or self._drafter.asks_model)
+        return self._speculation is not None and (self._own is None or self._drafter.needs_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         drafts = [draft.choose(self.target.member) for draft in self.drafts]
@@ -156,16 +156,15 @@ class Decoder:
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
         kind = self._drafter.own
-        if kind is not None and self._drafter.unites:
+        if kind is None or self._speculation is None:
+            return None
+        if self._drafter.is_merged:
             kind = self._drafter
-        kind = None if self._speculation is None else kind
-        if kind is None or kind.value in target.info.drafters:
+        if kind in target.info.drafters:
             return kind
         if not any(draft.kind is kind for draft in self.model.drafts.values()):
             name = target.info.model_id
-            self.model.warn_once(
-                f"the target {name} has no drafter {kind.label}: its requests are drafted for by a model"
-            )
+            self.model.warn_once(f"the target {name} has no drafter {kind}: its requests are drafted for by a model")
         return None
 
     def _advance(self, target: Connection) -> None:
@@ -180,12 +179,12 @@ class Decoder:
         own, metrics = None if self._own is None else self._own.own, self.model.metrics
         outcomes = list(zip(self.drafts, outcomes_of(verdict), strict=False))
         verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
-        if verdict.drafter == Drafter.PREDICTION.value:
+        if verdict.drafter == Drafter.PREDICTION:
             own = Drafter.PREDICTION
         if is_forced(verdict):
             pair, record.draft = self.model.grammar_metrics(), GRAMMAR
-        elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
-            pair, record.draft = self.model.own_metrics(own), own.label
+        elif own is not None and (verdict.drafter == own or not self._drafter.needs_draft_worker):
+            pair, record.draft = self.model.own_metrics(own), own
         else:
             names = "&".join(draft.member.name for draft in verified if draft.member is not None)
             pair, record.draft = verified[0].metrics, names or None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from gateway.generation import GenerationRequest
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.params import AUTO, read_draft_logprobs
+from outrider.wire.params import read_draft_logprobs
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import DEFAULT_TOPK, Speculation
+from outrider.wire.speculation import DEFAULT_TOPK, NumDraftTokens, Speculation
 from outrider.wire.tree_shape import TreeShape
 
 
@@ -20,20 +20,17 @@ def speculation_of(
     workers: the target, and the draft if there is one; both must be able to do it. num_held: tokens that the answer has
     in the cache of each.
     """
-    options = request.speculation
-    tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
+    num_draft_tokens, tree = num_draft_tokens_of(request, config), tree_of(request, config)
     if not longest_draft(request, config):
         return None
-    if tree is None:
-        num_draft_tokens = num_draft_tokens or 0
-    elif all(worker.trees for worker in workers):
+    if tree is not None and all(worker.trees for worker in workers):
         num_nodes = min(_room_for_nodes(worker, num_held) for worker in workers if worker.num_kv_blocks)
-        tree, num_draft_tokens = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens)), 0
+        tree = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens))
         if tree is None:
             return None
-    else:
-        num_draft_tokens = min(tree.depth, config.max_draft_tokens)  # a chain as long as the tree is deep
-        tree = None
+    elif tree is not None:
+        num_draft_tokens, tree = tree.depth, None  # a chain as long as the tree is deep
+    options = request.speculation
     kind, size = read_draft_logprobs(config.draft_logprobs)
     return Speculation(
         num_draft_tokens=num_draft_tokens,
@@ -45,33 +42,29 @@ def speculation_of(
     )
 
 
-def fixed_length(request: GenerationRequest, config: GatewayConfig) -> int | None:
-    """Return K where the request or the gateway says it; None = as many as pay."""
-    options = request.speculation
-    if options.num_draft_tokens is not None:
-        return min(options.num_draft_tokens, config.max_draft_tokens)
-    return None if options.adaptive or config.num_draft_tokens == AUTO else int(config.num_draft_tokens)
+def num_draft_tokens_of(request: GenerationRequest, config: GatewayConfig) -> NumDraftTokens:
+    """Return K of the request, or of the gateway for one that names none; AUTO where it names a tree."""
+    return request.speculation.num_draft_tokens_or(config.num_draft_tokens)
 
 
 def longest_draft(request: GenerationRequest, config: GatewayConfig) -> int:
     """Return how many draft tokens a step may accept at most; 0 where nothing is to be drafted."""
-    if not request.speculation.enabled:
-        return 0
-    tree = tree_of(request, config)
-    length = fixed_length(request, config) if tree is None else tree.depth
-    return config.max_draft_tokens if length is None else min(length, config.max_draft_tokens)
+    num_draft_tokens, tree = num_draft_tokens_of(request, config), tree_of(request, config)
+    if isinstance(num_draft_tokens, int):
+        return num_draft_tokens
+    return config.max_draft_tokens if tree is None else tree.depth
 
 
 def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
-    """Return the shape of the answer's drafts; None for chains, and for a beam search. What is set for all does not
-    contradict who asks for a chain's length, or for lenience, which is of chains alone.
+    """Return the shape of the answer's drafts; None for chains, and for a beam search. The gateway's own does not hold
+    for a request that names K, or lenience, which is of chains alone.
     """
     options = request.speculation
     if request.params.beams is not None:
         return None
     if options.tree is not None or not config.tree:
         return options.tree
-    if options.num_draft_tokens is not None or options.adaptive or request.params.lenience < 1.0:
+    if options.num_draft_tokens is not None or request.params.lenience < 1.0:
         return None
     return TreeShape.parse(config.tree)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
+from gateway.rounds.draft_limits import num_draft_tokens_of, speculation_of, tree_of
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
@@ -17,11 +17,12 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.health import Outcome
-from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import PairMetrics
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
+from outrider.wire.speculation import AUTO
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
@@ -35,7 +36,7 @@ twice as long."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
-_DELIVERED = (pb.DRAFTER_MODEL, *(each.value for each in Drafter if each.unites))
+_DELIVERED = (Drafter.MODEL, *(drafter for drafter in Drafter if drafter.is_merged))
 """Drafters of verdicts of steps that verified what a draft delivered."""
 
 
@@ -150,7 +151,7 @@ class Drafting:
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller
-        self._is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
+        self._is_named = tree_of(request, config) is not None or num_draft_tokens_of(request, config) != AUTO
         """Whether the request names how much is drafted."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
@@ -277,7 +278,7 @@ class Drafting:
             draft.note_used(self._caller)
         elif self._is_named:
             return  # the target waits for it in each step, also where it has nothing to propose
-        elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
+        elif verdict.drafter in _DELIVERED or (not verdict.drafter and not verdict.num_drafted):
             if outcome.hit or self._pauses:
                 draft.note_unused(self._caller)
                 draft.is_unprofitable = self.is_unprofitable

@@ -17,8 +17,8 @@ from outrider.cli.child_events import events_of
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.progress import telling
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.model_id import local_path
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from outrider.wire.settings.config import TargetConfig
@@ -27,8 +27,8 @@ from outrider.wire.settings.system import demo_model
 KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
 _OF_TEXT = ("unigram", "bigram")
-_PARTS = {None, *(DRAFTERS[kind] for kind in KINDS)}
-_COMBINED = [each.label for each in Drafter if each.asks_model and each.own in _PARTS and each is not Drafter.MODEL]
+_PARTS = {None, *map(Drafter, KINDS)}
+_COMBINED = [each for each in Drafter if each.needs_draft_worker and each.own in _PARTS and each is not Drafter.MODEL]
 
 Draft = Annotated[
     list[str] | None,

@@ -14,9 +14,8 @@ import typer
 from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
-from outrider.wire.kinds import OF_A_TEXT
-from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
 from outrider.wire.settings.system import TABLE_DRAFTERS
+from outrider.wire.speculation import read_num_draft_tokens
 
 Address = Annotated[
     str, typer.Option("--address", "--gateway", help="A gateway's gRPC or HTTP address; a host alone = its port 8001.")
@@ -28,7 +27,7 @@ MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
 
 
-_OF_TEXT = tuple(each.label for each in OF_A_TEXT)
+_OF_TEXT = tuple(each for each in Drafter if each.reads_text)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -117,7 +116,7 @@ class Generation:
             )
         options["speculation"] = Speculation(
             enabled=not self.no_speculation,
-            num_draft_tokens=None if self.num_draft_tokens is None else draft_tokens(self.num_draft_tokens),
+            num_draft_tokens=None if self.num_draft_tokens is None else read_num_draft_tokens(self.num_draft_tokens),
             acceptance=self.acceptance,
             drafter=self.drafter,
             tree=self.tree,
@@ -188,10 +187,3 @@ def completed_draft(incomplete: str) -> list[str]:
     """
     drafters = [name if name not in _OF_TEXT else f"{name}:" for name in TABLE_DRAFTERS if name.startswith(incomplete)]
     return drafters and [*drafters, *(f"{each}/" for each in sorted(Path().glob(f"{glob.escape(incomplete)}*/")))]
-
-
-def draft_tokens(text: str) -> DraftTokens:
-    try:
-        return read_draft_tokens(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number and not {AUTO}", param_hint="--num-draft-tokens") from None

@@ -11,17 +11,15 @@ from outrider.drafting.answer_start import AnswerStart
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.drafting.tables import Bigram, Unigram
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_json import parse_object
 from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
-OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
-
 
 def make_drafters(
-    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
-) -> dict[kinds.Drafter, SequenceDrafter]:
+    wanted: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
+) -> dict[Drafter, SequenceDrafter]:
     """Return the wanted drafters.
 
     text: file that unigrams and bigrams are counted in; None when neither of them is wanted. Raises ConfigError naming
@@ -29,16 +27,16 @@ def make_drafters(
     """
     ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
     marks = special_ids(tokenizer_json)
-    made: dict[kinds.Drafter, SequenceDrafter] = {}
+    made: dict[Drafter, SequenceDrafter] = {}
     for kind in wanted:
         match kind:
-            case kinds.Drafter.NGRAM:
+            case Drafter.NGRAM:
                 made[kind] = AnswerStart(Ngram(), marks)
-            case kinds.Drafter.LOOKUP:
+            case Drafter.LOOKUP:
                 made[kind] = AnswerStart(lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS), marks)
-            case kinds.Drafter.UNIGRAM:
+            case Drafter.UNIGRAM:
                 made[kind] = Unigram(ids)
-            case kinds.Drafter.BIGRAM:
+            case Drafter.BIGRAM:
                 made[kind] = Bigram(ids)
             case _:
                 raise ValueError(f"{kind} needs a model")

@@ -173,7 +173,7 @@ class Verdict(_message.Message):
     num_batch_tokens: int
     num_batch_prompt_tokens: int
     step: int
-    drafter: _common_pb2.Drafter
+    drafter: str
     hit: bool
     num_wasted: int
     depth: int
@@ -185,7 +185,7 @@ class Verdict(_message.Message):
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[str] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused", "num_wasted")

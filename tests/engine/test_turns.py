@@ -33,7 +33,7 @@ from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams

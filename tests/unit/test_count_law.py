@@ -28,7 +28,8 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.lease import Draft
 from target_service.own_drafts import OwnDrafts

@@ -18,7 +18,8 @@ from outrider.engine.sampling.sampling import distributions
 from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import DraftTokenKind
 from target_service.decide import decide
 from target_service.decide_on_device import Decided, decide_on_device
 from target_service.explaining import NUM_BEST, Asking, explain

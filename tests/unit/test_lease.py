@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation

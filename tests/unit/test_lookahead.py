@@ -11,8 +11,8 @@ import torch
 from outrider.drafting import lookahead
 from outrider.drafting.lookahead import Lookahead
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load

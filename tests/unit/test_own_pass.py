@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load
 from target_service.lease import Scaffold

@@ -29,8 +29,8 @@ from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
 from tests.rendering import inline_template

@@ -34,8 +34,7 @@ class GrowingBeams(BeamTree):
         """max_len: most tokens that the slot may ever hold. stop_ids: those that no beam goes on with."""
         super().__init__(prompt_ids)
         assert params.beams is not None, "no beam search is asked for"
-        fixed = speculation.num_draft_tokens
-        self._width, self._depth = draft_shape(params.beams.width, fixed, speculation.max_draft_tokens)
+        self._width, self._depth = draft_shape(params.beams.width, speculation)
         self._is_fixed = speculation.is_fixed
         self._max_position = max_len - 2  # the target adds a level of its own to those that it accepts
         self._shares = shares

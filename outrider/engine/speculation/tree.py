@@ -351,7 +351,8 @@ class Plan:
         if speculation.tree is not None and not self._chain:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:
-            depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
+            tree = speculation.tree
+            depth = speculation.chain_len(speculation.max_draft_tokens) if tree is None else tree.depth
             self.places = {(0,) * place: 1 for place in range(depth)}
         self._depth = max((len(place) + 1 for place in self.places), default=0)
         self.most_ranked = max(MAX_RANKS, *self.places.values(), 0)
@@ -360,7 +361,7 @@ class Plan:
     def may_follow(self, node: Node, depth: int) -> bool:
         """Return whether there may be children of a node at that depth."""
         spec = self._speculation
-        if not spec.max_draft_tokens:
+        if spec.is_plain:
             return False
         deepest = (self._depth or spec.max_draft_tokens) if spec.sequential else max(MAX_DEPTH, self._depth)
         return depth < (deepest if self.most_depth is None else min(deepest, self.most_depth))
