@@ -39,6 +39,7 @@ from outrider.wire.params import (
 from outrider.wire.sampling_defaults import MAX_TOKENS, apply_defaults
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.speculation import check_what_is_drafted
 
 _DIGEST_BYTES = 32
 
@@ -195,7 +196,10 @@ async def build_requests(
 
     `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
-    _check_drafted(demand.speculation, config.max_draft_tokens)
+    options = demand.speculation
+    check_what_is_drafted(
+        options.num_draft_tokens, options.tree, options.drafter, config.max_draft_tokens, "speculation."
+    )
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
     for word in words:
@@ -464,18 +468,6 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
     )
 
 
-def _check_drafted(options: SpeculationOptions, most: int) -> None:
-    """Raises InvalidRequest for more draft tokens than this server's operator allows."""
-    count, tree = options.num_draft_tokens, options.tree
-    if isinstance(count, int) and count > most:
-        name, shown = "speculation.num_draft_tokens", f"speculation.num_draft_tokens is {count}"
-    elif tree is not None and tree.most_nodes > most:
-        name, shown = "speculation.tree", f"speculation.tree is {tree}, {tree.most_nodes} nodes"
-    else:
-        return
-    raise InvalidRequest(f"{shown}, and this server drafts at most {most} tokens (max_draft_tokens)", param=name)
-
-
 def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
     if drafter is None or drafter in facts.drafters:
@@ -502,17 +494,9 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
     if options.tree is None:
         return
     shown, name = f"speculation.tree is {options.tree}", "speculation.tree"
-    count = options.num_draft_tokens
-    if count is not None:
-        raise InvalidRequest(f"{shown} and num_draft_tokens {count}, which is of chains; give one of them", param=name)
     if options.lenience is not None and options.lenience < 1.0:
         raise InvalidRequest(
             f"{shown} and lenience {options.lenience:g}, which is of chains alone; leave one out", param=name
-        )
-    if options.drafter is not None and not options.drafter.needs_draft_worker:
-        raise InvalidRequest(
-            f"{shown} and drafter {options.drafter}, which asks no model; ask for model, or leave tree out",
-            param=name,
         )
     if facts.no_trees is not None:
         raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)

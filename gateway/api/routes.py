@@ -73,7 +73,7 @@ from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
-from gateway.rounds.draft_limits import longest_draft
+from gateway.rounds.draft_limits import asked_speculation
 from gateway.tokenizer import Tokenizer
 from outrider import __version__
 from outrider.wire.params import check_token_ids
@@ -344,7 +344,7 @@ class Routes:
     ) -> Json:
         """Return vLLM's `metrics`. It says nothing of several answers: rounds would be of one of them or of all."""
         first, acceptance = requests[0], None
-        num_spec_tokens = longest_draft(first, self.admission.config)
+        num_spec_tokens = asked_speculation(first, self.admission.config).max_depth
         if len(requests) == 1 and first.params.beams is None and num_spec_tokens:
             drafted = [step for step in steps if step[0]]
             acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)

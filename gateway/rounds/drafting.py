@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.rounds.draft_limits import num_draft_tokens_of, speculation_of, tree_of
+from gateway.rounds.draft_limits import asked_speculation, speculation_of
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
@@ -22,7 +22,6 @@ from outrider.wire.health import Outcome
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import PairMetrics
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
-from outrider.wire.speculation import AUTO
 from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
@@ -151,8 +150,8 @@ class Drafting:
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller
-        self._is_named = tree_of(request, config) is not None or num_draft_tokens_of(request, config) != AUTO
-        """Whether the request names how much is drafted."""
+        self._is_fixed = asked_speculation(request, config).is_fixed
+        """Whether the target waits for drafts rather than taking what pays."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
         self._replies: Replies[dpb.DraftReply] | None = None
@@ -196,8 +195,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            # What is named is waited for.
-            self._num_unused = 0 if self._is_named else self.member.num_unused(self._caller)
+            self._num_unused = 0 if self._is_fixed else self.member.num_unused(self._caller)
             self.is_unprofitable = self.member.is_unprofitable
         return is_left
 
@@ -276,7 +274,7 @@ class Drafting:
         if outcome.is_verified:
             self._num_unused = 0
             draft.note_used(self._caller)
-        elif self._is_named:
+        elif self._is_fixed:
             return  # the target waits for it in each step, also where it has nothing to propose
         elif verdict.drafter in _DELIVERED or (not verdict.drafter and not verdict.num_drafted):
             if outcome.hit or self._pauses:

@@ -12,7 +12,7 @@ from outrider.wire.errors import InvalidRequest
 
 GRAMMAR = "grammar"
 """Stands for a drafter where the request's grammar left no choice: its label in logs, series and answers."""
-MAX_SHOWN_CHARS = 100
+_MAX_SHOWN_CHARS = 100
 """Characters of an unknown label that an error shows."""
 
 
@@ -26,6 +26,10 @@ class DraftWorkerUse(Enum):
     """Always, and their draft tokens lie in one merged tree with the other drafter's."""
 
 
+_TEXT = "takes a target started with --drafter-text FILE (OUTRIDER_TARGET_DRAFTER_TEXT)"
+_TREES = "takes a model and an attention_path that run token trees"
+
+
 class Drafter(StrEnum):
     """Who guesses what comes next. None of them changes the output's law.
 
@@ -33,9 +37,13 @@ class Drafter(StrEnum):
     """
 
     draft_worker: DraftWorkerUse
+    remedy: str
+    """What a deployment that does not offer it is to be given; empty where that goes without saying."""
     _own_label: str | None
 
-    def __new__(cls, own_label: str | None, draft_worker: DraftWorkerUse = DraftWorkerUse.NEVER) -> Self:
+    def __new__(
+        cls, own_label: str | None, draft_worker: DraftWorkerUse = DraftWorkerUse.NEVER, remedy: str = ""
+    ) -> Self:
         label = own_label or "model"
         if draft_worker is DraftWorkerUse.BESIDE or (own_label and draft_worker is DraftWorkerUse.FALLBACK):
             label += f"{draft_worker.value}model"
@@ -43,6 +51,7 @@ class Drafter(StrEnum):
         drafter._value_ = label
         drafter._own_label = own_label
         drafter.draft_worker = draft_worker
+        drafter.remedy = remedy
         return drafter
 
     MODEL = None, DraftWorkerUse.FALLBACK
@@ -51,27 +60,27 @@ class Drafter(StrEnum):
     """The target, from what followed the last tokens in the sequence itself."""
     LOOKUP = "lookup"
     """The target, from where the most of the last tokens came before, in the sequence or in recent answers."""
-    UNIGRAM = "unigram"
+    UNIGRAM = "unigram", DraftWorkerUse.NEVER, _TEXT
     """The target, from how often tokens come in a text that it was started with."""
-    BIGRAM = "bigram"
+    BIGRAM = "bigram", DraftWorkerUse.NEVER, _TEXT
     """The target, from how often tokens follow each other in that text."""
-    HEADS = "heads"
+    HEADS = "heads", DraftWorkerUse.NEVER, "takes a target started with --heads FOLDER"
     """The target, by Medusa's or blockwise heads that it was started with."""
-    LOOKAHEAD = "lookahead"
+    LOOKAHEAD = "lookahead", DraftWorkerUse.NEVER, _TREES
     """The target, by n-grams that it writes beside its text."""
-    PASS = "pass"
+    PASS = "pass", DraftWorkerUse.NEVER, "takes a target started with --lookahead-embeddings FILE"
     """The target, by look-ahead embeddings that it was started with."""
     NGRAM_MODEL = "ngram", DraftWorkerUse.FALLBACK
     """NGRAM where it has seen the last tokens before, else a draft worker."""
     LOOKUP_MODEL = "lookup", DraftWorkerUse.FALLBACK
-    LOOKAHEAD_MODEL = "lookahead", DraftWorkerUse.FALLBACK
+    LOOKAHEAD_MODEL = "lookahead", DraftWorkerUse.FALLBACK, _TREES
     PREDICTION = "prediction"
     """The target, from the request's prediction, where the answer goes along with it."""
     PREDICTION_MODEL = "prediction", DraftWorkerUse.FALLBACK
-    NGRAM_AND_MODEL = "ngram", DraftWorkerUse.BESIDE
+    NGRAM_AND_MODEL = "ngram", DraftWorkerUse.BESIDE, _TREES
     """NGRAM and a draft worker, both in one tree."""
-    LOOKUP_AND_MODEL = "lookup", DraftWorkerUse.BESIDE
-    MODEL_AND_MODEL = None, DraftWorkerUse.BESIDE
+    LOOKUP_AND_MODEL = "lookup", DraftWorkerUse.BESIDE, _TREES
+    MODEL_AND_MODEL = None, DraftWorkerUse.BESIDE, "takes two pools of drafts, and a target that runs token trees"
     """A draft worker of each pool of drafts, all in one tree."""
 
     @classmethod
@@ -83,7 +92,7 @@ class Drafter(StrEnum):
             return cls(label)
         except ValueError:
             raise InvalidRequest(
-                f"{name} is {label[:MAX_SHOWN_CHARS]!r}, must be one of {', '.join(cls)}", param=name
+                f"{name} is {label[:_MAX_SHOWN_CHARS]!r}, must be one of {', '.join(cls)}", param=name
             ) from None
 
     @classmethod
@@ -119,25 +128,6 @@ class Drafter(StrEnum):
         """Whether it counts in a text that the worker is started with."""
         return self in (Drafter.UNIGRAM, Drafter.BIGRAM)
 
-    @property
-    def remedy(self) -> str:
-        """What a deployment that does not offer it is to be given; empty where nothing is."""
-        if self.needs_pools:
-            return "takes two pools of drafts, and a target that runs token trees"
-        if self.is_merged:
-            return "takes a model and an attention_path that run token trees"
-        return _REMEDIES.get(self.own or self, "")
-
     def merged(self) -> Drafter:
         """Return this drafter of the target's own, or a draft worker, merged with draft workers."""
         return Drafter(f"{self}{DraftWorkerUse.BESIDE.value}model")
-
-
-_FILE_OF_TEXT = "takes a target started with --drafter-text FILE (OUTRIDER_TARGET_DRAFTER_TEXT)"
-_REMEDIES = {
-    Drafter.UNIGRAM: _FILE_OF_TEXT,
-    Drafter.BIGRAM: _FILE_OF_TEXT,
-    Drafter.HEADS: "takes a target started with --heads FOLDER",
-    Drafter.PASS: "takes a target started with --lookahead-embeddings FILE",
-    Drafter.LOOKAHEAD: "takes a model and an attention_path that run token trees",
-}

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Final, Literal
 
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, Range, draft_logprobs_of
@@ -46,6 +47,34 @@ def num_draft_tokens_from_proto(message: pb.NumDraftTokens, name: str = "num_dra
     return check_num_draft_tokens(message.number if message.HasField("number") else AUTO, name)
 
 
+def check_what_is_drafted(
+    num_draft_tokens: NumDraftTokens | None,
+    tree: TreeShape | None,
+    drafter: Drafter | None,
+    max_draft_tokens: int,
+    prefix: str = "",
+) -> None:
+    """Raise InvalidRequest for more draft tokens than a server allows, and for what does not go with a tree; None = not
+    given. prefix: of the fields' names.
+    """
+    too_many = f"and at most {max_draft_tokens} tokens are drafted; give fewer, or raise max_draft_tokens"
+    if isinstance(num_draft_tokens, int) and num_draft_tokens > max_draft_tokens:
+        name = f"{prefix}num_draft_tokens"
+        raise InvalidRequest(f"{name} is {num_draft_tokens}, {too_many}", param=name)
+    if tree is None:
+        return
+    name = f"{prefix}tree"
+    shown = f"{name} is {tree}"
+    if tree.most_nodes > max_draft_tokens:
+        raise InvalidRequest(f"{shown}, {tree.most_nodes} nodes, {too_many}", param=name)
+    if num_draft_tokens is not None:
+        why = f"num_draft_tokens {num_draft_tokens}, which is of chains; leave one out"
+        raise InvalidRequest(f"{shown} and {why}", param=name)
+    if drafter is not None and not drafter.needs_draft_worker:
+        why = f"drafter {drafter}, which asks no model; say model, or leave tree out"
+        raise InvalidRequest(f"{shown} and {why}", param=name)
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How a slot is drafted for; by default not at all: a step may verify no draft token."""
@@ -75,6 +104,13 @@ class Speculation:
     def is_fixed(self) -> bool:
         """Whether a step waits for drafts rather than taking what pays."""
         return self.num_draft_tokens != AUTO or self.tree is not None
+
+    @property
+    def max_depth(self) -> int:
+        """The most draft tokens that a step may accept."""
+        if self.is_plain or self.tree is None:
+            return self.chain_len(self.max_draft_tokens)
+        return self.tree.depth
 
     def chain_len(self, room: int) -> int:
         """Return how many draft tokens a step with room for `room` may verify one after the other."""

@@ -21,7 +21,13 @@ from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.origin import read_host_names, read_origins
 from outrider.wire.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, read_draft_logprobs
-from outrider.wire.speculation import AUTO, NumDraftTokens, check_num_draft_tokens, read_num_draft_tokens
+from outrider.wire.speculation import (
+    AUTO,
+    NumDraftTokens,
+    check_num_draft_tokens,
+    check_what_is_drafted,
+    read_num_draft_tokens,
+)
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -407,23 +413,12 @@ class GatewayConfig(_ProcessConfig):
     @model_validator(mode="after")
     def _drafts_agree(self) -> Self:
         """As in a request, where the same pairs are refused."""
-        drafted = 0 if self.tree is None else TreeShape.parse(self.tree).most_nodes
-        if isinstance(self.num_draft_tokens, int):
-            drafted = max(drafted, self.num_draft_tokens)
-        if drafted > self.max_draft_tokens:
-            name = "num_draft_tokens" if self.tree is None else "tree"
-            raise ValueError(
-                f"{name} is {getattr(self, name)}, {drafted} drafted tokens, and max_draft_tokens "
-                f"{self.max_draft_tokens}; lower the first or raise the second"
-            )
-        if self.tree is None:
-            return self
-        if self.num_draft_tokens != AUTO:
-            raise ValueError(
-                f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
-            )
-        if not self.drafter.needs_draft_worker:
-            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which asks no model; leave one out")
+        tree = None if self.tree is None else TreeShape.parse(self.tree)
+        num_draft_tokens = None if self.num_draft_tokens == AUTO else self.num_draft_tokens
+        try:
+            check_what_is_drafted(num_draft_tokens, tree, self.drafter, self.max_draft_tokens)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
         return self
 
     @model_validator(mode="after")
