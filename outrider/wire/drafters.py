@@ -26,7 +26,7 @@ class DraftWorkerUse(Enum):
     """Always, and their draft tokens lie in one merged tree with the other drafter's."""
 
 
-_TEXT = "takes a target started with --drafter-text FILE (OUTRIDER_TARGET_DRAFTER_TEXT)"
+_TEXT = "takes a target started with --drafter-text FILE or OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
 _TREES = "takes a model and an attention_path that run token trees"
 
 

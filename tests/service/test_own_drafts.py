@@ -254,8 +254,8 @@ async def test_what_makes_no_sense_is_refused_by_name(target: ControlClient) -> 
         why = await refused(target, open_with(kind, 1, PROMPT))
         assert f"drafter is {kind}, this target has {', '.join((*OWN, *UNIONS))}; name one of them" in why
     message = open_with(None, 1, PROMPT)
-    message.drafter = 99  # type: ignore[assignment]
-    assert "drafter is 99" in await refused(target, message)
+    message.drafter = "nobody"
+    assert "drafter is 'nobody', must be one of model, ngram" in await refused(target, message)
 
 
 async def test_opened_again_without_a_drafter_a_slot_has_none(target: ControlClient) -> None:
