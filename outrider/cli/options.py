@@ -14,7 +14,7 @@ import typer
 from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
-from outrider.wire.settings.system import TABLE_DRAFTERS
+from outrider.wire.drafters import TABLE_DRAFTERS
 from outrider.wire.speculation import read_num_draft_tokens
 
 Address = Annotated[
@@ -25,9 +25,6 @@ TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of token
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the best one's probability.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
-
-
-_OF_TEXT = tuple(each for each in Drafter if each.reads_text)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -185,5 +182,6 @@ def completed_draft(incomplete: str) -> list[str]:
 
     Nothing where no drafter does: the shell then completes folders by itself, and better.
     """
-    drafters = [name if name not in _OF_TEXT else f"{name}:" for name in TABLE_DRAFTERS if name.startswith(incomplete)]
+    named = [drafter for drafter in TABLE_DRAFTERS if drafter.startswith(incomplete)]
+    drafters = [f"{drafter}:" if drafter.reads_text else str(drafter) for drafter in named]
     return drafters and [*drafters, *(f"{each}/" for each in sorted(Path().glob(f"{glob.escape(incomplete)}*/")))]

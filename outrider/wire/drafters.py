@@ -131,3 +131,7 @@ class Drafter(StrEnum):
     def merged(self) -> Drafter:
         """Return this drafter of the target's own, or a draft worker, merged with draft workers."""
         return Drafter(f"{self}{DraftWorkerUse.BESIDE.value}model")
+
+
+TABLE_DRAFTERS = (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM)
+"""Those that draft from counts of tokens: a draft worker without a model is one of them."""

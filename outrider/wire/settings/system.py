@@ -15,7 +15,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outrider.wire.drafters import Drafter
+from outrider.wire.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
@@ -35,8 +35,6 @@ is missing is reported twice as late."""
 
 DEMO_NAME = "outrider-demo"
 """Id under which the demo pair is served: its folder's path would say little."""
-TABLE_DRAFTERS = ("ngram", "lookup", "unigram", "bigram")
-"""Values of a draft's setting `drafter` that need no model."""
 
 
 class RayConfig(BaseModel):
