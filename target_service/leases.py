@@ -101,7 +101,7 @@ class Leases:
 
     def extend(self, job: ExtendJob, now: float) -> None:
         lease = self._leases.get((job.owner, job.slot_id))
-        if lease is None or lease.job.ticket != job.ticket or job.until_len <= lease.until_len:
+        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.until_len:
             return
         if not lease.runs:
             lease.ready_s = now

@@ -24,6 +24,7 @@ from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, Owne
 from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed, ReadBest, best_reader
@@ -36,10 +37,8 @@ from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
 from target_service.jobs import (
     DraftOutcome,
-    Explanation,
     ExtendJob,
     Finish,
-    Logprobs,
     RefusedDelivery,
     Timings,
     Verdict,
@@ -86,7 +85,7 @@ class Verifier:
         self._rows: dict[SlotKey, Row] = {}  # rows of the current step
         self._behind: dict[SlotKey, Tensor] = {}  # logits behind its scaffolds, [S_b, V] each
         self._turn: Turn | None = None
-        self._num_fed = (0, 0, 0)  # tokens of the step, how many of them are prompts', and its number
+        self._num_fed = 0  # tokens of the step, prompts' and all
 
     # jobs
 
@@ -204,8 +203,7 @@ class Verifier:
             self._ended_s = None
             return turn.worked
         num_run_tokens = sum(row.num_new for _, row in stepping)
-        num_prompt_tokens = sum(p.num_tokens for p in turn.pieces)
-        self._num_fed = (num_run_tokens + num_prompt_tokens, num_prompt_tokens, self._num_fed[2] + 1)
+        self._num_fed = num_run_tokens + sum(p.num_tokens for p in turn.pieces)
         started = time.monotonic()
         self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)
@@ -381,28 +379,29 @@ class Verifier:
         slot, length, is_done = lease.slot, beams.length, beams.search.is_done
         num_given_up = 0 if is_done else beams.go_on(slot, fed, levels, self._runner)
         slot.asked_s = time.monotonic()
-        hit = lease.first.hit
-        fallback = None if fed.num_drafts else self._drafts.fallback(lease, is_here=bool(hit))
+        outcome = DraftOutcome(
+            num_drafted=fed.num_drafts,
+            num_accepted=len(levels) - 1,
+            is_verified=fed.num_drafts > 0,
+            hit=lease.first.hit,
+            is_refused=lease.first.refused is not None,
+        )
+        fallback = None if fed.num_drafts else self._drafts.fallback(lease, is_here=bool(outcome.hit))
         num_wasted = self._drafts.decided(lease, fed, len(levels), num_given_up, slot.asked_s)
         last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
         verdict = Verdict(
             committed_len=length,
             token_ids=(),
             kinds=(*[TokenKind.ACCEPTED] * (len(levels) - 1), last),
-            num_drafted=fed.num_drafts,
-            depth=fed.depth,
-            num_accepted=len(levels) - 1,
             finish=None if not is_done else Finish.STOP if levels[-1].live else Finish.LENGTH,
-            stop_token_id=None,
-            logprobs=(),
+            outcomes=(replace(outcome, num_wasted=num_wasted), *[DraftOutcome()] * len(lease.drafts)),
+            drafter=Drafter.MODEL if fed.num_drafts else None,
+            depth=fed.depth,
             fallback=fallback,
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
-            drafter=Drafter.MODEL if fed.num_drafts else None,
-            hit=hit,
-            num_wasted=num_wasted,
-            levels=tuple(levels),
-            hypotheses=tuple(beams.search.hypotheses()) if is_done else (),
+            levels=levels,
+            hypotheses=beams.search.hypotheses() if is_done else (),
         )
         if is_done:
             slot.truncate(len(slot.committed))
@@ -414,10 +413,10 @@ class Verifier:
     def _timings(self, lease: Lease, started: float, forwarded: float, ended: float) -> Timings:
         held_s = 0.0 if lease.held_from_s is None else max(0.0, started - lease.held_from_s)
         queue_s = max(0.0, started - lease.ready_s - held_s)
-        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._rows), *self._num_fed)
+        return Timings(held_s, queue_s, forwarded - started, ended - forwarded, len(self._rows), self._num_fed)
 
     def _commit(
-        self, lease: Lease, r: Ready, decided: Decided, timings: Timings, explanation: Explanation | None
+        self, lease: Lease, r: Ready, decided: Decided, timings: Timings, explanation: pb.Explanation | None
     ) -> int:
         slot = r.slot
         committed_len = len(slot.committed)
@@ -430,6 +429,8 @@ class Verifier:
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
         commit = commit_tokens(slot.params, eos_token_ids, num_output, accepted_ids, decided.next_id, last)
+        if explanation is not None and len(commit.token_ids) <= len(accepted_ids):  # it ended before it was rejected
+            explanation.ClearField("rejection")
         slot.commit_from(committed_len, commit.token_ids)
         slot.settle()
         slot.asked_s = time.monotonic()
@@ -442,24 +443,17 @@ class Verifier:
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
-            num_drafted=len(r.draft_ids),
-            depth=len(r.draft_ids) if r.tree is None else max(map(len, r.tree.paths)),
-            num_accepted=decided.num_accepted,
             finish=commit.finish,
-            stop_token_id=commit.stop_token_id,
-            logprobs=tuple(Logprobs(*found) for found in decided.reported[: len(commit.token_ids)]),
+            outcomes=_outcomes(lease, r, path, seen, num_wasted),
+            drafter=r.drafter,
+            depth=len(r.draft_ids) if r.tree is None else max(map(len, r.tree.paths)),
             fallback=r.fallback,
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
-            drafter=r.drafter,
-            hit=seen[0][0],
-            num_wasted=sum(num_wasted),
             num_foretold=sum(foretold),
-            num_own_drafted=_num_own(r, range(len(r.draft_ids))),
-            num_own_accepted=_num_own(r, path),
-            drafts=_draft_outcomes(lease, r, path, seen, num_wasted),
-            explanation=explanation if explanation is None else explanation.cut(len(commit.token_ids)),
+            logprobs=decided.reported[: len(commit.token_ids)],
             prompt_logprobs=take_scores(slot),
+            explanation=explanation,
         )
         if commit.finish is not None:
             self._leases.finish(slot.key)
@@ -550,24 +544,21 @@ def _read_from(read: ReadBest, start: int) -> ReadBest:
     return lambda rows, num: read([start + row for row in rows], num)
 
 
-def _num_own(r: Ready, nodes: Sequence[int]) -> int:
-    """Return how many of these drafts of several sources the target alone has made."""
-    counts = zip(r.sources, r.num_of(nodes), strict=True) if len(r.sources) > 1 else ()
-    return sum(num for source, num in counts if isinstance(source.whose, Drafter))
-
-
-def _draft_outcomes(
+def _outcomes(
     lease: Lease, r: Ready, path: Sequence[int], seen: Sequence[tuple[bool | None, bool]], num_wasted: Sequence[int]
 ) -> list[DraftOutcome]:
-    """Return what came of each draft, where there are several. seen: of each whether it was a hit, and refused."""
-    if len(lease.drafts) < 2:
-        return []
+    """Return what came of each draft, and last of what the target itself drafted. seen: of each draft whether it was a
+    hit, and refused.
+    """
     counts = zip(r.num_of(range(len(r.draft_ids))), r.num_of(path), strict=True)
-    came = {id(source.whose): each for source, each in zip(r.sources, counts, strict=True)}
-    return [
-        DraftOutcome(*came.get(id(draft), (0, 0)), id(draft) in came, *each, wasted)
-        for draft, each, wasted in zip(lease.drafts, seen, num_wasted, strict=True)
+    came = {id(source.whose): count for source, count in zip(r.sources, counts, strict=True)}
+    found = [
+        DraftOutcome(*came.get(id(draft), (0, 0)), id(draft) in came, *facts, wasted)
+        for draft, facts, wasted in zip(lease.drafts, seen, num_wasted, strict=True)
     ]
+    num_drafted = len(r.draft_ids) - sum(outcome.num_drafted for outcome in found)
+    num_accepted = len(path) - sum(outcome.num_accepted for outcome in found)
+    return [*found, DraftOutcome(num_drafted, num_accepted, num_drafted > 0)]
 
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:
