@@ -1,5 +1,6 @@
 """What a step verified and why it went no further, for slots that ask. Made after the decision, of which it changes
-nothing: it draws nothing, and reads the logits once more, of one row of each such slot.
+nothing: it draws nothing, and reads the logits once more, of one row of each such slot. No worker reads what is made
+here, so it is the message that the user's answer carries.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, exactly_best
 from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import Drafter
 from target_service.decide_on_device import Decided
-from target_service.jobs import Explanation, Ranked, Rejection
 from target_service.lease import Delivered, Ready
 from target_service.parked import ParkedNode
 
@@ -45,7 +46,7 @@ class Asking:
         return self.decided.path[-1] if self.decided.path else ROOT
 
 
-def explain(asking: Sequence[Asking], logits: Tensor) -> list[Explanation]:
+def explain(asking: Sequence[Asking], logits: Tensor) -> list[pb.Explanation]:
     """Explain each decision, before anything of it is committed. logits: [sum(K_b + 1), V] float32 of the step, where
     they are; the rows that are told of are copied to the host at once.
     """
@@ -69,41 +70,59 @@ def _is_refused(asking: Asking, tree: DraftTree) -> bool:
     return bool(tree.children(asking.last)) and tree.child(asking.last, asking.decided.next_id) is None
 
 
-def _target_best(asking: Asking, tree: DraftTree, host: HostLogits, place: int) -> list[Ranked]:
+def _target_best(asking: Asking, tree: DraftTree, host: HostLogits, place: int) -> list[pb.RankedToken]:
     row = LogitRow(asking.state, tree.prefix(asking.last))
     if asking.state.params.greedy:
         ids, probs = host.ranked(place, row, NUM_BEST)
-        return [(token_id, math.log(prob)) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
+        return _ranked(ids, probs)
     return best_of(host.law(place, row))
 
 
-def best_of(law: RowLaw) -> list[Ranked]:
+def best_of(law: RowLaw) -> list[pb.RankedToken]:
     """Return the likeliest ids of a law with their log-probs, best first and the lowest first among equals."""
     places = exactly_best(law.scores, min(NUM_BEST, law.scores.size))
     places = places[np.argsort(-law.scores[places], kind="stable")]
-    probs = law.probs()[places].tolist()
-    return [(law.id_of(int(at)), math.log(prob)) for at, prob in zip(places, probs, strict=True) if prob > 0.0]
+    return _ranked([law.id_of(int(at)) for at in places], law.probs()[places].tolist())
 
 
-def _explanation(asking: Asking, tree: DraftTree, target: Sequence[Ranked] | None) -> Explanation:
+def _ranked(ids: Sequence[int], probs: Sequence[float]) -> list[pb.RankedToken]:
+    found = list[pb.RankedToken]()
+    for token_id, prob in zip(ids, probs, strict=True):
+        if prob > 0.0:
+            found.append(pb.RankedToken(id=token_id, logprob=math.log(prob)))
+    return found
+
+
+def _explanation(asking: Asking, tree: DraftTree, target: Sequence[pb.RankedToken] | None) -> pb.Explanation:
+    """target: its best tokens where the path of accepted ones ended with one refused."""
     r, last = asking.ready, asking.last
-    rejection = None
-    if target is not None:
-        law = _draft_law(r, last)
-        guesses = _guesses(r, tree, last) if law is None else ()
-        rejection = Rejection(last, asking.decided.next_id, target, () if law is None else best_of(law), guesses)
     accepted = () if last == ROOT else tree.paths[last]
-    kinds = [_kind(r, node) for node in range(len(tree.ids))]
-    return Explanation(tree.ids, tree.parents, kinds, accepted, rejection, _draft_us(r))
+    explanation = pb.Explanation(draft_us=_draft_us(r))
+    for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
+        explanation.draft.add(id=token_id, parent=parent, kind=_kind(r, node), accepted=node in accepted)
+    if target is not None:
+        rejection = explanation.rejection
+        rejection.parent = last
+        rejection.token.id = asking.decided.next_id
+        rejection.target.extend(target)
+        law = _draft_law(r, last)
+        if law is not None:
+            rejection.draft_law.extend(best_of(law))
+        else:
+            for token_id in _guesses(r, tree, last):
+                rejection.draft_guesses.add(id=token_id)
+    return explanation
 
 
-def _kind(r: Ready, node: int) -> DraftTokenKind:
+def _kind(r: Ready, node: int) -> pb.DraftTokenKind:
     if r.drafter is None:
-        return DraftTokenKind.FORCED
+        return pb.DRAFT_TOKEN_KIND_FORCED
     if r.drafter is Drafter.PREDICTION:
-        return DraftTokenKind.PREDICTED
-    said = (source.drafts[node] for source in r.sources if node in source.drafts)
-    return DraftTokenKind.DRAWN if any(each.kind is NodeKind.LAW for each in said) else DraftTokenKind.GUESS
+        return pb.DRAFT_TOKEN_KIND_PREDICTED
+    for source in r.sources:
+        if node in source.drafts and source.drafts[node].kind is NodeKind.LAW:
+            return pb.DRAFT_TOKEN_KIND_DRAWN
+    return pb.DRAFT_TOKEN_KIND_GUESS
 
 
 def _draft_law(r: Ready, last: int) -> RowLaw | None:
@@ -113,7 +132,7 @@ def _draft_law(r: Ready, last: int) -> RowLaw | None:
     if r.tree is not None:
         laws = [each.law for each in r.drawn.get(last, ())]
     else:
-        is_drawn = r.draft_laws is not None and _kind(r, last + 1) is DraftTokenKind.DRAWN
+        is_drawn = r.draft_laws is not None and _kind(r, last + 1) == pb.DRAFT_TOKEN_KIND_DRAWN
         laws = [r.draft_laws[last + 1]] if is_drawn and r.draft_laws is not None else []
     return next((law for law in laws if law.scores.size > 1), laws[0] if laws else None)
 
