@@ -10,6 +10,7 @@ from outrider.engine.sampling.wire_tensors import decode_law
 from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join, outcomes
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
@@ -89,6 +90,19 @@ class Drafting:
             tree.add(depth - 1, token_id)
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
         return Candidates([DraftSource(None, lease.first.shares)], [forced], forced.offers())
+
+    def rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
+        """Return what the slot's drafter would have fed beside a tree of draft tokens, for later steps' sake; None for
+        nothing, where there will be no later draft tokens, or no memory for it.
+        """
+        slot = lease.slot
+        if not lease.own_sources or not lease.max_drafts:
+            return None
+        shares = {drafter: source.shares for drafter, source in lease.own_sources.items()}
+        rows = self._own.rows_beside(slot, tree.parents, shares)
+        if rows is None or len(slot.committed) + len(tree) + len(rows.ids) > slot.most_cached:
+            return None
+        return rows
 
     def _proposed(self, lease: Lease) -> Candidates:
         if not lease.max_drafts:
@@ -270,11 +284,16 @@ class Drafting:
 
     # what the outcome teaches
 
-    def committed(self, lease: Lease, proposal: Proposal, path: Sequence[int], ids: Sequence[int]) -> list[int]:
-        """Learn from a step that accepted the path and committed ids, and go on under them.
+    def committed(
+        self, lease: Lease, proposal: Proposal, path: Sequence[int], ids: Sequence[int], foretold: Sequence[bool]
+    ) -> list[int]:
+        """Learn from a step that accepted the path and committed ids, and go on under them. foretold: of the tokens that
+        a prediction proposed, verified or not, whether each was right.
 
         Returns how many draft tokens of each draft worker arrived too late since the last verdict.
         """
+        for is_right in foretold:
+            lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
         determined = lease.slot.params.determined
         is_cut = len(path) > len(ids)
         path = path[: len(ids)]  # behind the end of the output nothing was accepted

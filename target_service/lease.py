@@ -108,6 +108,10 @@ class Lease:
     def first(self) -> DeliveredDrafts:
         return self.drafts[0]
 
+    def of_ticket(self, ticket: int) -> DeliveredDrafts:
+        """Return what is delivered under one of the lease's tickets."""
+        return next(draft for draft in self.drafts if draft.ticket == ticket)
+
     @property
     def length(self) -> int:
         """Number of committed tokens, or of tokens of each live beam."""

@@ -144,7 +144,7 @@ class Leases:
         if lease is None:
             self._metrics.note_parked("expired", len(nodes.ids))
             return
-        draft = _draft_of(lease, nodes.ticket)
+        draft = lease.of_ticket(nodes.ticket)
         if lease.beams is not None:
             inserted = lease.beams.insert(nodes)
         else:
@@ -168,7 +168,7 @@ class Leases:
         lease = self._by_ticket.get(ticket)
         self._metrics.proposals_refused.inc()
         if lease is not None:
-            draft = _draft_of(lease, ticket)
+            draft = lease.of_ticket(ticket)
             draft.refused = why
             draft.is_active = False
             slot_id = lease.slot.key[1]
@@ -192,7 +192,3 @@ class Leases:
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
         self._post(lambda: job.respond(result))
-
-
-def _draft_of(lease: Lease, ticket: int) -> DeliveredDrafts:
-    return next(draft for draft in lease.drafts if draft.ticket == ticket)

@@ -18,7 +18,7 @@ Runs on the engine thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,21 +33,31 @@ from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
 from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.budget import PendingDraft, StepBudget, VerifyDemand, expected_arrival, waits_until
+from target_service.budget import (
+    PendingDraft,
+    StepBudget,
+    VerifyChoice,
+    VerifyDemand,
+    expected_arrival,
+    waits_until,
+)
 from target_service.commit import commit_tokens, kind_of_next
-from target_service.decide import Decided, all_accepted, decide
+from target_service.decide import all_accepted, decide
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import Asking, explain
 from target_service.features import Features
-from target_service.jobs import DraftOutcome, Timings, Verdict
+from target_service.jobs import Verdict
 from target_service.lease import Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import note_scores, take_scores
 from target_service.proposal import Proposal
-from target_service.search_step import SearchShare, commit_search, decide_searches
+from target_service.searching import SearchShare, commit_search, decide_searches
+from target_service.step_rows import Decided
+from target_service.verdicts import StepTimes, drafter_of, outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +70,39 @@ class StepCandidates:
 
     @property
     def demand(self) -> VerifyDemand:
-        """Return it as the budget counts it."""
-        return verify_demand(self.lease, self.candidates, self.rows_beside)
+        """Return it as the budget counts it, without a look at what was sampled."""
+        lease, offers, beside = self.lease, self.candidates.offers, self.rows_beside
+        params, speculation = lease.slot.params, lease.speculation
+        is_whole = speculation.tree is not None and not params.determined and params.lenience == 1.0
+        num_required = len(offers) if speculation.is_fixed else 0
+        max_required = num_required
+        if speculation.tree is not None and num_required and is_whole:
+            num_trees = max(1, len(self.candidates.trees))
+            max_required = min(speculation.tree.most_nodes * num_trees, speculation.max_draft_tokens)
+        extra_rows = 0 if beside is None else len(beside.ids)
+        extra_cost = extra_rows
+        if beside is not None and [source.drafter for source in self.candidates.sources] == [beside.drafter]:
+            extra_cost += len(offers)  # which came of earlier such rows
+        return VerifyDemand(
+            lease,
+            [offer.prob for offer in offers],
+            num_required,
+            max_required,
+            is_whole,
+            lease.num_pending,
+            extra_rows,
+            0.0 if beside is None else beside.gain,
+            extra_cost,
+        )
+
+    def num_after(self, choice: VerifyChoice) -> int:
+        """Return how many tokens the slot's cache holds after the step."""
+        num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
+        for offer in self.candidates.offers[: choice.num_drafts]:
+            num_tokens += bool(offer.nodes)
+        if choice.with_extra_rows and self.rows_beside is not None:
+            num_tokens += len(self.rows_beside.ids)
+        return num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +112,6 @@ class StepShare:
     lease: Lease
     proposal: Proposal
     row: Row
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Monotonic times at which parts of a step ended."""
-
-    started_s: float
-    forwarded_s: float
-    decided_s: float
-    batch_size: int
-    num_tokens: int
 
 
 class Step:
@@ -209,7 +239,7 @@ class Step:
         for lease, candidates in found:
             if lease.slot.key not in waiting:
                 chosen = self._drafting.or_forced(lease, candidates)
-                going.append(StepCandidates(lease, chosen, self._drafting.rows_beside(lease, chosen)))
+                going.append(StepCandidates(lease, chosen, self._drafting.rows_beside_all(lease, chosen)))
         self._in_step = [slot.lease for slot in going]
         return going
 
@@ -244,11 +274,11 @@ class Step:
             slot, choice = chosen[key]
             lease = slot.lease
             if lease.beams is not None:
-                searches.append(SearchShare(lease, lease.beams.feed(lease.slot, choice.num_drafts)))
+                searches.append(SearchShare(lease, lease.beams, lease.beams.feed(lease.slot, choice.num_drafts)))
                 continue
             proposal = self._drafting.proposal(lease, slot.candidates, choice.num_drafts)
             if choice.with_extra_rows:
-                proposal = replace(proposal, rows_beside=self._drafting.rows_beside(lease, proposal.tree.parents))
+                proposal = replace(proposal, rows_beside=self._drafting.rows_beside(lease, proposal.tree))
             shares.append(StepShare(lease, proposal, _row(proposal)))
         self._in_step = [share.lease for share in (*shares, *searches)]
         return shares, searches, turn
@@ -267,7 +297,21 @@ class Step:
             own, beside = _without_rows_beside(shares, logits[:num_rows])
             num_committed += self._decide(shares, own, beside, times)
         if searches:
-            num_committed += self._decide_searches(searches, logits[num_rows:], times)
+            self._leases.take_delivered(in_step=True)
+            num_search_rows = sum(search.row.num_logits for search in searches)
+            decided = decide_searches(searches, logits[num_rows : num_rows + num_search_rows], self._leases)
+            times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+            for search, levels in decided:
+                lease = search.lease
+                lease.slot.asked_s = time.monotonic()
+                is_left_out = bool(lease.first.hit)
+                fallback = None
+                if not search.fed.num_drafts:
+                    fallback = self._drafting.fallback(lease, is_left_out=is_left_out)
+                verdict = commit_search(search, levels, fallback, times, self._runner, self._metrics)
+                lease.begin_step(lease.slot.asked_s)
+                self._answer(lease, verdict)
+                num_committed += len(levels)
         return num_committed
 
     def _decide(
@@ -372,20 +416,16 @@ class Step:
         num_cut = max(0, len(decided.path) - num_tokens)  # accepted behind the end of the output
         self._features.stays(slot.key, row, kept[: len(kept) - num_cut])
         foretold = self._own_drafts.append(slot, commit.token_ids)
-        outcomes = _outcomes(lease, proposal, decided.path)
-        timings = _timings(lease, times)
+        timings = times.timings(lease)
         num_wasted = self._drafting.committed(lease, proposal, decided.path, commit.token_ids, foretold)
-        lease.begin_step(slot.asked_s)
-        for index, num in enumerate(num_wasted):
-            outcomes[index] = replace(outcomes[index], num_wasted=num)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             finish=commit.finish,
-            outcomes=outcomes,
-            drafter=proposal.drafter,
-            depth=max(proposal.tree.depths, default=0),
+            outcomes=outcomes(lease, proposal, decided.path, num_wasted),
+            drafter=drafter_of(proposal),
+            depth=proposal.tree.max_depth,
             fallback=proposal.fallback,
             timings=timings,
             num_cached_tokens=slot.num_adopted or 0,
@@ -394,8 +434,7 @@ class Step:
             prompt_logprobs=take_scores(slot),
             explanation=explanation,
         )
-        if commit.finish is not None:
-            self._leases.finish(slot.key)
+        lease.begin_step(slot.asked_s)
         self._answer(lease, verdict)
         return num_tokens
 
@@ -414,6 +453,8 @@ class Step:
     # verdict
 
     def _answer(self, lease: Lease, verdict: Verdict) -> None:
+        if verdict.finish is not None:
+            self._leases.finish(lease.slot.key)
         self._leases.answer(lease.job, verdict)
         self._in_step.remove(lease)
         kind = "plain" if TokenKind.PLAIN in verdict.kinds else "verify"

@@ -18,7 +18,9 @@ from operator import mul
 
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.wire.scheduling import Scheduling
-from target_service.lease import Candidates
+from typing import Any
+
+Candidates = Any
 from target_service.rows import RATE_WEIGHT, Lacking, RowRule
 
 _Item = tuple[int, int]

@@ -49,9 +49,7 @@ class Verifier:
         self._features = features
         metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         drafting = Drafting(own_drafts, merge, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
-        self._step = Step(
-            runner, keeper, leases, engine, metrics, max_prefill_tokens, drafting, own_drafts, features
-        )
+        self._step = Step(runner, keeper, leases, engine, metrics, max_prefill_tokens, drafting, own_drafts, features)
         self.next_wake = self._step.next_wake
         self.step = self._step.run
         self.fail_step = self._step.fail
