@@ -1,7 +1,7 @@
 """The draft tokens that drafters propose for a slot's step, and the order in which the step's budget takes them. Pure.
 
-A drafter proposes one `CandidateTree`. What the budget takes or leaves is an `Offer`; `join` makes one draft tree of the
-offers that were taken.
+A drafter proposes one `CandidateTree`. What the budget takes or leaves is an `Offer`; `join` makes one draft tree of
+the offers that were taken.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from outrider.drafting.prediction import Prediction, PredictionFollower
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.candidates import Candidates, DraftSource
+from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.chain import propose_chain
+from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
@@ -44,7 +45,7 @@ class TableDrafter(TargetDrafter):
     def has_next(self, slot: Slot) -> bool:
         return self._followers[slot.key].has_next()
 
-    def propose(self, slot: Slot, state: SamplingState, source: DraftSource, max_tokens: int) -> Candidates:
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
         follower, num_tokens = self._followers[slot.key], slot.num_source_tokens + len(slot.committed)
         assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
@@ -55,7 +56,7 @@ class TableDrafter(TargetDrafter):
             counts = walk.next()
             return None if counts is None else law_of_counts(counts, row, self._vocab_size)
 
-        return propose_chain(slot, state, source, max_tokens, next_distribution, is_counted=True)
+        return propose_chain(slot, state, shares, max_tokens, next_distribution, is_counted=True)
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
         follower = self._followers.pop(key)
