@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from outrider.wire.scheduling import Scheduling
-from target_service import rows as old
 from target_service.rows import Lacking as PendingDraft
 from target_service.rows import RowRule, expected_arrival, waits_until
 from target_service.step_budget import StepBudget as OldBudget

@@ -225,14 +225,27 @@ class DraftBuffer:
             nodes.append(parent)
         return nodes
 
-    def recoveries_after(self, token_ids: Sequence[int]) -> list[int]:
+    def guesses_after(self, token_ids: Sequence[int]) -> list[int]:
         """Return the ids of the deterministic nodes after a path of buffered nodes, best first."""
+        return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.GUESS)]
+
+    def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
+        """Return what the draft worker spent on the delivery of a path's last node, in microseconds, and nothing more
+        for nodes of the same delivery; no number where it does not say.
+        """
+        cost = self.tokens[self._find(token_ids)].cost
+        if cost is None:
+            return []
+        us = cost.us
+        cost.us = 0
+        return [us]
+
+    def _find(self, token_ids: Sequence[int]) -> int:
         node: int | None = ROOT
         for token_id in token_ids:
-            assert node is not None, "the path is not buffered"
-            node = self.tree.child(node, token_id)
+            node = None if node is None else self.tree.child(node, token_id)
         assert node is not None, "the path is not buffered"
-        return [self.tree.ids[child] for child in self._children(node, NodeKind.GUESS)]
+        return node
 
     def likeliest(
         self, prob_of_rank: Callable[[int], float], kind: NodeKind, max_nodes: int, shape: TreeShape | None = None

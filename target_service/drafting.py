@@ -70,6 +70,8 @@ class Drafting:
 
         A slot that names how many are verified waits for those, unless as many are forced.
         """
+        if lease.beams is not None:
+            return Candidates([lease.first], (), lease.beams.offers(lease.slot, lease.first.shares))
         found = self._proposed(lease)
         forced = self.or_forced(lease, found)
         if lease.speculation.is_fixed and len(forced.offers) < _num_named(lease):
@@ -91,6 +93,10 @@ class Drafting:
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
         return Candidates([DraftSource(None, lease.first.shares)], [forced], forced.offers())
 
+    def rows_beside_all(self, lease: Lease, found: Candidates) -> ExtraRows | None:
+        """Do as `rows_beside` for all that the step might verify."""
+        return self.rows_beside(lease, join(found.trees, found.offers).tree) if lease.own_sources else None
+
     def rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
         """Return what the slot's drafter would have fed beside a tree of draft tokens, for later steps' sake; None for
         nothing, where there will be no later draft tokens, or no memory for it.
@@ -98,8 +104,7 @@ class Drafting:
         slot = lease.slot
         if not lease.own_sources or not lease.max_drafts:
             return None
-        shares = {drafter: source.shares for drafter, source in lease.own_sources.items()}
-        rows = self._own.rows_beside(slot, tree.parents, shares)
+        rows = self._own.rows_beside(slot, tree.parents)
         if rows is None or len(slot.committed) + len(tree) + len(rows.ids) > slot.most_cached:
             return None
         return rows
@@ -187,6 +192,11 @@ class Drafting:
         be accepted. There are none where the step verifies its own drafter's tokens alone, or forced ones.
         """
         pending = list[PendingDraft]()
+        if lease.beams is not None:
+            prob = lease.beams.pending_prob(lease.slot, lease.first.shares)
+            if prob is not None and lease.first.is_active:
+                pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
+            return pending
         if found.sources and not any(isinstance(source, DeliveredDrafts) for source in found.sources):
             return pending
         num_here = {source: len(tree.tree) for source, tree in zip(found.sources, found.trees, strict=True)}

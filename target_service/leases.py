@@ -14,7 +14,6 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob

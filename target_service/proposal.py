@@ -24,6 +24,11 @@ class Draw:
     distribution: RowLaw | None
     """What it was drawn from; None: what is left of that of the draw before it, which is a sibling's."""
 
+    @property
+    def is_one_token(self) -> bool:
+        """Whether there was no choice: a deterministic token, tested as a draw."""
+        return self.distribution is not None and self.distribution.scores.size == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:

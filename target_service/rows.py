@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from typing import Any
-from target_service.lease import DeliveredDrafts as Delivered, Lease
+from target_service.lease import DeliveredDrafts as Delivered
+from target_service.lease import Lease
 
 Candidates = Any
 

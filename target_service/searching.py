@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault
 from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.beams import Beams, Fed, best_reader
+from target_service.beams import Beams, BestTokens, Fed, ReadBest, best_reader
 from target_service.commit import kind_of_next
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
@@ -52,13 +53,17 @@ def decide_searches(
         if not search.row.num_logits:
             continue
         try:
-            levels = search.beams.decide(search.fed, lambda rows, num: read([first + row for row in rows], num))
+            levels = search.beams.decide(search.fed, partial(_read_from, read, first))
         except NonFiniteLogits as error:
             search.lease.slot.distrust()
             leases.end(search.lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
             continue
         decided.append((search, levels))
     return decided
+
+
+def _read_from(read: ReadBest, first: int, rows: Sequence[int], num: int) -> BestTokens:
+    return read([first + row for row in rows], num)
 
 
 def commit_search(

@@ -47,7 +47,7 @@ from target_service.budget import (
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_accepted, decide
 from target_service.drafting import Candidates, Drafting
-from target_service.explaining import Asking, explain
+from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
 from target_service.jobs import Verdict
 from target_service.lease import Lease
@@ -91,7 +91,7 @@ class StepCandidates:
             is_whole,
             lease.num_pending,
             extra_rows,
-            0.0 if beside is None else beside.gain,
+            0.0 if beside is None else beside.gain(lease.own_sources[beside.drafter].shares),
             extra_cost,
         )
 
@@ -165,7 +165,8 @@ class Step:
             self._ended_s = None
             return False
         shares, searches, turn = self._within_budget(candidates, running, now)
-        rows = [share.row for share in (*shares, *searches)]
+        all_shares: list[StepShare | SearchShare] = [*shares, *searches]
+        rows = [share.row for share in all_shares]
         num_step_tokens = sum(row.num_new for row in rows)
         rows += [piece.row for piece in turn.pieces]
         if not rows:
@@ -175,12 +176,12 @@ class Step:
         self._engine.flush()  # the last verdicts leave while this runs
         logits = self._runner.forward(rows)
         self._features.fed(rows)
-        for share in (*shares, *searches):
+        for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
         times = StepTimes(started_s, 0.0, 0.0, len(shares) + len(searches), num_all_tokens)
         num_committed = self._decide_and_commit(shares, searches, logits, times)
-        num_decided = sum(share.row.num_logits for share in (*shares, *searches))
+        num_decided = sum(share.row.num_logits for share in all_shares)
         if not num_decided and not searches:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
@@ -227,11 +228,11 @@ class Step:
         if self._held_until is not None:
             return []
         awaited_tickets = {draft.draft.ticket for draft in awaited}
-        for lease, draft, _ in pending:
+        for lease, delivered, _ in pending:
             is_fixed = lease.speculation.is_fixed
-            if draft.ticket in awaited_tickets or is_fixed:
-                draft.is_active = lease.slot.key in waiting or lease.held_from_s is None
-            if not is_fixed and expected_arrival(lease, draft, now) is not None:
+            if delivered.ticket in awaited_tickets or is_fixed:
+                delivered.is_active = lease.slot.key in waiting or lease.held_from_s is None
+            if not is_fixed and expected_arrival(lease, delivered, now) is not None:
                 lease.is_passed_over = True
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
@@ -280,7 +281,7 @@ class Step:
             if choice.with_extra_rows:
                 proposal = replace(proposal, rows_beside=self._drafting.rows_beside(lease, proposal.tree))
             shares.append(StepShare(lease, proposal, _row(proposal)))
-        self._in_step = [share.lease for share in (*shares, *searches)]
+        self._in_step = [chosen[key][0].lease for key in turn.running]
         return shares, searches, turn
 
     # decide
@@ -327,7 +328,7 @@ class Step:
             sound, logits = self._without_non_finite(error, shares, logits)
             return self._decide(sound, logits, beside, times) if sound else 0
         times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
-        asking = list[Asking]()
+        explained = list[ExplainRequest]()
         going = list[tuple[StepShare, Decided]]()
         start = 0
         for share, state, own in zip(shares, states, decided, strict=True):
@@ -335,9 +336,11 @@ class Step:
             if sound_decision is not None:
                 going.append((share, sound_decision))
                 if share.lease.speculation.explain:
-                    asking.append(Asking(share.proposal, state, sound_decision, start))
+                    explained.append(ExplainRequest(share.proposal, state, sound_decision, start))
             start += len(share.proposal.tree) + 1
-        explanations = dict(zip([ask.proposal.slot.key for ask in asking], explain(asking, logits), strict=True))
+        explanations = dict[SlotKey, pb.Explanation]()
+        for request, explanation in zip(explained, explain(explained, logits) if explained else (), strict=True):
+            explanations[request.proposal.slot.key] = explanation
         times = replace(times, decided_s=time.monotonic())
         self._leases.take_delivered(in_step=True)
         num_committed = 0
@@ -442,7 +445,7 @@ class Step:
         """Return which of the tokens that were fed stay with an accepted path. Of a row with nodes side by side only
         these stay in the cache.
         """
-        row, proposal, slot = share.row, share.proposal, share.lease.slot
+        row, slot = share.row, share.lease.slot
         first = row.num_new - row.num_logits + 1  # committed tokens before the draft tokens
         kept = [*range(first), *(first + node for node in path)]
         if row.parents is not None:
@@ -491,13 +494,14 @@ def _row(proposal: Proposal) -> Row:
     slot, tree, beside = proposal.slot, proposal.tree, proposal.rows_beside
     tail = slot.committed[len(slot.cached) :]
     new_ids = [*tail, *tree.ids]
-    parents = None
-    if not tree.is_chain or beside is not None:
-        # the path to each node begins with the committed tokens before it
-        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in tree.parents)]
+    nodes = list(tree.parents)
     if beside is not None:
         new_ids += beside.ids
-        parents += [len(tail) + parent for parent in beside.parents]
+        nodes += beside.parents
+    parents = None
+    if beside is not None or not tree.is_chain:
+        # the path to each node begins with the committed tokens before it
+        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
     num_logits = len(new_ids) - len(tail) + 1
     return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
+from typing import Any
 
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.wire.scheduling import Scheduling
-from typing import Any
 
 Candidates = Any
 from target_service.rows import RATE_WEIGHT, Lacking, RowRule
