@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
-from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.sampling.wire_tensors import decode_law
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -17,11 +17,11 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
 from target_service.beams import Beams, Fed
 from target_service.chains import as_chain
-from target_service.decide_on_device import Decided
 from target_service.jobs import Fallback
-from target_service.lease import Candidate, Candidates, Delivered, Draft, Lease, Part, Ready, Source
+from target_service.lease import Candidate, Candidates, Delivered, Draft, Drawn, Lease, Part, Ready, Source
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
+from target_service.step_rows import Decided
 from target_service.united import in_turn, joined, laid_over, outcomes, said_in
 
 log = get_logger(__name__)
@@ -219,11 +219,11 @@ class Drafts:
             parts = [Part(part.whose, part.nodes[:num]) for part, num in counts if num]
             tree = joined(parts)
         else:
-            tree = DraftTree.checked([draft.token_id for _, draft, _ in nodes], [parent for _, _, parent in nodes])
+            tree = DraftTree.of([draft.token_id for _, draft, _ in nodes], [parent for _, _, parent in nodes])
         said = [(part.whose, own) for part in parts if (own := said_in(tree, part))]
         sources = [Source(whose, {node: draft.rank for node, draft in own.items()}, own) for whose, own in said]
         drafter = _drafter_of(whose for whose, _ in said) if said else found.drafter
-        is_chain = tree.parents == tuple(range(-1, len(tree.ids) - 1))
+        is_chain = tree.is_chain
         ready = Ready(slot, list(tree.ids), None, None if is_chain else tree, drafter=drafter, sources=sources)
         if slot.params.determined:
             return ready
@@ -274,11 +274,10 @@ class Drafts:
         determined, whose = lease.slot.params.determined, [source.whose for source in r.sources]
         for came in foretold:
             lease.own_shares[Drafter.PREDICTION].note(0 if came else None)
-        path = list(range(decided.num_accepted) if r.tree is None else decided.path)
+        path = list(decided.path)
         is_cut = len(path) > len(ids)
         del path[len(ids) :]  # behind the end of the answer nothing came, whatever was accepted there
-        tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
-        for source, rank in outcomes(tree, r.sources, path, determined=determined):
+        for source, rank in outcomes(r.proposal.tree, r.sources, path, determined=determined):
             is_noted = determined and isinstance(source.whose, Delivered)  # below, for every node that has come
             if not is_noted and source.whose is not Drafter.PREDICTION:
                 lease.shares_of(source.whose).note(rank)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, repeat, takewhile
 from operator import mul
 from typing import Protocol
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
@@ -20,6 +21,7 @@ from target_service.beams import Beams
 from target_service.feature_jobs import Wanting
 from target_service.jobs import Fallback, VerifyJob
 from target_service.parked import Parked
+from target_service.proposal import Draw, Proposal
 
 MOST_LACKED = 8
 """Lengths that are remembered for when their guesses come. Doubling it learns from later ones."""
@@ -201,6 +203,16 @@ class Source:
     """The same nodes as it says them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one source drew after a node."""
+
+    law: RowLaw
+    """What the first was drawn from; each further one from what is left of it."""
+    nodes: tuple[int, ...]
+    """In the order in which they were drawn."""
+
+
 @dataclass(frozen=True)
 class Ready:
     """A slot that goes into the next forward."""
@@ -229,6 +241,23 @@ class Ready:
     def parents(self) -> Sequence[int]:
         """Return of each draft the index of the one that it follows; -1 for the last committed token."""
         return range(-1, len(self.draft_ids) - 1) if self.tree is None else self.tree.parents
+
+    @cached_property
+    def proposal(self) -> Proposal:
+        """Return what the step verifies."""
+        tree = self.tree or DraftTree.of(self.draft_ids, self.parents)
+        if self.is_walked or not self.draft_ids:
+            return Proposal(self.slot, tree)
+        if self.tree is None:
+            draws = [Draw(node - 1, node, law) for node, law in enumerate(self.draft_laws or ())]
+            return Proposal(self.slot, tree, draws, is_matched=False)
+        draws = [
+            Draw(parent, node, source.law if place == 0 else None)
+            for parent, sources in self.drawn.items()
+            for source in sources
+            for place, node in enumerate(source.nodes)
+        ]
+        return Proposal(self.slot, tree, draws, is_matched=not draws)
 
     def num_of(self, nodes: Sequence[int]) -> list[int]:
         """Return how many of these drafts each source has said first."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from operator import mul
 
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from target_service.lease import Candidate, Draft, Part, Source
 
 
@@ -89,7 +89,7 @@ def joined(parts: Sequence[Part]) -> DraftTree:
                 ids.append(draft.token_id)
                 parents.append(above)
             own.append(node)
-    return DraftTree.checked(ids, parents)
+    return DraftTree.of(ids, parents)
 
 
 def said_in(tree: DraftTree, part: Part) -> dict[int, Draft]:

@@ -28,10 +28,9 @@ from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed, ReadBest, best_reader
 from target_service.commit import commit_tokens, kind_of_next
-from target_service.decide import all_kept, decide
-from target_service.decide_on_device import Decided
+from target_service.decide import all_accepted, decide
 from target_service.drafts import Drafts
-from target_service.explaining import Asking, explain
+from target_service.explaining import ExplainRequest, explain, explain_request
 from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
 from target_service.jobs import (
@@ -51,6 +50,7 @@ from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, note_scores, refuses_scoring, take_scores
 from target_service.rows import Lacking, RowRule, expected_arrival, waits_until
 from target_service.step_budget import StepBudget
+from target_service.step_rows import Decided
 
 
 class Verifier:
@@ -308,11 +308,11 @@ class Verifier:
         ready = [r for _, r in going]
         try:
             states = [self._keeper.sampling_state(r.slot) for r in ready]
-            decided = decide(ready, states, logits)
+            decided = decide([r.proposal for r in ready], states, logits)
         except NonFiniteLogits as error:
             return self._decide_without(error, going, logits, started)
         forwarded = started + self._runner.forward_s()
-        sound, asking = list[tuple[Lease, Ready, Decided]](), dict[SlotKey, Asking]()
+        sound, asking = list[tuple[Lease, Ready, Decided]](), dict[SlotKey, ExplainRequest]()
         starts = [0, *accumulate(len(r.draft_ids) + 1 for r in ready)][:-1]
         for (lease, r), state, own, start in zip(going, states, decided, starts, strict=True):
             num_sound = _num_led_to(state, _accepted_ids(r, own))
@@ -322,10 +322,10 @@ class Verifier:
                 continue
             if num_sound is not None:  # the next step fails; the draft that leads there takes the place of the last
                 last_id = _accepted_ids(r, own)[num_sound - 1]
-                own = replace(own, num_accepted=num_sound - 1, next_id=last_id, path=own.path[: num_sound - 1])
+                own = replace(own, next_id=last_id, path=own.path[: num_sound - 1])
             sound.append((lease, r, own))
             if lease.speculation.explain:
-                asking[lease.slot.key] = Asking(r, state, own, start)
+                asking[lease.slot.key] = explain_request(r, state, own, start)
         told = dict(zip(asking, explain(list(asking.values()), logits), strict=True)) if asking else {}
         ended = time.monotonic()
         self._leases.take_delivered(in_step=True)
@@ -422,11 +422,11 @@ class Verifier:
         slot = r.slot
         committed_len = len(slot.committed)
         accepted_ids = _accepted_ids(r, decided)
-        path = range(decided.num_accepted) if r.tree is None else decided.path
+        path = decided.path
         if r.scaffold is not None:
             self._own_drafts.learn(slot, self._behind[slot.key], path, r.scaffold)
         kept = self._keep_path(r, path)
-        last = kind_of_next(len(r.draft_ids), all_kept(r, decided))
+        last = kind_of_next(len(r.draft_ids), all_accepted(r.proposal, decided))
         num_output = committed_len - slot.num_prompt
         eos_token_ids = self._runner.facts.eos_token_ids
         commit = commit_tokens(slot.params, eos_token_ids, num_output, accepted_ids, decided.next_id, last)
@@ -443,8 +443,8 @@ class Verifier:
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             num_drafted=len(r.draft_ids),
-            depth=len(r.draft_ids) if r.tree is None else max(map(len, r.tree.paths)),
-            num_accepted=decided.num_accepted,
+            depth=max(map(r.proposal.tree.depth, range(len(r.draft_ids))), default=0),
+            num_accepted=len(decided.path),
             finish=commit.finish,
             stop_token_id=commit.stop_token_id,
             logprobs=tuple(Logprobs(*found) for found in decided.reported[: len(commit.token_ids)]),
@@ -571,7 +571,7 @@ def _draft_outcomes(
 
 
 def _accepted_ids(r: Ready, decided: Decided) -> list[int]:
-    return r.draft_ids[: decided.num_accepted] if r.tree is None else [r.draft_ids[node] for node in decided.path]
+    return [r.draft_ids[node] for node in decided.path]
 
 
 def _num_led_to(state: SamplingState, accepted_ids: Sequence[int]) -> int | None:

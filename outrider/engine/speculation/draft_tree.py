@@ -39,7 +39,9 @@ class DraftTree:
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
             if not ROOT <= parent < len(tree):
-                raise ValueError(f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}")
+                raise ValueError(
+                    f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}"
+                )
             if tree.child(parent, token_id) is not None:
                 raise ValueError(f"draft tokens that follow {parent} repeat the id {token_id}")
             tree.add(parent, token_id)
