@@ -27,7 +27,7 @@ from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import GRAMMAR, Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
@@ -322,13 +322,9 @@ class ServedModel:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
 
-    def own_metrics(self, drafter: Drafter) -> PairMetrics:
-        """Return the series of rounds that the target drafts for itself."""
-        return self.metrics.pair(self._target_name, drafter)
-
-    def grammar_metrics(self) -> PairMetrics:
-        """Return the series of rounds whose draft tokens a grammar forced."""
-        return self.metrics.pair(self._target_name, GRAMMAR)
+    def own_metrics(self, label: str) -> PairMetrics:
+        """Return the series of rounds that the target drafts for itself. label: of its own drafter, or GRAMMAR."""
+        return self.metrics.pair(self._target_name, label)
 
     # who may serve
 
