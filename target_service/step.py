@@ -33,7 +33,6 @@ from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepSchedul
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.budget import (
@@ -370,14 +369,12 @@ class Step:
         num_cut = max(0, len(decided.path) - num_tokens)  # accepted behind the end of the output
         self._features.stays(slot.key, row, kept[: len(kept) - num_cut])
         foretold = self._own_drafts.append(slot, commit.token_ids)
-        for is_right in foretold:
-            lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             finish=commit.finish,
-            outcomes=learn(lease, proposal, decided.path, num_tokens, self._metrics),
+            outcomes=learn(lease, proposal, decided.path, num_tokens, foretold, self._metrics),
             drafter=drafter_of(proposal),
             depth=proposal.tree.max_depth,
             fallback=proposal.fallback,

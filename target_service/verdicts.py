@@ -40,18 +40,26 @@ class StepTimes:
 
 
 def learn(
-    lease: Lease, proposal: Proposal, path: Sequence[int], num_tokens: int, metrics: WorkerMetrics
+    lease: Lease,
+    proposal: Proposal,
+    path: Sequence[int],
+    num_tokens: int,
+    foretold: Sequence[bool],
+    metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
     """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
-    buffered. path: the accepted nodes.
+    buffered. path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each
+    was right.
 
     Returns the outcome of each draft worker, and last of what the target itself drafted.
     """
+    for is_right in foretold:
+        lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
     determined = lease.slot.params.determined
     verified = proposal.drafted_by
     for index, rank in outcomes(proposal.tree, proposal.ranks, path[:num_tokens], is_determined=determined):
         source = proposal.sources[index]
-        # A prediction counts what it foretold itself, and of deliveries that match every node counts, below.
+        # A prediction is counted above, and every node of deliveries that match below.
         is_counted = source.drafter in (None, Drafter.PREDICTION)
         if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
             source.shares.note(rank)
