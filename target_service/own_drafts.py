@@ -49,9 +49,7 @@ class OwnDrafts:
         if drafter is None or drafter in by_name:
             return None
         why = f"drafter is {drafter}, this target has {', '.join(by_name)}; name one of them, or none"
-        if drafter.remedy:
-            why += f"; {drafter} {drafter.remedy}"
-        return JobError(Fault.INVALID, why)
+        return JobError(Fault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Draft for a slot that has been opened, perhaps in place of an older one."""

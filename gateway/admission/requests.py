@@ -472,10 +472,9 @@ def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
     if drafter is None or drafter in facts.drafters:
         return
-    remedy = f"; {drafter} {drafter.remedy}" if drafter.remedy else ""
     raise InvalidRequest(
         f"speculation.drafter is {drafter}, which neither target nor draft of {facts.id} has; offered: "
-        f"{', '.join(facts.drafters) or 'none'}{remedy}",
+        f"{', '.join(facts.drafters) or 'none'}{drafter.remedy}",
         param="speculation.drafter",
     )
 

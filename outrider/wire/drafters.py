@@ -31,14 +31,15 @@ _TREES = "takes a model and an attention_path that run token trees"
 
 
 class Drafter(StrEnum):
-    """Who guesses what comes next. None of them changes the output's law.
+    """Who proposes draft tokens. None of them changes the output's law.
 
-    Each is a drafter of the target's own, or none, and the use of draft workers; the label says both.
+    Each is a drafter of the target's own, or none, and the use of draft workers. The label says both: `ngram`,
+    `ngram+model`, `ngram&model`; without a drafter of the target's own `model` and `model&model`.
     """
 
     draft_worker: DraftWorkerUse
     remedy: str
-    """What a deployment that does not offer it is to be given; empty where that goes without saying."""
+    """Ends the refusal of a drafter that is not offered: what offers it. Empty where that goes without saying."""
     _own_label: str | None
 
     def __new__(
@@ -51,7 +52,7 @@ class Drafter(StrEnum):
         drafter._value_ = label
         drafter._own_label = own_label
         drafter.draft_worker = draft_worker
-        drafter.remedy = remedy
+        drafter.remedy = f"; {label} {remedy}" if remedy else ""
         return drafter
 
     MODEL = None, DraftWorkerUse.FALLBACK
