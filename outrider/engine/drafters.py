@@ -15,6 +15,7 @@ from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.papers.beam_drafts import BeamDrafts
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
@@ -33,6 +34,8 @@ OF_TEXT: dict[kinds.Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     kinds.Drafter.BIGRAM: Bigram,
 }
 """Tables that are counted in a text."""
+search_drafts = BeamDrafts
+"""Makes what holds the draft tokens of a beam search in the target."""
 _NEEDS = {
     **dict.fromkeys(OF_TEXT, "start it with --drafter-text FILE"),
     kinds.Drafter.HEADS: "start it with --heads FOLDER",
