@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.plan import Plan
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.speculation.tree import GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slots import Slot
 from outrider.wire.speculation import Speculation
 from target_service.lease import Candidate, Draft
 
-Say = Callable[[GrowingTree, Node], Said | None]
+Say = Callable[[GrowingTree, int], Said | None]
 """Returns what follows the last node of a chain; None where nothing is known of it."""
 
 
@@ -32,15 +37,22 @@ def grown_chain(slot: Slot, shares: SlotShares, most: int, say: Say) -> list[Can
     chain = Speculation(num_draft_tokens=most, max_draft_tokens=most, sequential=True)
     plan = Plan(chain, slot.params, shares, takes_trees=False, topk=None, purpose=Purpose.OWN_DRAFT)
     tree = GrowingTree(slot.committed, slot.max_len, slot.params, plan)
-    found, node = list[Node](), tree.root
+    found, node = list[ChainToken](), ROOT
     while tree.offers(1) and (said := say(tree, node)) is not None:
         tree.feed(node)
         grow([said])
-        if not node.children or (node in tree.ended and node is not tree.root):  # the root ends once all is grown
+        if not tree.children(node) or (node in tree.ended and node != ROOT):  # the root ends once all is grown
             break
-        node = node.children[0]
-        found.append(node)
+        node = tree.children(node)[0]
+        found.append(ChainToken(tree.ids[node], tree.kinds[node], tree.distributions.get(node)))
     return as_chain(found, shares.share(0))
+
+
+class ChainToken(NamedTuple):
+    token_id: int
+    kind: NodeKind
+    law: RowLaw | None
+    rank: int = 0
 
 
 def chain_of_logits(
@@ -48,7 +60,7 @@ def chain_of_logits(
 ) -> list[Candidate]:
     """Return a chain of which draft j follows logits j, whatever was drafted before it."""
 
-    def say(tree: GrowingTree, node: Node) -> Said | None:
+    def say(tree: GrowingTree, node: int) -> Said | None:
         depth = tree.depth(node)
         return of_logits(tree, node, state, logits, depth) if depth < num_positions else None
 

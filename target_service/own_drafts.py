@@ -12,9 +12,10 @@ from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.prediction import Prediction, PredictionFollower
 from outrider.engine.drafters import OF_A_TEXT, make_drafters
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said, of_table
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire import kinds
@@ -167,9 +168,9 @@ class OwnDrafts:
         assert follower.num_tokens == num_tokens, f"{follower.num_tokens} tokens followed of {num_tokens}"
         walk = follower.walk()
 
-        def say(tree: GrowingTree, node: Node) -> Said:
-            if node is not tree.root:
-                walk.step(node.token_id)
+        def say(tree: GrowingTree, node: int) -> Said:
+            if node != ROOT:
+                walk.step(tree.ids[node])
             return of_table(tree, node, state, lambda path: walk.next(), self._vocab_size)
 
         return grown_chain(slot, shares, most, say)

@@ -22,7 +22,6 @@ import numpy as np
 from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
 from outrider.drafting.translation import Translation, between
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
@@ -37,6 +36,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
+from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule

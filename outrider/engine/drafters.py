@@ -10,10 +10,15 @@ from outrider.drafting import lookup
 from outrider.drafting.answer_start import AnswerStart
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
+from outrider.engine.speculation.growth import OpenAhead
+from outrider.engine.speculation.slot_tree import SlotTree
+from outrider.papers.beam_drafts import BeamDrafts
+from outrider.papers.cascade import CascadeTable
+from outrider.papers.tables import Bigram, Unigram
 from outrider.wire import kinds
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_json import parse_object
+from outrider.wire.params import SamplingParams
 from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
 OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
@@ -72,3 +77,13 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
             param="drafter_text",
         )
     return ids
+
+
+def growth_of(params: SamplingParams) -> type[SlotTree] | type[BeamDrafts]:
+    """Return what grows in the slots of a draft worker."""
+    return SlotTree if params.beams is None else BeamDrafts
+
+
+def rows_ahead(table: SequenceDrafter) -> OpenAhead:
+    """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
+    return CascadeTable(table).open

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
+from outrider.papers.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id

@@ -15,7 +15,7 @@ from draft_service.jobs import AdvanceJob
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.tables import Bigram
+from outrider.papers.tables import Bigram
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.speculation.tree import MAX_DEPTH
 from outrider.engine.worker.engine_thread import EngineThread

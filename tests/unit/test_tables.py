@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafting.tables import Bigram, Unigram
+from outrider.papers.tables import Bigram, Unigram
 from tests.unit.drafting import as_dict, said
 
 
