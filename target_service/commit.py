@@ -14,10 +14,9 @@ from target_service.jobs import Finish
 class Commit:
     """The tokens that one round commits."""
 
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
+    token_ids: list[int]
+    kinds: list[TokenKind]
     finish: Finish | None
-    stop_token_id: int | None
 
 
 def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
@@ -40,13 +39,18 @@ def commit_tokens(
     `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
     token; text leaves it out.
     """
-    tokens = [*accepted_ids, next_id]
-    kinds = [*[TokenKind.ACCEPTED] * len(accepted_ids), last]
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
-    for index, token_id in enumerate(tokens):
-        num_now = num_output + index + 1
+    stops = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        stops.update(eos_token_ids)
+    token_ids, kinds, finish = list[int](), list[TokenKind](), None
+    for token_id in (*accepted_ids, next_id):
+        kinds.append(TokenKind.ACCEPTED if len(token_ids) < len(accepted_ids) else last)
+        token_ids.append(token_id)
+        num_now = num_output + len(token_ids)
         if token_id in stops and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.STOP, token_id)
-        if num_now >= params.max_tokens:
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.LENGTH, None)
-    return Commit(tuple(tokens), tuple(kinds), None, None)
+            finish = Finish.STOP
+        elif num_now >= params.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            break
+    return Commit(token_ids, kinds, finish)

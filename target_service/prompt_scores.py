@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
+from outrider.engine.sampling.reported import Reported, packed_ranks, unpacked_ranks
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob
 from outrider.engine.worker.scheduler import Piece
 from outrider.engine.worker.slots import Scoring, Slot
-from target_service.jobs import Logprobs
 
 
 def refuses_scoring(job: OpenJob) -> JobError | None:
@@ -59,11 +58,11 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         if ranks is None:
             failed.append(slot)
         else:
-            scoring.found += [Logprobs(*found, rank) for found, rank in ranks]
+            scoring.found += ranks
     return failed
 
 
-def take_scores(slot: Slot) -> Sequence[Logprobs]:
+def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
     """Return them once, with the slot's first verdict."""
     scoring, slot.scoring = slot.scoring, None
     return () if scoring is None else scoring.found

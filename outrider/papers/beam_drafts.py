@@ -1,238 +1,132 @@
-"""Draft tokens for a beam search: beams of the draft under the live ones, level by level, as it guesses the target's.
+"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered under the live ones.
 
-Sums begin with the target's own, which tell how the live beams stand to each other. Levels are chosen anew under every
-level that the target decides; what was fed and is chosen again is not fed again.
+A step that is fed a level of them decides one level more, where all live beams of that level are among it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Sequence
 
-from outrider.engine.sampling.noise import Purpose
-from outrider.engine.sampling.penalties import LogitRow
-from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.beam import Level, draft_shape
+from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
-from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.drafter import NodeDrafter, Said
-from outrider.engine.speculation.growth import CheckCommit, NumberKey
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE
+from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, InsertedNodes, NodeKind, Nodes
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.worker.jobs import Fault, JobError
-from outrider.engine.worker.slots import BareSlot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 
 
-class BeamDrafts(BeamTree):
-    """Implements `Growth`: what is decided are the levels of the search."""
+class BeamDrafts:
+    """Draft tokens of one search, nodes of its tree below the live beams."""
 
-    def __init__(
-        self,
-        slot: BareSlot,
-        speculation: Speculation,
-        shares: SlotShares,
-        drafter: NodeDrafter[Any],
-        topk: int | None,
-        num_ids: int,
-        eos_token_ids: Sequence[int],
-    ) -> None:
-        slot.commit_from(slot.num_prompt, ())  # what all beams begin with is told by their levels
-        super().__init__(slot.committed)
-        params = slot.params
+    def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
+        """max_len: most tokens of a beam."""
         assert params.beams is not None, "no beam search is asked for"
-        self._slot = slot
-        fixed = speculation.num_draft_tokens
-        self._width, self._depth = draft_shape(params.beams.width, fixed, speculation.max_draft_tokens)
-        self._is_fixed = speculation.is_fixed
-        self._shares = shares
-        self._stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            self._stop_ids.update(eos_token_ids)
-        self._levels: list[list[int]] = []
-        """Draft tokens by depth, best first."""
-        self._totals: dict[int, float] = {}
-        """Their sums of log-probs, in nats."""
-        self._known: dict[int, list[tuple[int, float]]] = {}
-        """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
-        self.purpose = Purpose.DRAFT
-        self.topk: int | None = None
-        self.distributions: dict[int, RowLaw] = {}
-        self.states: dict[int, Any] = {}
-        self.kinds: dict[int, NodeKind] = {}
-        self.unsent: list[int] = []
-        self.ended: list[int] = []
-        """The best live beam's last token, once all is grown that the target may wait for."""
-        self._is_told = False
-
-    @classmethod
-    def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
-        if drafter.can_refeed and not is_translated:
-            return None
-        return "this draft does not draft for beam searches; use one that is a model, with the target's tokenizer"
-
-    @classmethod
-    def shares_key(cls, params: SamplingParams) -> object:
-        return "beams", params.beams.width if params.beams else 0
+        self._tree = tree
+        self._max_len = max_len
+        self._width, self._max_depth = draft_shape(
+            params.beams.width, speculation.num_draft_tokens, speculation.max_draft_tokens
+        )
+        self._offered: list[list[int]] = []
+        self.is_ended = False
+        """No more draft tokens come under the live beams."""
 
     @property
-    def committed_len(self) -> int:
-        return self.num_settled
+    def max_depth(self) -> int:
+        """Number of levels that a step may use: it decides one more."""
+        return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
 
     @property
-    def known_len(self) -> int:
-        return self.length
+    def depth(self) -> int:
+        """Number of levels that are here."""
+        return len(self._levels())
 
     @property
-    def roots(self) -> Mapping[int, int]:
-        return {node: TREE_ROOT - beam for beam, node in enumerate(self.live)}
+    def num_nodes(self) -> int:
+        beams = {*self._tree.inner(), *self._tree.live}
+        return len(self._tree) - sum(node >= 0 for node in beams)
 
-    @property
-    def is_awaited(self) -> bool:
-        return self._is_fixed and not self._is_grown
+    def insert(self, delivery: Nodes) -> InsertedNodes:
+        """Take in a delivery, under the beams that were live at its root_len."""
+        tree, num_nodes = self._tree, self.num_nodes
+        live_depth = tree.length - tree.num_settled
+        node_of: dict[int, int | None] = {}
+        for beam, live in enumerate(tree.live_at(delivery.root_len)):
+            node_of[TREE_ROOT - beam] = live
+        num_late = num_dropped = 0
+        for index, (token_id, above, kind) in enumerate(
+            zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
+        ):
+            parent = node_of.get(above)
+            if parent is None:
+                num_dropped += kind is not NodeKind.KNOWN
+                continue
+            node = tree.child(parent, token_id)
+            if tree.depth(parent) < live_depth:
+                num_late += node is not None and kind is NodeKind.GUESS
+            elif kind is NodeKind.GUESS:
+                if node is None and num_nodes >= MAX_BUFFERED_NODES:
+                    num_dropped += 1
+                    continue
+                num_nodes += node is None
+                node = tree.find_or_add(parent, token_id)
+                tree.ranks[node] = delivery.ranks[index]
+            node_of[index] = node
+        self.is_ended |= bool(delivery.ends) and delivery.root_len == tree.length
+        return InsertedNodes(num_late, num_dropped)
 
-    @property
-    def has_drafts(self) -> bool:
-        return bool(self._levels)
-
-    @property
-    def _is_grown(self) -> bool:
-        """Whether no further level is of use: the target adds one of its own to those that it accepts."""
-        return len(self._levels) >= self._depth or self.length + len(self._levels) >= self._slot.max_len - 1
-
-    @property
-    def _frontier(self) -> list[int]:
-        return self._levels[-1] if self._levels else self.live
-
-    # steps
-
-    def offers(self, max_num: int) -> list[tuple[float, int]]:
-        if self._is_grown:
-            return []
-        if not self.is_root_fed:
-            return [(1.0, ROOT)]
-        prob, nodes = 1.0, self.unfed()
-        if not nodes:
-            prob = self._shares.share(0) ** len(self._levels)
-            if self._is_fixed or prob >= LEAST_CHANCE:
-                fed = {ROOT, *self.fed}
-                nodes = [node for node in self._frontier if node not in fed]
-        return [(prob, node) for node in nodes[:max_num]]
-
-    def number_keys(self, node: int) -> Sequence[NumberKey]:
-        return ()
-
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
-        assert said.best is not None, "a model drafts for a search"
-        ids, probs = said.best(LogitRow(said.state, ()), self._width + len(self._stop_ids))
-        self.learn(said.node, ids, probs)
-
-    def learn(self, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
-        """Take the likeliest tokens after a node that is fed, best first."""
-        self._known[node] = [(token_id, prob) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
-
-    def finish_step(self) -> None:
-        """Make the levels of which all is known."""
-        while not self._is_grown and all(node in self._known for node in self._frontier):
-            if not self._add_level():
+    def _levels(self) -> list[list[int]]:
+        """Return the levels that a step may use, each best first; none that cannot hold all live beams."""
+        tree, levels = self._tree, list[list[int]]()
+        above: Sequence[int] = tree.live
+        while len(levels) < self.max_depth:
+            below = list[int]()
+            for node in above:
+                below += tree.children(node)
+            if len(below) < len(tree.live):
                 break
-        if self._is_grown and not self._is_told:
-            self._is_told = True
-            self.ended.append(self.live[0])
+            below.sort(key=tree.ranks.__getitem__)
+            above = below[: self._width]
+            levels.append(list(above))
+        return levels
 
-    def _add_level(self) -> list[int]:
-        """Add the best continuations of the last level; return them, none where nothing is likely enough."""
-        above = self._frontier
-        totals = [self._totals[node] for node in above] if self._levels else self.sums
-        found = list[tuple[float, int, int]]()
-        for place, (node, total) in enumerate(zip(above, totals, strict=True)):
-            for token_id, prob in self._known[node]:
-                if token_id not in self._stop_ids:
-                    found.append((-(total + math.log(prob)), place, token_id))
-        level = list[int]()
-        for rank, (cost, place, token_id) in enumerate(sorted(found)[: self._width]):
-            child = self.child(above[place], token_id)
-            if child is None:
-                child = self.add(above[place], token_id)
-                self.unsent.append(child)
-            self.kinds[child] = NodeKind.GUESS
-            self.ranks[child] = rank
-            self._totals[child] = -cost
-            level.append(child)
-        if level:
-            self._levels.append(level)
-        return level
+    def offers(self, shares: SlotShares, max_drafts: int) -> list[Offer]:
+        """Return what the next step might feed, level by level, as the budget takes it."""
+        self._offered = self._levels()
+        offers = list[Offer]()
+        prob = 1.0
+        for level in self._offered:
+            prob *= shares.share(0)
+            for node in level:
+                offers.append(Offer(prob / len(level), ((0, node),)))
+        return offers[: max(0, max_drafts)]
 
-    # what is decided
+    def chosen(self, num_drafts: int) -> tuple[list[int], int]:
+        """Return the first num_drafts nodes that were offered, and their number of levels; of the last level as many as
+        there are live beams, or none.
+        """
+        nodes = list[int]()
+        depth = 0
+        for level in self._offered:
+            taken = level[: max(0, num_drafts - len(nodes))]
+            if len(taken) < len(self._tree.live):
+                break
+            nodes += taken
+            depth += 1
+        return nodes, depth
 
-    def check(self, base_len: int, decided: Sequence[Level], check_commit: CheckCommit) -> JobError | None:
-        slot, known_len, why = self._slot, self.length, None
-        if base_len > known_len:
-            return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
-        new = decided[known_len - base_len :]
-        if base_len < slot.num_prompt or known_len + len(new) >= slot.max_len:
-            limits = f"the slot holds {slot.num_prompt} to {slot.max_len}"
-            why = f"base_len {base_len} and {len(decided)} levels, {limits}"
-        elif not all(level.live for level in new):
-            why = "a level has no beams that go on"
-        elif new and max(parent for parent, _, _ in new[0].live) >= len(self.live):
-            why = f"a level continues a beam that is not among {len(self.live)}"
-        return JobError(Fault.INVALID, why) if why else None
+    def pending_prob(self, shares: SlotShares) -> float | None:
+        """Return the probability that the next level to come would be accepted; None where no more may come."""
+        depth = self.depth
+        if depth >= self.max_depth or self.is_ended:
+            return None
+        return shares.share(0) ** (depth + 1)
 
-    def continues(self, base_len: int, decided: Sequence[Level], *, is_new_lease: bool) -> bool:
-        return True  # levels are the same under any lease
-
-    def go_on(self, decided: Sequence[Level]) -> list[int]:
-        for level in decided:
-            ids = self.advance([level])
-            self._slot.commit_from(len(self._slot.committed), ids)
-            if self._levels:
-                is_hit = set(self.live) <= set(self._levels[0])
-                self._shares.note(0 if is_hit else None)
-                self._levels = self._levels[1:] if is_hit else []
-        self._choose_anew()
-        below = [node for level in self._levels for node in level]
-        return self.keep([*self.inner(), *self.live, *below])
-
-    def _choose_anew(self) -> None:
-        """Let only those draft tokens go on that are chosen by the sums as they are now."""
-        unsent, self.unsent = self.unsent, []
-        self._begin_levels()
-        self.finish_step()
-        chosen = {node for level in self._levels for node in level}
-        self.unsent = [*(node for node in unsent if node in chosen), *self.unsent]
-        self._drop_others(chosen)
-
-    def _begin_levels(self) -> None:
-        self._levels, self._is_told, self.ended = [], False, []
-
-    def _drop_others(self, drafts: Set[int]) -> None:
-        """Drop all draft tokens but these."""
-        path = {ROOT, *self.inner(), *self.live}
-        self._settle(path, set(range(len(self))) - path - drafts)
-
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
-        kept = super().reroot(node, dropped)
-        new_index = {old: new for new, old in enumerate(kept)}
-        new_index[node] = ROOT
-        self.unsent = [new_index[each] for each in self.unsent if each in new_index]
-        self.ended = [new_index[each] for each in self.ended if each in new_index]
-        self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
-        self._totals = moved(self._totals, new_index)
-        self._known = moved(self._known, new_index)
-        self.kinds = moved(self.kinds, new_index)
-        return kept
-
-    def resend(self) -> None:
-        self.unsent = [node for level in self._levels for node in level]
-        self._is_told, self.ended = False, []
-        self.finish_step()
-
-    def restart(self) -> None:
-        self.forget_cache()
-        self._begin_levels()
-        self._known, self.unsent = {}, []
-        self._drop_others(set())
+    def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
+        """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""
+        for _ in range(num_accepted):
+            shares.note(0)
+        if num_accepted < depth:
+            shares.note(None)
+        if not depth:
+            shares.forget()

@@ -113,7 +113,9 @@ class Searching(Target):
         """Start a lease, under another ticket, from the levels that are known here."""
         self.ticket, ids, levels = self.ticket + 1, self.ids[slot], tuple(self.levels[slot])
         ticket, now = self.ticket, time.monotonic()
-        job = VerifyJob(1, slot, len(ids), (), ticket, 10**6, False, now, lambda r: self.told(slot, ticket, r), levels)
+        job = VerifyJob(
+            1, slot, len(ids), (), [(ticket, False)], 10**6, now, lambda r: self.told(slot, ticket, r), levels
+        )
         self.verifier.handle(job)
 
     def told(self, slot: int, ticket: int, result: Verdict | JobError) -> None:
@@ -305,7 +307,7 @@ def test_what_no_search_can_begin_with_is_refused(runner: ModelRunner) -> None:
     target.finish()
     target.verifier.handle(target.open_job(1, prompt(1), params(BeamParams(2), 2)))
     levels = tuple(target.levels[1])
-    target.verifier.handle(VerifyJob(1, 1, NUM_PROMPT, (), 9, 10**6, False, 0.0, refused.append, levels))
+    target.verifier.handle(VerifyJob(1, 1, NUM_PROMPT, (), [(9, False)], 10**6, 0.0, refused.append, levels))
     assert refused[1].fault is Fault.INVALID
 
 
@@ -357,7 +359,7 @@ class Pair(Searching):
     def decided(self, slot: int, ticket: int) -> None:
         if len(self.steps[slot]) >= self.dies_after:
             return
-        is_missed = not self.steps[slot] or not self.steps[slot][-1].hit
+        is_missed = not self.steps[slot] or not self.steps[slot][-1].outcomes[0].hit
         self.draft.advance(slot, self.ids[slot], self.levels[slot], ticket, is_missed=is_missed)
 
 

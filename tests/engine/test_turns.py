@@ -171,7 +171,9 @@ class Target(Base):
 
     def lease(self, slot: int, respond: Callable[[Any], None]) -> None:
         now = time.monotonic()
-        self.verifier.handle(VerifyJob(1, slot, 0, tuple(self.ids[slot]), slot, 10**6, self.is_drafted, now, respond))
+        self.verifier.handle(
+            VerifyJob(1, slot, 0, tuple(self.ids[slot]), [(slot, self.is_drafted)], 10**6, now, respond)
+        )
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
         assert isinstance(result, Verdict), result
@@ -424,7 +426,12 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
     target.deliver(0, len(target.ids[0]), [1, 1])
     assert target.step_after(0.5 * MOST_HOLD_S)
     verdict = target.verdicts[-1]
-    assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+    assert (verdict.num_drafted, verdict.outcomes[0].num_wasted, verdict.fallback, len(target.verdicts)) == (
+        2,
+        2,
+        None,
+        3,
+    )
 
 
 class Reading:
@@ -467,7 +474,7 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     assert target.step_after(MOST_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
     assert target.slot_lease.first.hit and target.step_after(0.0)
-    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].hit) == (2, True)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
 
 
 class FixedTree(Fixed):

@@ -18,14 +18,13 @@ from outrider.engine.sampling.sampling import distributions
 from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.v1 import common_pb2 as pb
+from outrider.wire.kinds import Drafter
 from target_service.decide import decide
 from target_service.decide_on_device import Decided, decide_on_device
 from target_service.explaining import NUM_BEST, Asking, explain
-from target_service.jobs import Explanation, Ranked, Rejection
 from target_service.lease import Delivered, Ready, Source
 from target_service.parked import Parked, ParkedNode
-from target_service.servicer import _explanation
 from tests.unit.test_decide import KINDS, make_step
 from tests.unit.test_tree_decision import KINDS as TREE_KINDS
 from tests.unit.test_tree_decision import make, parents_of
@@ -55,38 +54,47 @@ def told(ready: Sequence[Ready], states: Sequence[SamplingState], decided: Seque
     return explain([Asking(*each) for each in zip(ready, states, decided, starts, strict=False)], logits)
 
 
+Ranked = tuple[int, float]
+"""A token id and its log-prob, in nats."""
+
+
 def best(log_probs: Tensor) -> list[Ranked]:
     """[V] float32 -> the best, the lowest first among equals."""
     order = sorted(range(len(log_probs)), key=lambda i: (-float(log_probs[i]), i))[:NUM_BEST]
     return [(i, float(log_probs[i])) for i in order if float(log_probs[i]) > -torch.inf]
 
 
-def check_ranked(found: Sequence[Ranked], expected: Sequence[Ranked]) -> None:
-    assert [i for i, _ in found] == [i for i, _ in expected]
-    assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=2e-5)
+def check_ranked(found: Sequence[pb.RankedToken], expected: Sequence[Ranked]) -> None:
+    assert [token.id for token in found] == [i for i, _ in expected]
+    assert [token.logprob for token in found] == pytest.approx([p for _, p in expected], abs=2e-5)
 
 
-def check(explanation: Explanation, r: Ready, state: SamplingState, decided: Decided, raw: Tensor) -> None:
+def ids_of(tokens: Sequence[pb.RankedToken]) -> list[int]:
+    return [token.id for token in tokens]
+
+
+def check(explanation: pb.Explanation, r: Ready, state: SamplingState, decided: Decided, raw: Tensor) -> None:
     """raw: the slot's own logits [K + 1, V]."""
     tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
     path = list(range(decided.num_accepted)) if r.tree is None else list(decided.path)
-    assert (explanation.ids, explanation.parents) == (tree.ids, tree.parents)
-    assert list(explanation.accepted) == path
-    kind = DraftTokenKind.GUESS if state.params.determined else DraftTokenKind.DRAWN
-    assert set(explanation.kinds) <= {kind} and len(explanation.kinds) == len(tree.ids)
+    kind = pb.DRAFT_TOKEN_KIND_GUESS if state.params.determined else pb.DRAFT_TOKEN_KIND_DRAWN
+    expected = list(zip(tree.ids, tree.parents, strict=True))
+    assert [(token.id, token.parent) for token in explanation.draft] == expected
+    assert [node for node, token in enumerate(explanation.draft) if token.accepted] == path
+    assert {token.kind for token in explanation.draft} <= {kind}
     last = path[-1] if path else -1
     children, found = tree.children(last), explanation.rejection
     if not children or decided.next_id in [tree.ids[child] for child in children]:
-        assert found is None
+        assert not explanation.HasField("rejection")
         return
-    assert found is not None and (found.parent, found.token_id) == (last, decided.next_id)
+    assert explanation.HasField("rejection") and (found.parent, found.token.id) == (last, decided.next_id)
     row = LogitRow(state, tree.prefix(last))
     processed = process_unchecked(raw[last + 1 : last + 2], [row])
     law = processed.log_softmax(1) if state.params.greedy else distributions(processed, [row])
     check_ranked(found.target, best(law[0]))
-    assert found.target[0][0] == decided.next_id or not state.params.greedy or state.params.lenience < 1.0
+    assert found.target[0].id == decided.next_id or not state.params.greedy or state.params.lenience < 1.0
     if state.params.determined:
-        assert not found.draft_law and list(found.draft_guesses) == [tree.ids[child] for child in children][:NUM_BEST]
+        assert not found.draft_law and ids_of(found.draft_guesses) == [tree.ids[child] for child in children][:NUM_BEST]
         return
     drew = (r.draft_laws or [])[last + 1] if r.tree is None else r.drawn[last][0].law
     check_ranked(found.draft_law, best(torch.from_numpy(drew.dense_scores().copy()).log_softmax(0)))
@@ -138,17 +146,16 @@ def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None
 
 
 @pytest.mark.parametrize(
-    ("drafter", "kind"), [(None, DraftTokenKind.FORCED), (Drafter.PREDICTION, DraftTokenKind.PREDICTED)]
+    ("drafter", "kind"),
+    [(None, pb.DRAFT_TOKEN_KIND_FORCED), (Drafter.PREDICTION, pb.DRAFT_TOKEN_KIND_PREDICTED)],
 )
-def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
-    drafter: Drafter | None, kind: DraftTokenKind
-) -> None:
+def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(drafter: Drafter | None, kind: Any) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
     ready = dataclasses.replace(slot.ready, draft_laws=None, guessed=True, drafter=drafter)
     other = next(i for i in range(12) if i not in ready.draft_ids)
     (found,) = told([ready], [slot.state], [Decided(1, other)], slot.logits)
-    assert set(found.kinds) == {kind} and found.draft_us is None
-    assert (found.rejection.parent, found.rejection.draft_guesses) == (0, ready.draft_ids[1:])
+    assert {token.kind for token in found.draft} == {kind} and not found.HasField("draft_us")
+    assert (found.rejection.parent, ids_of(found.rejection.draft_guesses)) == (0, ready.draft_ids[1:])
     assert not found.rejection.draft_law
 
 
@@ -170,22 +177,10 @@ def test_a_delivery_tells_once_what_it_took() -> None:
         drafts: dict[int, Any] = {place: chain[node] for place, node in enumerate(nodes)}
         source = Source(Drafter.MODEL, dict.fromkeys(drafts, 0), drafts)
         ready = dataclasses.replace(slot.ready, drafter=Drafter.MODEL, sources=[source])
-        us: int | None = told([ready], [slot.state], [Decided(3, 0)], slot.logits)[0].draft_us
-        return us
+        (found,) = told([ready], [slot.state], [Decided(3, 0)], slot.logits)
+        return found.draft_us if found.HasField("draft_us") else None
 
     assert (spent(0, 1), spent(2)) == (140, 0)
     came([4, 5, 6, 7], 3, 0)
     chain = parked.chain(8)
     assert spent(3) is None, "a draft that does not say is not known"
-
-
-def test_what_lies_behind_an_end_was_never_said() -> None:
-    rejection = Rejection(1, 9, [(9, -0.1)], [], [5])
-    explanation = Explanation((4, 5, 6), (-1, 0, 1), [DraftTokenKind.GUESS] * 3, (0, 1), rejection, None)
-    assert explanation.cut(3) == explanation
-    assert explanation.cut(2) == dataclasses.replace(explanation, rejection=None)
-
-
-def test_whatever_drafts_say_that_they_took_can_be_told() -> None:
-    most = 64 * (2**32 - 1)
-    assert _explanation(Explanation((4,), (-1,), [DraftTokenKind.GUESS], (), None, most)).draft_us == most

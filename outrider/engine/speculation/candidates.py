@@ -1,108 +1,106 @@
-"""Draft tokens of one slot that a step might verify: what every drafter hands over, before a budget takes its part. Pure.
+"""The draft tokens that drafters propose for a slot's step, and the order in which the step's budget takes them. Pure.
 
-A budget takes *offers* in their order, as many as pay. Under `rejection` nothing that was sampled may decide how many:
-a chain that ended early has as many offers as it might have had tokens, and each offer's acceptance probability follows
-from its place alone. So an offer may bring no token.
-
-    a chain "cat sat", which might have been three tokens long, of a drafter whose tokens are accepted in half of all cases:
-        tree    cat -> sat
-        tokens  (cat, offer 0), (sat, offer 1)
-        probs   0.5, 0.25, 0.125
+A drafter proposes one `CandidateTree`. What the budget takes or leaves is an `Offer`; `join` makes one draft tree of
+the offers that were taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.engine.speculation.ranks import SlotShares
-from outrider.wire.kinds import Drafter
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.transport.codec import Rows
 
 EncodedDistribution = tuple[Rows, int]
-"""Distributions of a delivery as they came over the wire, and the index of one of them."""
-
-
-@dataclass(eq=False, slots=True)
-class DraftSource:
-    """Who drafts for a slot: a drafter of the target's own, or what a draft worker delivers."""
-
-    drafter: Drafter
-    """Its name; that of a draft worker is MODEL."""
-    shares: SlotShares
-    """How often its draft tokens are accepted."""
+"""A distribution as it was delivered: a row of a message."""
+Distribution = RowLaw | EncodedDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class DraftToken:
-    """A node as one drafter proposes it."""
+class CandidateTree:
+    """The draft tokens of one drafter for a slot's step."""
 
-    node: int
-    source: int
-    """Index of the drafter among `Candidates.sources`."""
-    rank: int
-    """Order among the drafter's own tokens after the same parent, the likeliest or first sampled one 0."""
-    offer: int
-    """The offer that brings it."""
-    distribution: RowLaw | EncodedDistribution | None
-    """What it was sampled from, as its siblings of the same drafter before it left it; None: deterministic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """What a slot's step might verify. Falsy where that is nothing."""
-
-    sources: Sequence[DraftSource]
-    """In the order in which draws are tested."""
     tree: DraftTree
-    tokens: Sequence[DraftToken]
-    """By source, and of each in the order in which it proposed them."""
-    probs: Sequence[float]
-    """Acceptance probability of each offer, best first where the request names no number."""
+    """Best first, with acceptance probabilities."""
+    distributions: Sequence[Distribution | None]
+    """What each node was sampled from, [N]; None: it is deterministic."""
+    prob: float
+    """Acceptance probability of the first draft token that the drafter proposes after a node."""
+    max_len: int = 0
+    """Draft tokens that a chain might have had, whatever was sampled; 0 for a tree of a named shape."""
 
-    def __bool__(self) -> bool:
-        return bool(self.tokens)
+    def offers(self, index: int = 0, factor: float = 1.0) -> list[Offer]:
+        """Return one offer a node, in order. index: of this tree among those of the step; factor: of all acceptance
+        probabilities.
 
-    def first(self, num_offers: int) -> Candidates:
-        """Return what the first so many offers bring."""
-        if num_offers >= len(self.probs):
-            return self
-        taken = [token for token in self.tokens if token.offer < num_offers]
-        nodes = sorted({token.node for token in taken})
-        index_of = {node: index for index, node in enumerate(nodes)}
-        tokens = [
-            DraftToken(index_of[token.node], token.source, token.rank, token.offer, token.distribution)
-            for token in taken
-        ]
-        return Candidates(self.sources, self.tree.select(nodes), tokens, self.probs[:num_offers])
+        How long a sampled chain is may follow from what was sampled, and nothing that was sampled may decide what is
+        verified: so it is offered as long as it might have been, with empty offers behind its end.
+        """
+        found = [Offer(factor * prob, ((index, node),)) for node, prob in enumerate(self.tree.probs)]
+        if not found or self.distributions[0] is None:
+            return found
+        prob = factor * self.tree.probs[-1]
+        for _ in range(len(found), self.max_len):
+            prob *= self.prob
+            found.append(Offer(prob, ()))
+        return found
 
 
-def candidates_of(
-    source: DraftSource,
-    tree: DraftTree,
-    distributions: Sequence[RowLaw | EncodedDistribution | None],
-    max_len: int | None = None,
-) -> Candidates:
-    """Return the candidates of one drafter, a token a node.
+class Offer(NamedTuple):
+    """What the budget takes or leaves as one draft token."""
 
-    distributions: [N], of each node. max_len: of a sampled chain, how long it might have been; None: as long as it is,
-    with the acceptance probabilities that the tree has.
+    prob: float
+    """Acceptance probability."""
+    nodes: tuple[tuple[int, int], ...]
+    """Index of each candidate tree that proposes it, and its node there; none where a chain might have had it."""
+
+
+class JoinedTree(NamedTuple):
+    """The draft tree of the offers that were taken."""
+
+    tree: DraftTree
+    nodes: Sequence[Mapping[int, int]]
+    """By candidate tree, in the order of its nodes: its node -> node of the joined tree. Two drafters' nodes may be one
+    there."""
+
+
+def join(candidates: Sequence[CandidateTree], offers: Sequence[Offer]) -> JoinedTree:
+    """Return the tree of the first offers of a merged order, which has parents before children."""
+    tree = DraftTree()
+    nodes: list[dict[int, int]] = [{ROOT: ROOT} for _ in candidates]
+    for offer in offers:
+        for index, node in offer.nodes:
+            source = candidates[index].tree
+            parent = nodes[index][source.parents[node]]
+            joined = tree.child(parent, source.ids[node])
+            if joined is None:
+                joined = tree.add(parent, source.ids[node], prob=offer.prob)
+            nodes[index][node] = joined
+    for found in nodes:
+        del found[ROOT]
+    return JoinedTree(tree, nodes)
+
+
+def outcomes(
+    tree: DraftTree, ranks: Sequence[Mapping[int, int]], path: Sequence[int], *, is_determined: bool
+) -> Iterator[tuple[int, int | None]]:
+    """Yield (drafter, rank of its draft token that was accepted or None) for each node of the path at which a drafter's
+    draft tokens were tested.
+
+    ranks: by drafter, in the order of the tests, the ranks of its nodes of the tree. A drafter's were not tested where
+    those of an earlier one decided: under `rejection` any of them, and where draft tokens are matched (is_determined)
+    the likeliest.
     """
-    tokens = [
-        DraftToken(node, 0, tree.ranks[node], node, distribution) for node, distribution in enumerate(distributions)
-    ]
-    if max_len is None:
-        return Candidates([source], tree, tokens, tree.probs)
-    return Candidates([source], tree, tokens, chain_probs(source.shares.share(0), max_len))
-
-
-def chain_probs(prob: float, num_tokens: int) -> list[float]:
-    """Return the acceptance probabilities of a chain's tokens, each of which is accepted with `prob` after the last."""
-    probs = list[float]()
-    left = 1.0
-    for _ in range(num_tokens):
-        left *= prob
-        probs.append(left)
-    return probs
+    for depth, node in enumerate((ROOT, *path)):
+        accepted = path[depth] if depth < len(path) else None
+        before = set[int]()
+        for index, own in enumerate(ranks):
+            proposed = {child for child in tree.children(node) if child in own}
+            likeliest = {child for child in proposed if not is_determined or own[child] == 0}
+            is_repeated = is_determined and bool(likeliest) and likeliest <= before
+            if proposed and accepted not in before and not is_repeated:
+                yield index, None if accepted is None else own.get(accepted)
+            before |= likeliest

@@ -101,6 +101,11 @@ class DraftTree:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
         return len(self.path(node))
 
+    @property
+    def max_depth(self) -> int:
+        """Number of draft tokens on the longest path; 0 for an empty tree."""
+        return max((self.depth(node) for node in range(len(self.ids))), default=0)
+
     def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
         """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
         theirs.

@@ -99,7 +99,7 @@ class SlotSpans:
             self._traced.pop(key, None)
 
     def _asked(self, message: Any, request: TraceParent) -> Respond:
-        ticket, facts = message.ticket, {"outrider.slot": message.slot}
+        ticket, facts = message.tickets[0].ticket, {"outrider.slot": message.slot}
 
         def add_spans(reply: Any) -> None:
             now_ns = time.time_ns()
