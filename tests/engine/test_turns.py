@@ -22,7 +22,7 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import merge
+from outrider.engine.drafters import merge, rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
@@ -120,7 +120,7 @@ class Base:
             send,
             self.metrics,
             runner.facts.vocab_size,
-            table=table,
+            open_ahead=None if table is None else rows_ahead(table),
         )
 
     def metrics_of(self, kind: str) -> float:

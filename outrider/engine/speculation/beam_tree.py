@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 
+GONE = ROOT - 1
+"""Stands for a fed node that is dropped."""
+
 
 class BeamTree(DraftTree):
     """Begins with one beam, the prompt. ROOT is the last settled token, and a live beam itself while there is one."""
@@ -27,9 +30,9 @@ class BeamTree(DraftTree):
         self.length = len(prompt_ids)
         """Tokens of each live beam, the prompt's among them."""
         self.is_root_fed = False
-        self.fed: list[int | None] = []
+        self.fed: list[int] = []
         """Nodes in the cache, in order, behind the settled tokens. Until `keep` is called, ROOT for one that is settled
-        since, and None for one that is gone."""
+        since, and GONE for one that is dropped."""
         self._live_at: dict[int, list[int | None]] = {self.length: [ROOT]}  # by length, while not all of it is settled
 
     def live_at(self, length: int) -> Sequence[int | None]:
@@ -74,7 +77,7 @@ class BeamTree(DraftTree):
         for new, old in enumerate(self.reroot(root, dropped)):
             new_index[old] = new
         self.live = [new_index[node] for node in self.live]
-        self.fed = [new_index.get(node) for node in self.fed]
+        self.fed = [new_index.get(node, GONE) for node in self.fed]
         for length, nodes in list(self._live_at.items()):
             self._live_at[length] = [new_index.get(node) for node in nodes]
             if length < self.num_settled:
@@ -126,7 +129,6 @@ class BeamTree(DraftTree):
         place_of = {ROOT: root_at}
         parents = list[int]()
         for node in (*self.fed, *new):
-            assert node is not None, "what is gone was kept"
             parents.append(place_of[self.parents[node]])
             place_of[node] = root_at + len(parents)
         return parents
