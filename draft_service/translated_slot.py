@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.drafting.translation import Translation
+from outrider.drafting.translation import Translation, num_alike
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
@@ -84,7 +84,7 @@ class TranslatedSlot(Slot):
         before = self.committed[base_len:]
         BareSlot.commit_from(self, base_len, ids)
         self._write_anew()
-        num_same = base_len + _num_alike(before, ids)
+        num_same = base_len + num_alike(before, ids)
         self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
@@ -107,9 +107,3 @@ def make_slot(context_limit: int, *slot: Any, translation: Translation | None = 
     if translation is None:
         return Slot(*slot)
     return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
-
-
-def _num_alike(before: Sequence[int], now: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    unlike = (place for place, (old, new) in enumerate(zip(before, now, strict=False)) if old != new)
-    return next(unlike, min(len(before), len(now)))

@@ -307,8 +307,7 @@ class _Retold:
         before, now = self.ids[num_kept:], ids[num_skipped:]
         self.ids[num_kept:] = now
         marks[place:] = [Mark(mark.num_committed, mark.num_told - num_skipped + num_kept) for mark in fresh[meeting:]]
-        num_alike = next((i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new), None)
-        return num_kept + (min(len(before), len(now)) if num_alike is None else num_alike)
+        return num_kept + num_alike(before, now)
 
     def num_told(self, num_committed: int) -> int:
         return self._marks[self._place(num_committed)].num_told
@@ -316,6 +315,14 @@ class _Retold:
     def _place(self, num_committed: int) -> int:
         """Return the place of the last mark that lies no further."""
         return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
+
+
+def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    num = 0
+    while num < min(len(previous), len(ids)) and previous[num] == ids[num]:
+        num += 1
+    return num
 
 
 def _by_text(target: Spelling, size: int) -> dict[bytes, int]:
