@@ -5,7 +5,6 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -74,8 +73,7 @@ class TargetLink:
             lambda item: item.ByteSize(),
         )
         self._registration = None if offer is None else Registration(offer, address, self._outbox)
-        self._probes: dict[int, asyncio.Future[tpb.ProbeReply]] = {}
-        self._probe_ids = itertools.count(1)
+        self._probe_reply: asyncio.Future[tpb.ProbeReply] | None = None
         self._watch = asyncio.create_task(self._until_broken())
 
     @property
@@ -93,16 +91,11 @@ class TargetLink:
         return True
 
     async def probe(self, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
-        """Run the target over one text. Raises Unavailable with the target's reason where it does not."""
-        probe_id = next(self._probe_ids)
-        future: asyncio.Future[tpb.ProbeReply] = asyncio.get_running_loop().create_future()
-        self._probes[probe_id] = future
-        probe = tpb.ProbeRequest(target_epoch=target_epoch, id=probe_id, token_ids=token_ids, taps=taps)
-        try:
-            self._outbox.put(tpb.FeatureAsk(probe=probe))
-            reply = await future
-        finally:
-            del self._probes[probe_id]
+        """Run the target over one text, one at a time. Raises Unavailable with its reason where it does not."""
+        self._probe_reply = asyncio.get_running_loop().create_future()
+        probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=token_ids, taps=taps)
+        self._outbox.put(tpb.FeatureAsk(probe=probe))
+        reply = await self._probe_reply
         num, data = len(token_ids) * len(taps), reply.taps
         if reply.why or not data or len(data) % (2 * num) or len(reply.best_ids) != len(token_ids):
             why = bound_text(reply.why, MAX_REASON_BYTES) or "its answer has not the form of one"
@@ -111,10 +104,14 @@ class TargetLink:
         return Probed(rows, tuple(reply.best_ids))
 
     async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
-        deliveries = [item for item in items if isinstance(item, tpb.Delivery)]
-        asks = [item for item in items if isinstance(item, tpb.FeatureAsk)]
-        await self._call.write(tpb.DeliveryBatch(items=deliveries, asks=asks))
-        self._backlog_bytes -= sum(item.ByteSize() for item in deliveries)
+        batch = tpb.DeliveryBatch()
+        for item in items:
+            if isinstance(item, tpb.Delivery):
+                batch.items.append(item)
+            else:
+                batch.asks.append(item)
+        await self._call.write(batch)
+        self._backlog_bytes -= sum(item.ByteSize() for item in batch.items)
 
     async def _until_broken(self) -> None:
         try:
@@ -134,9 +131,11 @@ class TargetLink:
         self.is_broken = True
         if self._registration is not None:
             self._registration.lost(f"the stream to the target ended: {reason}")
-        for future in self._probes.values():
-            if not future.done():
-                future.set_result(tpb.ProbeReply(why=reason))
+        self._answer_probe(tpb.ProbeReply(why=reason))
+
+    def _answer_probe(self, reply: tpb.ProbeReply) -> None:
+        if self._probe_reply is not None and not self._probe_reply.done():
+            self._probe_reply.set_result(reply)
 
     async def _take(self, batch: tpb.FeatureBatch) -> None:
         if self._registration is None:
@@ -144,9 +143,7 @@ class TargetLink:
         for head in batch.heads:
             self._registration.replied(head)
         for probe in batch.probes:
-            future = self._probes.get(probe.id)
-            if future is not None and not future.done():
-                future.set_result(probe)
+            self._answer_probe(probe)
         for rows in batch.rows:
             await self._take_rows(rows, self._registration.offer.width)
 

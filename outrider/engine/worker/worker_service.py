@@ -163,6 +163,19 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
     )
 
 
+class WorkerFacts:
+    """Serves the RPCs that describe a worker, of either kind."""
+
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
+        return self._service.info()
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
+        return self._service.tokenizer
+
+
 class WorkerService:
     """Serves Control streams for one engine."""
 
