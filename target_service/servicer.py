@@ -110,8 +110,8 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Raises InvalidRequest."""
     tickets = [(draft.ticket, draft.is_drafted) for draft in message.tickets]
-    num_other = len({ticket for ticket, _ in tickets})
-    if not 1 <= num_other == len(tickets) <= MAX_DRAFTS:
+    num_different = len({ticket for ticket, _ in tickets})
+    if not 1 <= num_different == len(tickets) <= MAX_DRAFTS:
         raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
     if message.levels and len(tickets) > 1:
         raise InvalidRequest(f"a beam search has {len(tickets)} tickets, must have 1")

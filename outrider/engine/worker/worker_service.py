@@ -84,7 +84,7 @@ class SlotSpans:
             self._traced.pop((owner, item.close.slot), None)
         elif kind == "verify":
             place = self._traced.get((owner, item.verify.slot))
-            if place is not None:
+            if place is not None and item.verify.tickets:
                 return self._asked(item.verify, place)
         return None
 
