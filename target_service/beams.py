@@ -22,6 +22,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import BeamSearch, Level, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
+from outrider.engine.speculation.candidates import Offer
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.tree import Node
@@ -29,7 +30,7 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.slots import Slot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.parked import MAX_PARKED_NODES, Inserted
+from target_service.draft_buffer import MAX_BUFFERED_NODES, InsertedNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Beams:
         self._draft_width, self._draft_depth = draft_shape(width, fixed, speculation.max_draft_tokens)
         self._max_prefill_tokens = max_prefill_tokens
         self._num_drafts = 0
+        self._offered: list[tuple[float, Node, int]] = []
         self.ended = False
         """No more drafts come under the live beams."""
 
@@ -98,10 +100,10 @@ class Beams:
         """Return how many levels of drafts are here."""
         return len(self._draft_levels())
 
-    def insert(self, nodes: Nodes) -> Inserted:
+    def insert(self, nodes: Nodes) -> InsertedNodes:
         """Take in what a draft delivered, under the beams that were live at its root_len."""
         live, places = self.tree.live_at(nodes.root_len), dict[int, Node | None]()
-        num_new, num_late, num_dropped = 0, 0, 0
+        num_late, num_dropped = 0, 0
         for index, (token_id, parent_at) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
             beam = TREE_ROOT - parent_at
             parent = places.get(parent_at) if beam < 0 else live[beam] if beam < len(live) else None
@@ -113,16 +115,38 @@ class Beams:
             if parent.position < self.length - 1:
                 num_late += found is not None and nodes.kinds[index] is NodeKind.GUESS
             elif nodes.kinds[index] is NodeKind.GUESS:
-                if found is None and self._num_drafts >= MAX_PARKED_NODES:
+                if found is None and self._num_drafts >= MAX_BUFFERED_NODES:
                     num_dropped += 1
                     continue
-                num_new += found is None
                 self._num_drafts += found is None
                 found = found or self.tree.child(parent, token_id)
                 found.rank = nodes.ranks[index]
             places[index] = found
         self.ended |= bool(nodes.ends) and nodes.root_len == self.length
-        return Inserted(num_new, num_late, num_dropped)
+        return InsertedNodes(num_late, num_dropped)
+
+    def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
+        """Return the drafts that the next step might verify, as the budget takes them."""
+        self._offered = []
+        if not self.is_behind(slot):
+            max_drafts = slot.most_cached - len(slot.cached) - self.num_fed(slot)
+            self._offered = self.candidates(shares)[: max(0, max_drafts)]
+        return [Offer(prob, ((0, index),)) for index, (prob, _, _) in enumerate(self._offered)]
+
+    def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
+        """Return the chance that the next level of drafts would be accepted; None where no more may come."""
+        if self.num_here >= self.depth or self.ended or self.is_behind(slot):
+            return None
+        return shares.share(0) ** (self.num_here + 1)
+
+    def learn(self, shares: SlotShares, fed: Fed, num_accepted: int) -> None:
+        """Learn how many of the levels of drafts that a step was fed were accepted."""
+        for _ in range(num_accepted):
+            shares.note(0)
+        if num_accepted < fed.depth:
+            shares.note(None)
+        if not fed.num_drafts:
+            shares.forget()
 
     def candidates(self, shares: SlotShares) -> list[tuple[float, Node, int]]:
         """Return the drafts that a step might verify, level by level and each best first: with the tokens that they are
@@ -166,10 +190,11 @@ class Beams:
         inner = unfed[: max(0, len(unfed) - len(self.tree.live))]
         return inner[: max(0, most)] if inner and len(unfed) > most else None
 
-    def feed(self, slot: Slot, drafts: Sequence[Node]) -> Fed:
-        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on. drafts:
-        the first of `candidates`; of their last level as many as there are live beams, or none.
+    def feed(self, slot: Slot, num_drafts: int) -> Fed:
+        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on, with the
+        first num_drafts of what was offered; of their last level as many as there are live beams, or none.
         """
+        drafts: Sequence[Node] = [node for _, node, _ in self._offered[:num_drafts]]
         piece, tree, tail = self._piece(slot), self.tree, slot.committed[len(slot.cached) :]
         num_last = sum(node.position == drafts[-1].position for node in drafts)
         if piece is not None:

@@ -22,8 +22,8 @@ import numpy as np
 from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
 from outrider.drafting.translation import Translation, between
+from outrider.engine.drafters import OF_TEXT
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loaded import load
@@ -39,7 +39,7 @@ from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.kinds import AcceptanceRule
+from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.processes import tell_all
 from outrider.wire.settings.config import TargetConfig
@@ -444,7 +444,7 @@ def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     try:
         with open(drafter.source, encoding="utf-8") as file:
             text_ids = tokenizer.encode(file.read()).ids
-        return Unigram(text_ids) if drafter.kind == "unigram" else Bigram(text_ids)
+        return OF_TEXT[Drafter[drafter.kind.upper()]](text_ids)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{drafter.name}: {error}") from None
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 
-from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import AcceptanceRule
@@ -181,8 +181,8 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
             for name in ("token_ids", "kinds", "num_drafted", "num_accepted", "drafter", "finish_reason"):
                 assert getattr(plain, name) == getattr(told, name)
             found = told.explanation
-            paths = DraftTree.checked([each.id for each in found.draft], [each.parent for each in found.draft])
-            sent = DraftTree.checked(drafts, parents)
+            paths = DraftTree.of([each.id for each in found.draft], [each.parent for each in found.draft])
+            sent = DraftTree.of(drafts, parents)
             assert {paths.prefix(node) for node in range(len(drafts))} == {*map(sent.prefix, range(len(drafts)))}
             assert found.draft_us == 70
             kind = pb.DRAFT_TOKEN_KIND_DRAWN if drawn else pb.DRAFT_TOKEN_KIND_GUESS

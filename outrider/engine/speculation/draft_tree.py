@@ -39,7 +39,9 @@ class DraftTree:
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
             if not ROOT <= parent < len(tree):
-                raise ValueError(f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}")
+                raise ValueError(
+                    f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}"
+                )
             if tree.child(parent, token_id) is not None:
                 raise ValueError(f"draft tokens that follow {parent} repeat the id {token_id}")
             tree.add(parent, token_id)
@@ -90,6 +92,11 @@ class DraftTree:
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
         return len(self.path(node))
+
+    @property
+    def max_depth(self) -> int:
+        """Number of draft tokens on the longest path; 0 for an empty tree."""
+        return max((self.depth(node) for node in range(len(self.ids))), default=0)
 
     def reroot(self, node: int) -> list[int]:
         """Make `node` the last committed token: drop all nodes but its descendants.
