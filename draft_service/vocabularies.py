@@ -18,7 +18,6 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import ConfigError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.model_id import short_name
-from outrider.wire.pair import has_same_tokens
 
 log = get_logger(__name__)
 
@@ -90,20 +89,19 @@ class TargetVocabularies:
 
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
         """Make the vocabulary of a target. In a thread of its own. Raises ConfigError where nothing translates."""
-        own, ends = self._own, tuple(target.eos_token_ids)
-        translation = None
-        if not has_same_tokens(own, target):  # else only the end-of-sequence ids are others
-            sizes = (target.vocab_size, own.vocab_size)
-            try:
-                translation = between(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
-            except ConfigError:
-                raise
-            except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read
-                why = f"the tokenizer of {short_name(target.model_id)} cannot be read: {error}"
-                raise ConfigError(why) from None
+        own = self._own
+        sizes = (target.vocab_size, own.vocab_size)
+        try:
+            translation = between(target_json, self._tokenizer_json, *sizes, own.eos_token_ids)
+        except ConfigError:
+            raise
+        except Exception as error:  # `tokenizers` has no type of its own for a file that it cannot read
+            why = f"the tokenizer of {short_name(target.model_id)} cannot be read: {error}"
+            raise ConfigError(why) from None
         if isinstance(translation, Intersection):
             shared = f"{translation.num_shared} of {translation.num_texts} tokens"
             log.info("translating for %s: %s of the smaller vocabulary are one in both", target.model_id, shared)
+        ends = tuple(target.eos_token_ids)
         grammars = Grammars(target_json, target.vocab_size, ends, must_follow=False)
         return SlotVocabulary(target.vocab_size, ends, grammars, translation)
 

@@ -157,14 +157,7 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
     if verdict.drafter is not None:
         message.drafter = verdict.drafter.value
     for outcome in verdict.outcomes:
-        message.outcomes.add(
-            num_drafted=outcome.num_drafted,
-            num_accepted=outcome.num_accepted,
-            is_verified=outcome.is_verified,
-            hit=outcome.hit,
-            is_refused=outcome.is_refused,
-            num_wasted=outcome.num_wasted,
-        )
+        message.outcomes.add(**outcome._asdict())
     for answer in verdict.hypotheses:
         message.hypotheses.add(ids=answer.ids, score=answer.score, stop_token_id=answer.stop_id)
     return {"verdict": message}
