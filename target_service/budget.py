@@ -20,9 +20,9 @@ class VerifyDemand(NamedTuple):
     most_must: int
     is_whole: bool
     num_pending: int
-    extra_rows: int
-    extra_gain: float
-    extra_cost_rows: int
+    extra_rows: int = 0
+    extra_gain: float = 0.0
+    extra_cost_rows: int = 0
 
 
 class VerifyChoice(NamedTuple):

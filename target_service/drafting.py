@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
-from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join, outcomes
+from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
@@ -17,7 +17,7 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor
-from target_service.budget import PendingDraft
+from target_service.budget import PendingDraft, VerifyChoice, VerifyDemand
 from target_service.jobs import Fallback
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
@@ -34,12 +34,44 @@ many are verified, and whether draft tokens are accepted as far as they match.""
 class Candidates:
     """What a slot's step might verify."""
 
+    lease: Lease
     sources: Sequence[DraftSource] = ()
     """Who drafts, in the order in which draws are tested."""
     trees: Sequence[CandidateTree] = ()
-    """What each of them proposes."""
+    """What each of them proposes; none of a beam search."""
     offers: Sequence[Offer] = ()
     """Best first, where the request names no number. Some may bring no token."""
+    rows_beside: ExtraRows | None = None
+    """Rows that the slot's drafter would have fed beside all of it, for later steps' sake."""
+
+    @property
+    def demand(self) -> VerifyDemand:
+        """What the budget reads of it: nothing that was sampled."""
+        lease, speculation, rows = self.lease, self.lease.speculation, self.rows_beside
+        is_whole = speculation.tree is not None and not lease.slot.params.determined and _is_exact(lease)
+        num_required = len(self.offers) if speculation.is_fixed else 0
+        max_required = num_required
+        if is_whole and num_required and speculation.tree is not None:
+            max_required = min(speculation.tree.most_nodes * len(self.trees), speculation.max_draft_tokens)
+        demand = VerifyDemand(
+            lease, [offer.prob for offer in self.offers], num_required, max_required, is_whole, lease.num_pending
+        )
+        if rows is None:
+            return demand
+        num_paid = len(rows.ids)
+        if all(source.drafter is rows.drafter for source in self.sources):
+            num_paid += len(self.offers)  # which came of earlier such rows
+        gain = rows.gain(lease.own_sources[rows.drafter].shares)
+        return demand._replace(extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=num_paid)
+
+    def num_after(self, choice: VerifyChoice) -> int:
+        """Return how many tokens the slot's cache holds after a step with this choice."""
+        num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
+        for offer in self.offers[: choice.num_drafts]:
+            num_tokens += bool(offer.nodes)
+        if choice.with_extra_rows and self.rows_beside is not None:
+            num_tokens += len(self.rows_beside.ids)
+        return num_tokens
 
 
 class Drafting:
@@ -71,47 +103,44 @@ class Drafting:
         A slot that names how many are verified waits for those, unless as many are forced.
         """
         if lease.beams is not None:
-            return Candidates([lease.first], (), lease.beams.offers(lease.slot, lease.first.shares))
+            return Candidates(lease, [lease.first], (), lease.beams.offers(lease.slot, lease.first.shares))
         found = self._proposed(lease)
-        forced = self.or_forced(lease, found)
+        forced = self.or_forced(found)
         if lease.speculation.is_fixed and len(forced.offers) < _num_named(lease):
             return found
         return forced
 
-    def or_forced(self, lease: Lease, found: Candidates) -> Candidates:
+    def or_forced(self, found: Candidates) -> Candidates:
         """Return the tokens that the grammar forces in place of `found`, where these are more than are expected of it:
         deterministic, and verified like any.
         """
+        lease = found.lease
         if not lease.slot.params.grammar:
             return found
         forced_ids = self._keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
         if len(forced_ids) <= sum(offer.prob for offer in found.offers):
             return found
-        tree = DraftTree()
-        for depth, token_id in enumerate(forced_ids):
-            tree.add(depth - 1, token_id)
+        tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
-        return Candidates([DraftSource(None, lease.first.shares)], [forced], forced.offers())
+        return Candidates(lease, [DraftSource(None, lease.first.shares)], [forced], forced.offers())
 
-    def rows_beside_all(self, lease: Lease, found: Candidates) -> ExtraRows | None:
-        """Do as `rows_beside` for all that the step might verify."""
-        return self.rows_beside(lease, join(found.trees, found.offers).tree) if lease.own_sources else None
-
-    def rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
-        """Return what the slot's drafter would have fed beside a tree of draft tokens, for later steps' sake; None for
-        nothing, where there will be no later draft tokens, or no memory for it.
-        """
-        slot = lease.slot
+    def with_rows_beside(self, found: Candidates) -> Candidates:
+        """Return the candidates with the rows that the slot's drafter would have fed beside all of them."""
+        lease = found.lease
         if not lease.own_sources or not lease.max_drafts:
-            return None
-        rows = self._own.rows_beside(slot, tree.parents)
-        if rows is None or len(slot.committed) + len(tree) + len(rows.ids) > slot.most_cached:
+            return found  # there will be no later draft tokens
+        return replace(found, rows_beside=self._rows_beside(lease, join(found.trees, found.offers).tree))
+
+    def _rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
+        """Return the rows to be fed beside a tree of draft tokens; None for nothing, or where there is no memory."""
+        rows = self._own.rows_beside(lease.slot, tree.parents)
+        if rows is None or len(lease.slot.committed) + len(tree) + len(rows.ids) > lease.slot.most_cached:
             return None
         return rows
 
     def _proposed(self, lease: Lease) -> Candidates:
         if not lease.max_drafts:
-            return Candidates()
+            return Candidates(lease)
         slot, shape = lease.slot, lease.speculation.tree
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = bool(lease.speculation.num_draft_tokens)
@@ -125,9 +154,9 @@ class Drafting:
             own = self._own.candidates(slot, drafter, state, source.shares, max_len)
             if not own.tree.ids:
                 continue
-            if drafter.unites and slot.params.lenience == 1.0:
+            if drafter.unites and _is_exact(lease):
                 return self._together(lease, [*self._delivered(lease), (source, own)])
-            return Candidates([source], [own], own.offers())
+            return Candidates(lease, [source], [own], own.offers())
         return self._together(lease, self._delivered(lease))
 
     def _delivered(self, lease: Lease) -> list[tuple[DraftSource, CandidateTree]]:
@@ -157,7 +186,7 @@ class Drafting:
         if fitted is not None and self._takes_trees:
             kind = NodeKind.GUESS if is_determined else NodeKind.LAW
             nodes, probs = buffer.likeliest(prob_of_rank, kind, fitted.most_nodes, fitted)
-        elif self._takes_trees and is_determined and not lease.speculation.is_fixed and slot.params.lenience == 1.0:
+        elif self._takes_trees and is_determined and not lease.speculation.is_fixed and _is_exact(lease):
             nodes, probs = buffer.likeliest(prob_of_rank, NodeKind.GUESS, lease.max_drafts)
         else:
             nodes = buffer.chain(max_len)
@@ -166,7 +195,7 @@ class Drafting:
         tree = buffer.tree.select(nodes)
         tree.probs = probs
         distributions = [buffer.tokens[node].distribution for node in nodes]
-        if shape is not None or slot.params.lenience < 1.0:
+        if shape is not None or not _is_exact(lease):
             max_len = 0
         return CandidateTree(tree, distributions, prob_of_rank(0), max_len)
 
@@ -175,23 +204,23 @@ class Drafting:
         lenience, which is of chains.
         """
         found = [(source, tree) for source, tree in parts if tree.tree.ids]
-        if not self._takes_trees or lease.slot.params.lenience < 1.0:
+        if not self._takes_trees or not _is_exact(lease):
             del found[1:]
         sources = [source for source, _ in found]
         trees = [tree for _, tree in found]
         if len(trees) < 2:
-            return Candidates(sources, trees, trees[0].offers() if trees else ())
+            return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
         offers = self._merge(trees, max_offers, lease.speculation.is_fixed, lease.slot.params.determined)
-        return Candidates(sources, trees, offers)
+        return Candidates(lease, sources, trees, offers)
 
     # drafts that have not arrived
 
-    def pending(self, lease: Lease, found: Candidates) -> list[PendingDraft]:
+    def pending(self, found: Candidates) -> list[PendingDraft]:
         """Return the drafts of which more tokens may arrive than are here, each with the chance that its next one would
         be accepted. There are none where the step verifies its own drafter's tokens alone, or forced ones.
         """
-        pending = list[PendingDraft]()
+        lease, pending = found.lease, list[PendingDraft]()
         if lease.beams is not None:
             prob = lease.beams.pending_prob(lease.slot, lease.first.shares)
             if prob is not None and lease.first.is_active:
@@ -234,9 +263,15 @@ class Drafting:
 
     # the proposal
 
-    def proposal(self, lease: Lease, found: Candidates, num_offers: int) -> Proposal:
-        """Return the slot's share of the step: so many of the offers, as the forward and the decision take them."""
-        slot = lease.slot
+    def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
+        """Return what the budget has chosen of a slot's candidates, as the forward and the decision take it."""
+        lease, proposal = found.lease, self._proposal(found, choice.num_drafts)
+        if not choice.with_extra_rows:
+            return proposal
+        return replace(proposal, rows_beside=self._rows_beside(lease, proposal.tree))
+
+    def _proposal(self, found: Candidates, num_offers: int) -> Proposal:
+        lease, slot = found.lease, found.lease.slot
         if not num_offers:
             return Proposal(slot, DraftTree(), fallback=self.fallback(lease, is_left_out=bool(found.offers)))
         joined = join(found.trees, found.offers[:num_offers])
@@ -244,7 +279,7 @@ class Drafting:
         for candidates, node_of in zip(found.trees, joined.nodes, strict=True):
             ranks.append({node: candidates.tree.ranks[own] for own, node in node_of.items()})
         try:
-            draws = self._draws(slot, found, joined)
+            draws = self._draws(found, joined)
         except _RefusedError as refused:
             log.warning("refused drafts of slot %d: %s", slot.key[1], refused, extra=about(slot=slot.key[1]))
             self._metrics.proposals_refused.inc()
@@ -253,7 +288,7 @@ class Drafting:
             return Proposal(slot, DraftTree(), fallback=Fallback.REFUSED)
         return Proposal(slot, joined.tree, draws, found.sources, ranks)
 
-    def _draws(self, slot: Slot, found: Candidates, joined: JoinedTree) -> list[Draw]:
+    def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw]:
         """Return the sampled tokens with their distributions; none where all are accepted as far as they match. Raises
         _RefusedError.
 
@@ -261,12 +296,12 @@ class Drafting:
         verification looks at the whole chain.
         """
         draws = list[Draw]()
-        if slot.params.determined:
+        if found.lease.slot.params.determined:
             return draws
         num_sources = sum(bool(node_of) for node_of in joined.nodes)
         for source, candidates, node_of in zip(found.sources, found.trees, joined.nodes, strict=True):
             is_sampled = any(candidates.distributions[own] is not None for own in node_of)
-            if not is_sampled and slot.params.lenience == 1.0:
+            if not is_sampled and _is_exact(found.lease):
                 continue
             is_chain = num_sources == 1 and joined.tree.is_chain
             siblings = dict[int, list[int]]()
@@ -292,53 +327,6 @@ class Drafting:
         except BadTensor as error:
             raise _RefusedError(str(error), source) from None
 
-    # what the outcome teaches
-
-    def committed(
-        self, lease: Lease, proposal: Proposal, path: Sequence[int], ids: Sequence[int], foretold: Sequence[bool]
-    ) -> list[int]:
-        """Learn from a step that accepted the path and committed ids, and go on under them. foretold: of the tokens that
-        a prediction proposed, verified or not, whether each was right.
-
-        Returns how many draft tokens of each draft worker arrived too late since the last verdict.
-        """
-        for is_right in foretold:
-            lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
-        determined = lease.slot.params.determined
-        is_cut = len(path) > len(ids)
-        path = path[: len(ids)]  # behind the end of the output nothing was accepted
-        for index, rank in outcomes(proposal.tree, proposal.ranks, path, is_determined=determined):
-            source = proposal.sources[index]
-            # A prediction counts what it foretold itself, and of deliveries that match every node counts, below.
-            is_counted = source.drafter in (None, Drafter.PREDICTION)
-            if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
-                source.shares.note(rank)
-        verified = proposal.drafted_by
-        rows = proposal.rows_beside
-        if rows is not None and not any(source.drafter is rows.drafter for source in verified):
-            lease.own_sources[rows.drafter].shares.note(None)  # what it cost brought nothing to this step
-        if not any(source in lease.own_sources.values() for source in verified):
-            for own in lease.own_sources.values():
-                own.shares.forget()
-        committed_len = len(lease.slot.committed) - len(ids)
-        num_wasted = list[int]()
-        for draft in lease.drafts:
-            if draft not in verified:
-                draft.shares.forget()
-            note = draft.shares.note if determined else None
-            num_dropped, num_late = draft.buffer.advance(ids, committed_len, note)
-            self._metrics.note_parked("pruned", num_dropped)
-            self._metrics.note_parked("late", num_late)
-            num_wasted.append(draft.num_wasted + num_late)
-            if determined and is_cut and draft in verified:
-                draft.shares.note(None)
-        delivered = set[int]()
-        for source, ranks in zip(proposal.sources, proposal.ranks, strict=True):
-            if isinstance(source, DeliveredDrafts):
-                delivered.update(ranks)
-        self._metrics.note_parked("verified", len(delivered))
-        return num_wasted
-
 
 class _RefusedError(Exception):
     """What a draft worker delivered breaks a rule."""
@@ -346,6 +334,11 @@ class _RefusedError(Exception):
     def __init__(self, why: str, draft: DeliveredDrafts) -> None:
         super().__init__(why)
         self.draft = draft
+
+
+def _is_exact(lease: Lease) -> bool:
+    """Return whether acceptance is exact: with lenience, draft tokens are chains that are tested one by one."""
+    return lease.slot.params.lenience == 1.0
 
 
 def _max_chain(lease: Lease) -> int:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits, SamplingState
-from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
@@ -40,7 +39,6 @@ from target_service.budget import (
     PendingDraft,
     StepBudget,
     VerifyChoice,
-    VerifyDemand,
     expected_arrival,
     waits_until,
 )
@@ -54,55 +52,10 @@ from target_service.lease import Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import note_scores, take_scores
-from target_service.proposal import Proposal
+from target_service.proposal import Proposal, split_logits
 from target_service.searching import SearchShare, commit_search, decide_searches
 from target_service.step_rows import Decided
-from target_service.verdicts import StepTimes, drafter_of, outcomes
-
-
-@dataclass(frozen=True, slots=True)
-class StepCandidates:
-    """What one slot might feed to the step."""
-
-    lease: Lease
-    candidates: Candidates
-    rows_beside: ExtraRows | None
-
-    @property
-    def demand(self) -> VerifyDemand:
-        """Return it as the budget counts it, without a look at what was sampled."""
-        lease, offers, beside = self.lease, self.candidates.offers, self.rows_beside
-        params, speculation = lease.slot.params, lease.speculation
-        is_whole = speculation.tree is not None and not params.determined and params.lenience == 1.0
-        num_required = len(offers) if speculation.is_fixed else 0
-        max_required = num_required
-        if speculation.tree is not None and num_required and is_whole:
-            num_trees = max(1, len(self.candidates.trees))
-            max_required = min(speculation.tree.most_nodes * num_trees, speculation.max_draft_tokens)
-        extra_rows = 0 if beside is None else len(beside.ids)
-        extra_cost = extra_rows
-        if beside is not None and [source.drafter for source in self.candidates.sources] == [beside.drafter]:
-            extra_cost += len(offers)  # which came of earlier such rows
-        return VerifyDemand(
-            lease,
-            [offer.prob for offer in offers],
-            num_required,
-            max_required,
-            is_whole,
-            lease.num_pending,
-            extra_rows,
-            0.0 if beside is None else beside.gain(lease.own_sources[beside.drafter].shares),
-            extra_cost,
-        )
-
-    def num_after(self, choice: VerifyChoice) -> int:
-        """Return how many tokens the slot's cache holds after the step."""
-        num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
-        for offer in self.candidates.offers[: choice.num_drafts]:
-            num_tokens += bool(offer.nodes)
-        if choice.with_extra_rows and self.rows_beside is not None:
-            num_tokens += len(self.rows_beside.ids)
-        return num_tokens
+from target_service.verdicts import StepTimes, drafter_of, learn
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +158,16 @@ class Step:
 
     # candidates
 
-    def _candidates(self, ready: Sequence[Lease], now: float) -> list[StepCandidates]:
+    def _candidates(self, ready: Sequence[Lease], now: float) -> list[Candidates]:
         """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
         wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
         """
         self._in_step = list(ready)
         self._held_until = None
-        found = [(lease, self._drafting.candidates(lease)) for lease in ready]
+        candidates = [self._drafting.candidates(lease) for lease in ready]
         pending = list[PendingDraft]()
-        for lease, candidates in found:
-            pending += self._drafting.pending(lease, candidates)
+        for found in candidates:
+            pending += self._drafting.pending(found)
         awaited = self._budget.awaited(pending)
         self._held_until = self._budget.hold_until(awaited, now)
         waiting = set[SlotKey]()
@@ -236,18 +189,17 @@ class Step:
                 lease.is_passed_over = True
         if waiting:
             self._held_until = min(waits_until(lease) for lease in held)
-        going = list[StepCandidates]()
-        for lease, candidates in found:
-            if lease.slot.key not in waiting:
-                chosen = self._drafting.or_forced(lease, candidates)
-                going.append(StepCandidates(lease, chosen, self._drafting.rows_beside_all(lease, chosen)))
-        self._in_step = [slot.lease for slot in going]
+        going = list[Candidates]()
+        for found in candidates:
+            if found.lease.slot.key not in waiting:
+                going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
+        self._in_step = [found.lease for found in going]
         return going
 
     # budget
 
     def _within_budget(
-        self, candidates: Sequence[StepCandidates], running: Sequence[Lease], now: float
+        self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
     ) -> tuple[list[StepShare], list[SearchShare], Turn]:
         """Return what each slot of the step feeds to it, and the scheduler's choice, with pieces of prompts beside
         them.
@@ -255,32 +207,30 @@ class Step:
         pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
         absent = [lease.slot.scheduling for lease in self._leases if _is_soon_ready(lease, now)]
-        demands = [slot.demand for slot in candidates]
-        chosen = dict[SlotKey, tuple[StepCandidates, VerifyChoice]]()
+        demands = [found.demand for found in candidates]
+        chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
-        for slot, choice in zip(
-            candidates, self._budget.choose(demands, self._max_prefill_tokens, num_free, absent), strict=True
-        ):
+        choices = self._budget.choose(demands, self._max_prefill_tokens, num_free, absent)
+        for found, choice in zip(candidates, choices, strict=True):
+            slot = found.lease.slot
             if choice is None:
-                slot.lease.slot.asked_s = now  # it does not rest
+                slot.asked_s = now  # it does not rest
             else:
-                chosen[slot.lease.slot.key] = slot, choice
-                requests[slot.lease.slot.key] = StepRequest(Want.STEP, slot.num_after(choice))
+                chosen[slot.key] = found, choice
+                requests[slot.key] = StepRequest(Want.STEP, found.num_after(choice))
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
                 requests[lease.slot.key] = StepRequest(Want.PREFILL, len(lease.slot.committed))
         turn = self._turn = self._scheduler.take(requests, now, feed_all=True)
         shares, searches = list[StepShare](), list[SearchShare]()
         for key in turn.running:
-            slot, choice = chosen[key]
-            lease = slot.lease
+            found, choice = chosen[key]
+            lease = found.lease
             if lease.beams is not None:
                 searches.append(SearchShare(lease, lease.beams, lease.beams.feed(lease.slot, choice.num_drafts)))
-                continue
-            proposal = self._drafting.proposal(lease, slot.candidates, choice.num_drafts)
-            if choice.with_extra_rows:
-                proposal = replace(proposal, rows_beside=self._drafting.rows_beside(lease, proposal.tree))
-            shares.append(StepShare(lease, proposal, _row(proposal)))
+            else:
+                proposal = self._drafting.proposal(found, choice)
+                shares.append(StepShare(lease, proposal, proposal.row()))
         self._in_step = [chosen[key][0].lease for key in turn.running]
         return shares, searches, turn
 
@@ -295,7 +245,7 @@ class Step:
         num_committed = 0
         num_rows = sum(share.row.num_logits for share in shares)
         if shares:
-            own, beside = _without_rows_beside(shares, logits[:num_rows])
+            own, beside = split_logits([share.proposal for share in shares], logits[:num_rows])
             num_committed += self._decide(shares, own, beside, times)
         if searches:
             self._leases.take_delivered(in_step=True)
@@ -318,8 +268,8 @@ class Step:
     def _decide(
         self, shares: Sequence[StepShare], logits: Tensor, beside: Mapping[SlotKey, Tensor], times: StepTimes
     ) -> int:
-        """logits: [sum(N_b + 1), V] float32, of each slot after the last committed token and after each of its N_b draft
-        tokens. beside: of slots that have rows beside, those after them.
+        """Decide on sampled slots. logits: [sum(N_b + 1), V] float32, after the last committed token of each and after
+        each of its N_b draft tokens. beside: of slots that have rows beside, those after them.
         """
         states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
         try:
@@ -419,18 +369,16 @@ class Step:
         num_cut = max(0, len(decided.path) - num_tokens)  # accepted behind the end of the output
         self._features.stays(slot.key, row, kept[: len(kept) - num_cut])
         foretold = self._own_drafts.append(slot, commit.token_ids)
-        timings = times.timings(lease)
-        num_wasted = self._drafting.committed(lease, proposal, decided.path, commit.token_ids, foretold)
         verdict = Verdict(
             committed_len=committed_len,
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             finish=commit.finish,
-            outcomes=outcomes(lease, proposal, decided.path, num_wasted),
+            outcomes=learn(lease, proposal, decided.path, num_tokens, foretold, self._metrics),
             drafter=drafter_of(proposal),
             depth=proposal.tree.max_depth,
             fallback=proposal.fallback,
-            timings=timings,
+            timings=times.timings(lease),
             num_cached_tokens=slot.num_adopted or 0,
             num_foretold=sum(foretold),
             logprobs=decided.reported[:num_tokens],
@@ -487,36 +435,3 @@ def _is_soon_ready(lease: Lease, now: float) -> bool:
     """
     slot = lease.slot
     return now - slot.asked_s < DORMANT_S or bool(lease.is_running and slot.num_blocks and needs_prefill(slot))
-
-
-def _row(proposal: Proposal) -> Row:
-    """Return the row of a slot: its committed tokens that are not cached, its draft tokens, and the rows beside."""
-    slot, tree, beside = proposal.slot, proposal.tree, proposal.rows_beside
-    tail = slot.committed[len(slot.cached) :]
-    new_ids = [*tail, *tree.ids]
-    nodes = list(tree.parents)
-    if beside is not None:
-        new_ids += beside.ids
-        nodes += beside.parents
-    parents = None
-    if beside is not None or not tree.is_chain:
-        # the path to each node begins with the committed tokens before it
-        parents = [*range(-1, len(tail) - 1), *(len(tail) + parent for parent in nodes)]
-    num_logits = len(new_ids) - len(tail) + 1
-    return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, parents, source=slot.source)
-
-
-def _without_rows_beside(shares: Sequence[StepShare], logits: Tensor) -> tuple[Tensor, dict[SlotKey, Tensor]]:
-    """Return the logits that slots are decided by, [sum(N_b + 1), V], and of slots with rows beside those after them."""
-    own, beside = list[Tensor](), dict[SlotKey, Tensor]()
-    if all(share.proposal.rows_beside is None for share in shares):
-        return logits, beside
-    start = 0
-    for share in shares:
-        middle = start + len(share.proposal.tree) + 1
-        end = start + share.row.num_logits
-        own.append(logits[start:middle])
-        if middle < end:
-            beside[share.lease.slot.key] = logits[middle:end]
-        start = end
-    return torch.cat(own), beside

@@ -110,8 +110,9 @@ class StepRows:
 
 
 def is_block(proposal: Proposal) -> bool:
-    """Return whether a proposal is a chain that one drafter drew as a whole, and exactness is asked for. Whether those of
-    two drafters make a chain follows from what was drawn, which must not choose the rule.
+    """Return whether a proposal is a chain that one drafter drew as a whole, and exactness is asked for.
+
+    Whether the draft tokens of two drafters make a chain follows from what was drawn, which must not choose the rule.
     """
     if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False
