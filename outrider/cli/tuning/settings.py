@@ -43,11 +43,11 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
     found = chains((0,), temperature)
     for drafter in (each for each in offered if not each.needs_draft_worker):
         for own_k in sorted({k, min(_OWN_K, max_k)}):
-            found[f"{chain_name(own_k)}, {drafter.value}"] = _drafted(own_k, temperature, drafter)
+            found[f"{chain_name(own_k)}, {drafter}"] = _drafted(own_k, temperature, drafter)
     found[f"K = {AUTO}"] = _drafted(AUTO, temperature, Drafter.MODEL)
     found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
     for drafter in (each for each in offered if each.needs_draft_worker and each is not Drafter.MODEL):
-        found[f"{chain_name(k)}, {drafter.value}"] = _drafted(k, temperature, drafter)
+        found[f"{chain_name(k)}, {drafter}"] = _drafted(k, temperature, drafter)
     return found | _trees(k, temperature)
 
 
