@@ -203,11 +203,10 @@ class Drafting:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        found = [(source, tree) for source, tree in parts if tree.tree.ids]
         if not self._takes_trees or not _is_exact(lease):
-            del found[1:]
-        sources = [source for source, _ in found]
-        trees = [tree for _, tree in found]
+            parts = [(source, tree) for source, tree in parts if tree.tree.ids][:1]
+        sources = [source for source, _ in parts]
+        trees = [tree for _, tree in parts]
         if len(trees) < 2:
             return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
