@@ -19,7 +19,6 @@ from torch import Tensor
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.papers.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
@@ -28,6 +27,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.kinds import AcceptanceRule, Drafter
 from outrider.wire.params import SamplingParams
 from target_service.lease import Draft
