@@ -33,6 +33,10 @@ class OwnDrafts:
         """Limit of draft tokens, and the proposal, until tokens are committed. A slot that waits for its part of a step
         is asked again in each, and drafting anew would take the time of all."""
 
+    def __len__(self) -> int:
+        """Return how many slots are drafted for."""
+        return len(self._slots)
+
     @property
     def offered(self) -> tuple[Drafter, ...]:
         return tuple(drafter for drafter in Drafter if drafter in self._drafters)

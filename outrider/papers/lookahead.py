@@ -119,7 +119,7 @@ class LookaheadDrafter(TargetDrafter):
             # a token of the first level follows the column before, others the one above; ROOT is the first of all
             parent = index - 1 if index < shape.window - 1 else index - shape.window
             placed.append(ROOT if parent == ROOT else num_drafts + parent)
-        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, num_drafts, shape.guesses, shape.ngram - 1)
+        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
         self._windows[slot.key].last_id = slot.committed[-1]

@@ -91,7 +91,7 @@ class PassDrafter(TargetDrafter):
                 ids.append(self._first_id + index)
         if not ids:
             return None
-        return ExtraRows(Drafter.PASS, ids, placed, len(parents), width=1, depth=self._num_ids)
+        return ExtraRows(Drafter.PASS, ids, placed, width=1, depth=self._num_ids)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
         end = path[-1] if path else ROOT

@@ -13,12 +13,12 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.jobs import Fallback
 from target_service.lease import ETA_WEIGHT, MOST_LACKED, Candidate, Delivered, Lease, Ready, Scaffold, Source
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
+from target_service.step_rows import Decided
 
 PROMPT = [7, 8, 9]
 
@@ -108,7 +108,7 @@ def test_a_prediction_is_learnt_from_whether_it_was_verified_or_not() -> None:
     drafts = Drafts(none, cast(Any, None), metrics, 9, takes_trees=True)
     for _ in range(32):
         lease.slot.committed.append(1)
-        drafts.committed(lease, Ready(lease.slot, [], None), Decided(0, 1, ()), [1], [True], 0.0)
+        drafts.committed(lease, Ready(lease.slot, [], None), Decided((), 1), [1], [True], 0.0)
     assert prediction.share(0) > 0.7
 
 
@@ -121,11 +121,11 @@ def test_a_scaffold_of_which_a_step_has_no_drafts_is_worth_less() -> None:
     drafts, before = Drafts(OwnDrafts({}, 9), cast(Any, None), WorkerMetrics("target"), 9, True), scaffold.gain(own)
     sources = [Source(Drafter.LOOKAHEAD, {0: 0})]
     brought = Ready(course.lease.slot, [1], None, drafter=Drafter.LOOKAHEAD, scaffold=scaffold, sources=sources)
-    drafts.committed(course.lease, brought, Decided(1, 2, ()), [1, 2], [], 0.0)
+    drafts.committed(course.lease, brought, Decided((0,), 2), [1, 2], [], 0.0)
     assert scaffold.gain(own) > before
     for _ in range(32):
         plain = Ready(course.lease.slot, [], None, scaffold=scaffold)
-        drafts.committed(course.lease, plain, Decided(0, 1, ()), [1], [], 0.0)
+        drafts.committed(course.lease, plain, Decided((), 1), [1], [], 0.0)
     assert scaffold.gain(own) < 0.3
 
 

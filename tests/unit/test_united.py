@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
@@ -25,13 +25,13 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from target_service.chains import as_chain
-from target_service.decide_on_device import Decided
 from target_service.drafts import Drafts
 from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
 from target_service.rows import Lacking, RowRule
 from target_service.servicer import verify_job
+from target_service.step_rows import Decided
 from target_service.united import laid_over
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
@@ -120,7 +120,7 @@ def shown(tree: DraftTree) -> set[Prefix]:
 
 
 def tree_of(found: Candidates) -> DraftTree:
-    return DraftTree.checked([node.token_id for _, node, _ in found.nodes], [parent for _, _, parent in found.nodes])
+    return DraftTree.of([node.token_id for _, node, _ in found.nodes], [parent for _, _, parent in found.nodes])
 
 
 class TestGuesses:
@@ -212,7 +212,7 @@ class TestGuesses:
         deliver(lease, [[3, 4, 5], [6, 4]])
         ready = drafts.ready(drafts.candidates(lease), 6)
         lease.slot.committed += [3, 0]
-        drafts.committed(lease, ready, Decided(1, 0, (), (ready.draft_ids.index(3),)), [3, 0], [], 0.0)
+        drafts.committed(lease, ready, Decided((ready.draft_ids.index(3),), 0), [3, 0], [], 0.0)
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
         assert shown(tree_of(drafts.candidates(lease))) == {(5,), (1,), (1, 2)}
 
@@ -234,13 +234,13 @@ class TestLearning:
         found = drafts.candidates(lease)
         ready = drafts.ready(found, len(found.gains))
         assert ready.tree is not None or own == delivered
-        tree = ready.tree or DraftTree(tuple(ready.draft_ids), tuple(ready.parents))
+        tree = ready.proposal.tree
         path, at = list[int](), ROOT
         while (node := tree.child(at, ids[len(path)])) is not None:
             path.append(node)
             at = node
         lease.slot.committed += ids[: len(path) + 1]
-        drafts.committed(lease, ready, Decided(len(path), 0, (), tuple(path)), ids[: len(path) + 1], [], 0.0)
+        drafts.committed(lease, ready, Decided(tuple(path), 0), ids[: len(path) + 1], [], 0.0)
         return seen
 
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
@@ -287,7 +287,7 @@ class TestExactLaw:
         found = drafts.candidates(lease)
         ready = drafts.ready(found, count)
         assert ready.tree is not None and ready.drafter is UNION
-        return decided(target, ready.tree, ready.drawn, numbers)
+        return decided(target, ready.proposal, numbers)
 
     def drawn(self, law: Law, numbers: Sequence[Any], ends: Ends) -> list[ParkedNode]:
         found, prefix = list[ParkedNode](), Prefix()
@@ -347,8 +347,7 @@ class TestExactLaw:
             park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafts.candidates(lease)
             ready = drafts.ready(found, len(found.gains))
-            assert ready.tree is not None
-            return decided(TARGET, ready.tree, ready.drawn, numbers)
+            return decided(TARGET, ready.proposal, numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -369,13 +368,7 @@ class TestExactLaw:
                 park(draft, drawn)
             found = drafts.candidates(lease)
             ready = drafts.ready(found, count)
-            if ready.tree is None:
-                assert ready.draft_laws is not None
-                tree = DraftTree.checked(ready.draft_ids, ready.parents)
-                pairs = enumerate(zip(ready.parents, ready.draft_laws, strict=True))
-                drawn_after = {parent: [Drawn(law, (node,))] for node, (parent, law) in pairs}
-                return decided(TARGET, tree, drawn_after, numbers)
-            return decided(TARGET, ready.tree, ready.drawn, numbers)
+            return decided(TARGET, ready.proposal, numbers)
 
         for count in range(1, 5):
             assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
@@ -406,11 +399,7 @@ class TestExactLaw:
                 lease.first.live = True
                 found = drafts.candidates(lease)
             ready = drafts.ready(found, len(found.gains))
-            tree, drawn = ready.tree or DraftTree.checked(ready.draft_ids, ready.parents), ready.drawn
-            if ready.tree is None:
-                assert ready.draft_laws is not None
-                drawn = {node - 1: [Drawn(law, (node,))] for node, law in enumerate(ready.draft_laws)}
-            return decided(TARGET, tree, drawn, numbers)
+            return decided(TARGET, ready.proposal, numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
         assert len(set(was_held)) == (1 if is_live else 2)
@@ -426,8 +415,7 @@ class TestExactLaw:
             found = drafts.candidates(lease)
             ready = drafts.ready(found, found.must)
             assert found.must == 3
-            tree = ready.tree or DraftTree.checked(ready.draft_ids, ready.parents)
-            return decided(TARGET, tree, ready.drawn, numbers)
+            return decided(TARGET, ready.proposal, numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
