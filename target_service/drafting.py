@@ -245,8 +245,8 @@ class Drafting:
             if are_sampled and num_own:
                 continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
             prob = draft.shares.share(0) ** (len(draft.buffer.chain(lease.max_drafts)) + 1)
-            for source in found.sources:
-                if source is not draft:
+            for source, num in num_here.items():
+                if source is not draft and num:
                     prob *= 1.0 - source.shares.share(0)
             pending.append(PendingDraft(lease, draft, prob))
         return pending
