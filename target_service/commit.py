@@ -23,7 +23,9 @@ def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
     """Return the kind of the target's own token. all_kept: to the end of the proposal, or of a tree's branch."""
     if not num_drafted:
         return TokenKind.PLAIN
-    return TokenKind.BONUS if all_kept else TokenKind.RECOVERED
+    if all_kept:
+        return TokenKind.BONUS
+    return TokenKind.RECOVERED
 
 
 def commit_tokens(
@@ -39,18 +41,20 @@ def commit_tokens(
     `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
     token; text leaves it out.
     """
-    stops = set(params.stop_token_ids)
+    stop_ids = set(params.stop_token_ids)
     if not params.ignore_eos:
-        stops.update(eos_token_ids)
-    token_ids, kinds, finish = list[int](), list[TokenKind](), None
+        stop_ids.update(eos_token_ids)
+    token_ids, finish = list[int](), None
     for token_id in (*accepted_ids, next_id):
-        kinds.append(TokenKind.ACCEPTED if len(token_ids) < len(accepted_ids) else last)
         token_ids.append(token_id)
         num_now = num_output + len(token_ids)
-        if token_id in stops and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
+        if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
             finish = Finish.STOP
         elif num_now >= params.max_tokens:
             finish = Finish.LENGTH
         if finish is not None:
             break
+    kinds = [TokenKind.ACCEPTED] * len(token_ids)
+    if len(token_ids) > len(accepted_ids):
+        kinds[-1] = last
     return Commit(token_ids, kinds, finish)

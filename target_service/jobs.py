@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from outrider.engine.sampling.reported import Reported
 from outrider.engine.speculation.beam import Hypothesis, Level
@@ -78,9 +79,8 @@ class Timings:
     """Tokens fed by the forward, all slots and pieces of prompts together."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOutcome:
-    """The outcome of one drafter's draft tokens in a step."""
+class DraftOutcome(NamedTuple):
+    """The outcome of one drafter's draft tokens in a step. Its fields are the message's."""
 
     num_drafted: int = 0
     """Nodes verified, but for those that another drafter proposed, too, and is tested before it."""

@@ -36,8 +36,8 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 
 
 def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
-    """Note what a forward says of prompts. Return the slots whose logits are not finite. logits: [P, V] float32, of
-    the pieces, in order.
+    """Note the log-probs of prompt tokens that a forward brings. Return the slots whose logits are not finite. logits:
+    [P, V] float32, of the pieces, in order.
     """
     scored = list[tuple[Slot, Scoring]]()
     rankings = list[Tensor]()
@@ -50,9 +50,9 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
         rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
-    if not scored:
-        return []
     failed = list[Slot]()
+    if not scored:
+        return failed
     for (slot, scoring), ranking in zip(scored, to_host(*rankings), strict=True):  # one wait for all pieces
         ranks = unpacked_ranks(ranking.numpy(), scoring.num_best)
         if ranks is None:

@@ -13,7 +13,7 @@ import grpc.aio
 from outrider.engine.speculation.beam import level_to_proto, levels_from_proto
 from outrider.engine.speculation.nodes import Nodes, from_proto
 from outrider.engine.worker.jobs import Fault, JobError
-from outrider.engine.worker.worker_service import Respond, WorkerService
+from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -27,7 +27,7 @@ from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
-class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
     """Serves a target's RPCs."""
 
     def __init__(
@@ -39,18 +39,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         metrics: WorkerMetrics,
     ) -> None:
         """hand_in: leaves what a draft delivered for the engine; False where there is no room."""
-        self._service = service
+        super().__init__(service)
         self._vocab_size = vocab_size
         self._hand_in = hand_in
         self._heads = heads
         self._metrics = metrics
         self._numbers = itertools.count(1)
-
-    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
-        return self._service.info()
-
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
-        return self._service.tokenizer
 
     async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
         await self._service.control(
@@ -116,8 +110,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Raises InvalidRequest."""
     tickets = [(draft.ticket, draft.is_drafted) for draft in message.tickets]
-    num_other = len({ticket for ticket, _ in tickets})
-    if not 1 <= num_other == len(tickets) <= MAX_DRAFTS:
+    num_different = len({ticket for ticket, _ in tickets})
+    if not 1 <= num_different == len(tickets) <= MAX_DRAFTS:
         raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
     if message.levels and len(tickets) > 1:
         raise InvalidRequest(f"a beam search has {len(tickets)} tickets, must have 1")
@@ -163,14 +157,7 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
     if verdict.drafter is not None:
         message.drafter = verdict.drafter.value
     for outcome in verdict.outcomes:
-        message.outcomes.add(
-            num_drafted=outcome.num_drafted,
-            num_accepted=outcome.num_accepted,
-            is_verified=outcome.is_verified,
-            hit=outcome.hit,
-            is_refused=outcome.is_refused,
-            num_wasted=outcome.num_wasted,
-        )
+        message.outcomes.add(**outcome._asdict())
     for answer in verdict.hypotheses:
         message.hypotheses.add(ids=answer.ids, score=answer.score, stop_token_id=answer.stop_id)
     return {"verdict": message}

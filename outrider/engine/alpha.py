@@ -305,15 +305,15 @@ class LawModel:
 
     def _told_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[LawAt]:
         """Yield each law from a forward of its own: with the next token, those before it may be told otherwise."""
-        retelling, sequence, num_same = translation.retell(), _Sequence(self.runner, ()), 0
+        retokenization, sequence, num_same = translation.retokenization(), _Sequence(self.runner, ()), 0
         pool = self.runner.pool
         limit = min(self.runner.facts.context_limit, (pool.num_blocks - 1) * pool.block_size)
         try:
             for end in range(start, len(ids)):
-                num_kept = retelling.commit(ids[:end], num_same)
+                num_kept = retokenization.commit(ids[:end], num_same)
                 num_same = end
-                sequence.change(list(retelling.ids), num_kept)
-                if not retelling.is_whole or len(sequence.ids) > limit:
+                sequence.change(list(retokenization.ids), num_kept)
+                if not retokenization.is_whole or len(sequence.ids) > limit:
                     yield _no_law
                     continue
                 host = HostLogits(self.runner.forward([sequence.row(1)])).told(translation.logits)
