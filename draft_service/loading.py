@@ -10,7 +10,6 @@ from typing import ClassVar
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
 from draft_service.translated_slot import make_slot
 from outrider.engine.drafters import make_drafters, rows_ahead
-from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
@@ -20,6 +19,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
