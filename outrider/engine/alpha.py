@@ -445,7 +445,7 @@ def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     try:
         with open(drafter.source, encoding="utf-8") as file:
             text_ids = tokenizer.encode(file.read()).ids
-        return OF_TEXT[Drafter[drafter.kind.upper()]](text_ids)
+        return OF_TEXT[Drafter(drafter.kind)](text_ids)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{drafter.name}: {error}") from None
 
