@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Final, Literal
@@ -30,7 +31,7 @@ def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> Num
         return AUTO
     if not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= MAX_DRAFT_TOKENS:
         return int(value)
-    raise InvalidRequest(f"{name} is {value!r}, must be a whole number {DRAFT_TOKENS}, or {AUTO}", param=name)
+    raise InvalidRequest(f"{name} is {reprlib.repr(value)}, must be a whole number {DRAFT_TOKENS}, or {AUTO}", param=name)
 
 
 def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraftTokens:
