@@ -26,6 +26,7 @@ class DraftWorkerUse(Enum):
     """Always, and their draft tokens lie in one merged tree with the other drafter's."""
 
 
+_NEVER, _FALLBACK, _BESIDE = DraftWorkerUse
 _TEXT = "takes a target started with --drafter-text FILE or OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
 _TREES = "takes a model and an attention_path that run token trees"
 
@@ -42,11 +43,9 @@ class Drafter(StrEnum):
     """Ends the refusal of a drafter that is not offered: what offers it. Empty where that goes without saying."""
     _own_label: str | None
 
-    def __new__(
-        cls, own_label: str | None, draft_worker: DraftWorkerUse = DraftWorkerUse.NEVER, remedy: str = ""
-    ) -> Self:
+    def __new__(cls, own_label: str | None, draft_worker: DraftWorkerUse = _NEVER, remedy: str = "") -> Self:
         label = own_label or "model"
-        if draft_worker is DraftWorkerUse.BESIDE or (own_label and draft_worker is DraftWorkerUse.FALLBACK):
+        if draft_worker is _BESIDE or (own_label and draft_worker is _FALLBACK):
             label += f"{draft_worker.value}model"
         drafter = str.__new__(cls, label)
         drafter._value_ = label
@@ -55,33 +54,33 @@ class Drafter(StrEnum):
         drafter.remedy = f"; {label} {remedy}" if remedy else ""
         return drafter
 
-    MODEL = None, DraftWorkerUse.FALLBACK
+    MODEL = None, _FALLBACK
     """A draft worker."""
     NGRAM = "ngram"
     """The target, from what followed the last tokens in the sequence itself."""
     LOOKUP = "lookup"
     """The target, from where the most of the last tokens came before, in the sequence or in recent answers."""
-    UNIGRAM = "unigram", DraftWorkerUse.NEVER, _TEXT
+    UNIGRAM = "unigram", _NEVER, _TEXT
     """The target, from how often tokens come in a text that it was started with."""
-    BIGRAM = "bigram", DraftWorkerUse.NEVER, _TEXT
+    BIGRAM = "bigram", _NEVER, _TEXT
     """The target, from how often tokens follow each other in that text."""
-    HEADS = "heads", DraftWorkerUse.NEVER, "takes a target started with --heads FOLDER"
+    HEADS = "heads", _NEVER, "takes a target started with --heads FOLDER"
     """The target, by Medusa's or blockwise heads that it was started with."""
-    LOOKAHEAD = "lookahead", DraftWorkerUse.NEVER, _TREES
+    LOOKAHEAD = "lookahead", _NEVER, _TREES
     """The target, by n-grams that it writes beside its text."""
-    PASS = "pass", DraftWorkerUse.NEVER, "takes a target started with --lookahead-embeddings FILE"
+    PASS = "pass", _NEVER, "takes a target started with --lookahead-embeddings FILE"
     """The target, by look-ahead embeddings that it was started with."""
-    NGRAM_MODEL = "ngram", DraftWorkerUse.FALLBACK
+    NGRAM_MODEL = "ngram", _FALLBACK
     """NGRAM where it has seen the last tokens before, else a draft worker."""
-    LOOKUP_MODEL = "lookup", DraftWorkerUse.FALLBACK
-    LOOKAHEAD_MODEL = "lookahead", DraftWorkerUse.FALLBACK, _TREES
+    LOOKUP_MODEL = "lookup", _FALLBACK
+    LOOKAHEAD_MODEL = "lookahead", _FALLBACK, _TREES
     PREDICTION = "prediction"
     """The target, from the request's prediction, where the answer goes along with it."""
-    PREDICTION_MODEL = "prediction", DraftWorkerUse.FALLBACK
-    NGRAM_AND_MODEL = "ngram", DraftWorkerUse.BESIDE, _TREES
+    PREDICTION_MODEL = "prediction", _FALLBACK
+    NGRAM_AND_MODEL = "ngram", _BESIDE, _TREES
     """NGRAM and a draft worker, both in one tree."""
-    LOOKUP_AND_MODEL = "lookup", DraftWorkerUse.BESIDE, _TREES
-    MODEL_AND_MODEL = None, DraftWorkerUse.BESIDE, "takes two pools of drafts, and a target that runs token trees"
+    LOOKUP_AND_MODEL = "lookup", _BESIDE, _TREES
+    MODEL_AND_MODEL = None, _BESIDE, "takes two pools of drafts, and a target that runs token trees"
     """A draft worker of each pool of drafts, all in one tree."""
 
     @classmethod
@@ -108,12 +107,12 @@ class Drafter(StrEnum):
 
     @property
     def needs_draft_worker(self) -> bool:
-        return self.draft_worker is not DraftWorkerUse.NEVER
+        return self.draft_worker is not _NEVER
 
     @property
     def is_merged(self) -> bool:
         """Whether the draft tokens of all its parts lie in one tree."""
-        return self.draft_worker is DraftWorkerUse.BESIDE
+        return self.draft_worker is _BESIDE
 
     @property
     def needs_pools(self) -> bool:
@@ -131,7 +130,7 @@ class Drafter(StrEnum):
 
     def merged(self) -> Drafter:
         """Return this drafter of the target's own, or a draft worker, merged with draft workers."""
-        return Drafter(f"{self}{DraftWorkerUse.BESIDE.value}model")
+        return Drafter(f"{self}{_BESIDE.value}model")
 
 
 TABLE_DRAFTERS = (Drafter.NGRAM, Drafter.LOOKUP, Drafter.UNIGRAM, Drafter.BIGRAM)

@@ -31,7 +31,8 @@ def check_num_draft_tokens(value: object, name: str = "num_draft_tokens") -> Num
         return AUTO
     if not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) <= MAX_DRAFT_TOKENS:
         return int(value)
-    raise InvalidRequest(f"{name} is {reprlib.repr(value)}, must be a whole number {DRAFT_TOKENS}, or {AUTO}", param=name)
+    shown = reprlib.repr(value)
+    raise InvalidRequest(f"{name} is {shown}, must be a whole number {DRAFT_TOKENS}, or {AUTO}", param=name)
 
 
 def read_num_draft_tokens(text: str, name: str = "num_draft_tokens") -> NumDraftTokens:
