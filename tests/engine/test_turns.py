@@ -314,7 +314,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
-    monkeypatch.setattr("target_service.verifier.DORMANT_S", 0.0)
+    monkeypatch.setattr("target_service.step.DORMANT_S", 0.0)
     target, fed = Target(runner, LARGE), list[int]()
     target.open(0, prompt(0), max_tokens=30)
     while not target.ids[0][NUM_PROMPT:]:
@@ -322,16 +322,16 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     target.ids[1] = prompt(1, 150)
     target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
     target.lease(1, lambda result: target.heard(1, result))
-    slot, choose = target.table.get(1, 1), target.verifier._budget.choose
+    slot, choose = target.table.get(1, 1), target.verifier._step._budget.choose
     assert slot is not None
 
-    def chosen(found: Any, tails: Any, most: int, absent: list[Scheduling]) -> Any:
+    def chosen(demands: Any, max_rows: int, num_free: int, absent: list[Scheduling]) -> Any:
         if slot.cached and needs_prefill(slot):
             fed.append(len(slot.cached))
             assert Scheduling(b"other") in absent
-        return choose(found, tails, most, absent)
+        return choose(demands, max_rows, num_free, absent)
 
-    monkeypatch.setattr(target.verifier._budget, "choose", chosen)
+    monkeypatch.setattr(target.verifier._step._budget, "choose", chosen)
     target.run()
     assert len(set(fed)) > 1, "it was fed in several steps"
 
@@ -453,7 +453,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     target = Fixed(runner)
     for _ in range(3):
         assert target.step_after(MOST_HOLD_S)
-        target.slot_lease.first.live = True  # something is on its way
+        target.slot_lease.first.is_active = True  # something is on its way
     assert not target.step_after(0.0)
     target.verifier.handle(WantRows(Reading(), b"a head", ticket=0, start=0))
     assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"
