@@ -24,8 +24,9 @@ class OwnDrafts:
         """takes_trees: whether steps may verify token trees."""
         self._drafters = dict(drafters)
         for drafter in Drafter:
-            if drafter.is_merged and takes_trees and drafter.own in drafters:
-                self._drafters[drafter] = drafters[drafter.own]
+            own = drafter.own
+            if own is not None and drafter.is_merged and takes_trees and own in drafters:
+                self._drafters[drafter] = drafters[own]
         self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
         """Drafters of each slot that has some."""
         self._candidates: dict[tuple[SlotKey, Drafter], tuple[int, CandidateTree]] = {}
