@@ -77,7 +77,8 @@ def copy_tree(folder: Path) -> None:
 def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int, str]:
     """Return pytest's exit status and what it said."""
     # No bytecode: a file that is changed twice within a second would be taken for its older self.
-    options = ("-x", "-q", "-n", "0", "--timeout", str(TEST_LIMIT_S), "-p", "no:cacheprovider", "--tb", "line")
+    options = ["-x", "-q", "-n", "0", "--timeout", str(TEST_LIMIT_S), "-p", "no:cacheprovider", "--tb", "line"]
+    options += ["--hypothesis-profile", "first failure"]  # not the smallest
     ended = subprocess.run(
         (sys.executable, "-m", "pytest", *options, *tests),
         cwd=folder,
