@@ -1,29 +1,23 @@
 """Which drafts are kept, what replaces the first that is not, and where the answer is cut."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import (
-    always,
-    argument,
-    call,
-    comparison,
-    drop,
-    never,
-    operation,
-    subscript,
-)
+from tests.mutants.operators import always, argument, call, comparison, display, drop, operation
 
 RULES = "outrider.engine.sampling"
 LAW, TREE_LAW = ("tests/unit/test_acceptance_law.py",), ("tests/unit/test_tree_law.py",)
 OUTCOMES, DECIDED = ("tests/unit/test_acceptance.py",), ("tests/unit/test_decide.py",)
-COMMIT, STEPS = ("tests/unit/test_commit.py",), ("tests/engine/test_turns.py",)
+TREES, COMMIT = ("tests/unit/test_tree_decision.py",), ("tests/unit/test_commit.py",)
+STEPS = ("tests/engine/test_turns.py",)
 
 ACCEPTANCE = (
-    Mutant(f"{RULES}:accept_token_one", always("accept"), "every draft is kept, and the text is the draft's", LAW),
     Mutant(
-        f"{RULES}:accept_token_one",
-        call("residual", to="_0"),
+        f"{RULES}:accept_draw", always("<"), "every draw is accepted, and the text is the draft's", (*LAW, *TREE_LAW)
+    ),
+    Mutant(
+        f"{RULES}:accept_draw",
+        display("None", to="(_0, target.weights)", nth=(2, 2)),
         "what replaces a rejected draft is drawn from the target's own law, and likely tokens come too often",
-        LAW,
+        (*LAW, *TREE_LAW),
     ),
     Mutant(
         f"{RULES}:accept_block_one",
@@ -43,18 +37,28 @@ ACCEPTANCE = (
         "what follows a block's prefix is drawn from another block's residual",
         LAW,
     ),
-    Mutant(f"{RULES}:_leading", call("cumprod", to="_self"), "drafts after a rejected one are kept", OUTCOMES),
     Mutant(
-        f"{RULES}:_first_kept",
+        f"{RULES}:accept_draws",
+        comparison("<", "0", to="_0 == _0", nth=(1, 2)),
+        "on a device what follows an accepted draw is tested, too",
+        TREES,
+    ),
+    Mutant(
+        f"{RULES}:accept_draw",
         drop("residual"),
         "the second sibling is tested as if the first had not been rejected",
         TREE_LAW,
     ),
-    Mutant(f"{RULES}:_first_kept", drop("without"), "siblings are taken for draws with replacement", TREE_LAW),
-    Mutant("target_service:_matching", never(), "a wrong guess is committed under greedy and coupled", DECIDED),
+    Mutant(f"{RULES}:accept_draw", drop("without"), "siblings are taken for draws with replacement", TREE_LAW),
     Mutant(
-        "target_service:_says",
-        operation("+", "committed", to="_0"),
+        "target_service:walk",
+        call("child", to="next(iter(_self.children(_0)), None)"),
+        "a wrong guess is committed under greedy and coupled",
+        DECIDED,
+    ),
+    Mutant(
+        "target_service:_decide_slot.matching_id",
+        operation("+", to="_0"),
         "coupled text depends on how many drafts a round had",
         DECIDED,
     ),
@@ -65,20 +69,20 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service.decide:_row",
+        "target_service:_decide_slot.target_law",
         call("LogitRow", to="_f(_0)"),
         "penalties do not advance through the draft tokens",
         DECIDED,
     ),
     Mutant(
-        "target_service:slots_noise",
+        "target_service:StepRows._uniforms",
         argument("host_slot_uniforms", 1, to="[0] * len(_)"),
         "a round uses the numbers that the round before has looked at",
         DECIDED,
     ),
     Mutant(
-        f"{RULES}:_with_next",
-        operation("+", to="_0"),
+        f"{RULES}:accept_block",
+        operation("+", "keys", to="_0"),
         "on a device a bonus token is drawn with the numbers of another position than on the host",
         OUTCOMES,
     ),
@@ -102,7 +106,7 @@ ACCEPTANCE = (
     ),
     Mutant(
         "target_service:commit_tokens",
-        subscript(to="_0", beside=("STOP",), nth=(1, 2)),
+        drop("break"),
         "accepted tokens after the end of the sequence are committed",
         COMMIT,
     ),

@@ -24,20 +24,20 @@ STEPS, LOST, MOVED = (
 
 BEAMS = (
     Mutant(
-        "outrider.engine.speculation:GrowingBeams._frontier",
+        "outrider.papers:BeamGrowth._add_level",
         read("sums", to="[0.0] * len(_)"),
         "a draft's beams are sorted without the target's sums, and are not the target's",
         DRAFTED,
     ),
     Mutant(
-        "outrider.engine.speculation:GrowingBeams.grow",
+        "outrider.papers:BeamGrowth._add_level",
         always("_stop_ids"),
         "a draft's beams go on behind what ends them, in place of those that the target chooses",
         DRAFTED,
     ),
     Mutant(
         f"{TARGET}.decide",
-        comprehension("get", to="(lambda rows: [rows[0] if row is None else row for row in rows])(_)"),
+        comprehension("child", to="(lambda rows: [rows[0] if row is None else row for row in rows])(_)"),
         "a level is decided by what is said behind the best beam alone, though others were not fed",
         STEPS,
     ),
@@ -67,7 +67,7 @@ BEAMS = (
     ),
     Mutant(f"{SEARCH}._cannot_improve", never("NEVER"), 'early_stopping "never" is that of false', LAWS),
     Mutant(
-        f"{TARGET}.go_on",
+        f"{TARGET}.advance",
         comprehension("inner", to="(max(place - 1, 0) for place in _)"),
         "what stays in the cache is taken one off, behind settled tokens that were fed with it",
         LOST,
@@ -79,7 +79,7 @@ BEAMS = (
         LOST,
     ),
     Mutant(
-        f"{TARGET}._piece",
+        f"{TARGET}._next_nodes",
         call("max", to="None", nth=(2, 2)),
         "a search that lost its memory feeds its whole tree at once, however large",
         LOST,

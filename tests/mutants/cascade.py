@@ -1,28 +1,33 @@
 """A draft that is drafted for: a table's guesses and what is drawn."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import always, argument, call, drop, never
+from tests.mutants.operators import argument, call, drop, never
 
-CASCADE, GROWER = "draft_service:Cascade", "draft_service:Grower"
+CASCADE, GROWER = "outrider.papers:Cascade", "draft_service:Grower"
 DRAFTED_FOR = ("tests/engine/test_cascade.py",)
 
 CASCADES = (
     Mutant(
-        f"{GROWER}._drop_guesses",
+        f"{GROWER}._end_ahead",
         drop("keep_fed"),
         "a guess that was not drawn stays in the cache",
         DRAFTED_FOR,
     ),
     Mutant(
-        "draft_service:ModelDrafter.say",
-        call("enumerate", to="_f(_0, _1 - 1)", nth=(2, 2)),
+        "draft_service:ModelDrafter._read",
+        call("enumerate", "len", to="_f(_0, _1 - 1)"),
         "what follows a guess is drawn from the row before it",
         DRAFTED_FOR,
     ),
-    Mutant(f"{CASCADE}.follow", always("token_id"), "a guess counts as drawn, whatever was", DRAFTED_FOR),
     Mutant(
         f"{CASCADE}.follow",
-        never("wants"),
+        call("child", to="next(iter(_self.children(_0)), None)"),
+        "a guess counts as drawn, whatever was",
+        DRAFTED_FOR,
+    ),
+    Mutant(
+        f"{CASCADE}.follow",
+        never("prob_ahead"),
         "a guess that was drawn is followed where the tree would not grow",
         DRAFTED_FOR,
     ),
@@ -40,7 +45,7 @@ CASCADES = (
     ),
     Mutant(
         f"{GROWER}.step",
-        drop("_push_drawn"),
+        drop("push_due", nth=(1, 2)),
         "what was drawn and guessed leaves later than what was not",
         DRAFTED_FOR,
     ),

@@ -1,4 +1,4 @@
-"""Drafts on their way into a step: the numbers that they are drawn with, what grows, what is parked, what is waited
+"""Drafts on their way into a step: the numbers that they are drawn with, what grows, what is buffered, what is waited
 for.
 """
 
@@ -8,45 +8,47 @@ from tests.mutants.operators import (
     argument,
     call,
     comparison,
-    condition,
     drop,
     never,
-    operation,
     read,
     sibling,
     statement,
 )
 
-TREE, PARKED, DRAFTS = "outrider.engine.speculation:GrowingTree", "target_service:Parked", "target_service:Drafts"
-GROWTH, PLACES = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_parked.py",)
+TREE, BUFFER, DRAFTING = (
+    "outrider.engine.speculation:GrowingTree",
+    "target_service:DraftBuffer",
+    "target_service:Drafting",
+)
+GROWTH, BUFFERED = ("tests/unit/test_growing_tree.py",), ("tests/unit/test_draft_buffer.py",)
 BLIND = ("tests/unit/test_growing_tree.py::test_under_rejection_growth_knows_no_values",)
 TIMES, STEPS = ("tests/unit/test_lease.py",), ("tests/engine/test_turns.py",)
-CHAINS, UNIONS = ("tests/unit/test_count_law.py",), ("tests/unit/test_united.py",)
+CHAINS, UNIONS = ("tests/unit/test_count_law.py",), ("tests/unit/test_merging.py",)
 TIMED = ("tests/law/test_law.py::TestADraftWhoseTimesDependOnItsTokens::test_the_law[target_service-True]",)
 
 DELIVERIES = (
     Mutant(
-        f"{TREE}.add",
+        f"{TREE}.add_child",
         argument("share", 0, to="token_id % 2"),
         "what is drawn decides by its value what is verified",
         BLIND,
     ),
     Mutant(
-        f"{TREE}.add",
+        f"{TREE}.add_child",
         always("KEY"),
         "a branch is drawn with the trunk's numbers, at which block verification has looked",
         GROWTH,
     ),
     Mutant(f"{TREE}.advance", never("_goes_on"), "a chain that is over is not followed by another", GROWTH),
     Mutant(
-        "outrider.engine.speculation:_uniforms",
-        operation("+", "first_candidate", to="_0"),
+        f"{TREE}.number_keys",
+        call("range", to="[0] * _0"),
         "siblings are drawn with one number, and the second of them by what is left of the first one's",
         ("tests/unit/test_tree_law.py",),
     ),
     Mutant(
-        "outrider.engine.speculation:_uniforms",
-        operation("+", "first_candidate", to="_1"),
+        f"{TREE}.number_keys",
+        read("first_candidate", to="0"),
         "two drafts of one answer draw with the same numbers",
         GROWTH,
     ),
@@ -69,135 +71,123 @@ DELIVERIES = (
         GROWTH,
     ),
     Mutant(
-        "target_service:grown_chain",
+        "outrider.engine.speculation:propose_chain",
         sibling("OWN_DRAFT", "DRAFT"),
         "the target's own drafts are drawn with the numbers of a draft's chain that may lie in the same step",
         CHAINS,
     ),
     Mutant(
-        f"{PARKED}._add",
-        condition("law", "children", to="_ and len(nodes.ids) == 1"),
-        "of two proposals for a state the longer one wins",
-        PLACES,
+        f"{BUFFER}._add",
+        comparison("!=", "distribution", to="False"),
+        "two proposals for a state are taken for one",
+        BUFFERED,
     ),
     Mutant(
-        f"{PARKED}.insert",
+        f"{BUFFER}.insert",
         drop("GUESS", "LAW"),
         "drafts that came too late are not counted as wasted",
-        PLACES,
+        BUFFERED,
     ),
     Mutant(
-        f"{PARKED}.insert",
-        comparison("==", "committed", to="True"),
+        f"{BUFFER}.insert",
+        comparison("!=", "committed", to="False"),
         "drafts for another answer than the one that was committed are verified",
-        PLACES,
+        BUFFERED,
     ),
     Mutant(
-        f"{PARKED}.insert",
-        always("not", nth=(2, 3)),
+        f"{BUFFER}.insert",
+        call("get", to="_f(_0, ROOT)", nth=(1, 2)),
         "what hangs under a token that got lost is verified after another",
-        PLACES,
+        BUFFERED,
     ),
     Mutant(
-        f"{PARKED}.insert",
-        never("num_bytes", ">"),
+        f"{BUFFER}.insert",
+        comparison(">", to="False"),
         "a draft that sends large laws fills the target's memory",
-        PLACES,
+        BUFFERED,
     ),
     Mutant(
-        f"{PARKED}.advance",
+        f"{BUFFER}.advance",
         call("sum", to="self.num_bytes"),
         "memory of drafts is counted for ever, until none is taken",
-        PLACES,
+        BUFFERED,
     ),
     Mutant(
-        "target_service:Delivered.arrived",
-        call("pop", to="_ if root_len == max(self.lacked, default=0) else None"),
+        "target_service:DeliveredDrafts.arrived",
+        call("pop", to="_ if root_len == max(self.starved_since_s, default=0) else None"),
         "a target that is faster than its draft never learns how long it would have to wait",
         TIMES,
     ),
     Mutant(
-        "target_service:Delivered.arrived",
-        statement("live", to="self.heard = _0"),
+        "target_service:DeliveredDrafts.arrived",
+        drop("is_active"),
         "a draft that was late once is never waited for again",
         (*TIMES, *STEPS),
     ),
     Mutant(
-        f"{DRAFTS}._parked",
-        statement(
-            "as_chain",
-            to="found = _0\nreturn found if len(found) >= min(room, lease.speculation.num_draft_tokens) else []",
-        ),
+        f"{DRAFTING}._buffered",
+        call("chain", to="_ if len(_) >= lease.speculation.num_draft_tokens else []"),
         "a proposal is verified only when all of it is here, and the time that its first token takes decides",
         TIMED,
     ),
     Mutant(
-        f"{DRAFTS}._of_candidates",
-        call(
-            "replace",
-            "drawn",
-            to="_f(_0, tree=_tree, drawn={at: sorted(draws, key=lambda draw: _tree.ids[draw.nodes[0]] % 2)"
-            " for at, draws in _drawn.items()})",
-        ),
+        f"{DRAFTING}._draws",
+        statement("return", to="return sorted(_0, key=lambda draw: joined.tree.ids[draw.node] % 2)", nth=(2, 2)),
         "what was drawn decides in which order the draws of several sources are tested",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTS}._of_candidates",
-        argument(
-            "replace",
-            "drawn",
-            to="{at: [*{draw.nodes: draw for draw in draws}.values()] for at, draws in _.items()}",
-        ),
+        f"{DRAFTING}._draws",
+        statement("return", to="return [*{draw.node: draw for draw in _0}.values()]", nth=(2, 2)),
         "a token that two sources drew is tested once",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTS}.lacking",
+        f"{DRAFTING}.pending",
         comparison(">", "drafts", to="False"),
         "what the second of two drafts drew decides whether the first one's draw is waited for",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTS}._delivered",
-        always("live"),
+        f"{DRAFTING}._delivered",
+        always("is_active"),
         "a draft that nobody waits for comes in time where the draws of another are waited for",
         UNIONS,
     ),
     Mutant(
-        "target_service:in_turn",
-        never("named"),
+        "outrider.papers:merge",
+        always("is_fixed"),
         "of two named trees the second one's draws decide how much is verified of the first",
         UNIONS,
     ),
     Mutant(
-        "target_service:in_turn",
-        read("most", to="len(_0.nodes)", beside=("repeat",)),
+        "outrider.engine.speculation:CandidateTree.offers",
+        read("max_len", to="0"),
         "how long the chain is that one source drew decides what is verified, of it and of others",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTS}.committed",
-        argument("advance", 0, to="_ if len(r.sources) < 2 else _[:-1]"),
+        "target_service:_advance",
+        argument("advance", 0, to="_ if len(lease.drafts) + len(lease.own_sources) < 2 else _[:-1]"),
         "beside another source a draft's nodes are verified that were made for an older state",
         UNIONS,
     ),
     Mutant(
-        f"{DRAFTS}._with_candidates",
+        f"{DRAFTING}._proposal",
         read("draft", to="found.lease.first", beside=("note_parked",)),
         "for what one draft delivers wrong another is given up",
         UNIONS,
     ),
     Mutant(
-        "target_service:joined",
-        call("setdefault", to="_0[0] if _0 in _self else _"),
+        "outrider.engine.speculation:join",
+        call("child", to="_ if _ is None else _0"),
         "what a source says behind a token that both say is verified in its place",
         UNIONS,
     ),
     Mutant(
-        "target_service:Ready.num_of",
-        statement("count", to="return [sum(node in each.ranks for node in nodes) for each in self.sources]"),
-        "a token that two sources say is counted twice",
+        "target_service:Proposal.source_of",
+        read("by_source", to="reversed([*_])"),
+        "a token that two sources say is counted for the later one",
         UNIONS,
     ),
 )

@@ -1,7 +1,7 @@
 """A request's grammar: masks, who wins, and what it forces."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import argument, call, comparison, condition, drop, never, statement
+from tests.mutants.operators import argument, call, comparison, drop, never, statement
 
 SAMPLING = "outrider.engine.sampling"
 OWN = "tests/unit/test_grammar.py"
@@ -43,8 +43,13 @@ GRAMMAR = (
         (f"{OWN}::TestMasks::test_a_law_is_cut_once_it_is_masked",),
     ),
     Mutant(
-        "target_service:_matching",
-        condition(to="_ and ready.drafter is not None"),
+        "target_service:_decide_slot",
+        call(
+            "walk",
+            "greedy",
+            to="_f(_0, _1 if any(source.drafter for source in proposal.sources) else"
+            " lambda node: _0.ids[_0.children(node)[0]] if _0.children(node) else _1(node))",
+        ),
         "forced tokens are committed without being verified, where the mask allows other tokens of the same bytes",
         (f"{OWN}::TestForcedTokens",),
     ),

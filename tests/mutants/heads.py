@@ -166,7 +166,7 @@ HEADS = (
     ),
     Mutant(
         "draft_service:DSparkDrafter._before",
-        comparison("!=", "kept", "position", to="_0 > _1"),
+        comparison("!=", "states", "position", to="_0 > _1"),
         "a recurrent head goes on with a state of another block",
         DRAFTER_TESTS,
     ),

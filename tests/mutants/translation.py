@@ -9,13 +9,13 @@ ENGINE = ("tests/engine/test_translated_drafting.py",)
 
 TRANSLATIONS = (
     Mutant(
-        f"{TRANSLATION}._tell",
+        f"{TRANSLATION}._retokenize_run",
         comparison("<=", to="True"),
         "a place within a character is taken for one where tokens of both begin",
         UNIT,
     ),
     Mutant(
-        "outrider.drafting:_Retold.commit",
+        "outrider.drafting:_RetokenizedText.commit",
         always("not"),
         "a text that goes on is told as one that begins",
         UNIT,
@@ -39,8 +39,8 @@ TRANSLATIONS = (
         UNIT,
     ),
     Mutant(
-        f"{TRANSLATION}.told",
-        drop("_tell", nth=(1, 2)),
+        f"{TRANSLATION}.retokenize",
+        drop("_retokenize_run", nth=(1, 2)),
         "text before a special token is not told",
         UNIT,
     ),

@@ -1,47 +1,48 @@
-"""Scaffolds of the target's own drafters: what is fed beside drafts, where it hangs, and whose it is."""
+"""Rows that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import call, display, drop, never, operation, read, statement
+from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
 
-LOOKAHEAD, PASS = "target_service:OwnLookahead", "target_service:OwnPass"
-UNIT, STEPS, ROWS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",), ("tests/unit/test_rows.py",)
+LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
+UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
+PASS_TESTS = ("tests/unit/test_own_pass.py",)
 
 WINDOWS = (
     Mutant(
         f"{LOOKAHEAD}.open",
-        statement("Lookahead", to="self._slots.setdefault(slot.key, next(iter(self._slots.values()), _0))"),
+        statement("Window", to="self._windows.setdefault(slot.key, next(iter(self._windows.values()), _0))"),
         "one pool for all: the speed of an answer tells of texts under other salts",
         UNIT,
     ),
     Mutant(
-        "outrider.drafting:Lookahead.learn",
-        display("list", to="[_0[-1:] + _0[:-1], _1, _2]"),
+        "outrider.papers:Window.learn",
+        subscript("_levels", "1", to="_0[:-1]"),
         "the window stands still while its columns move, and its n-grams are none",
         UNIT,
     ),
     Mutant(
-        "outrider.drafting:Lookahead.parents",
-        call("range", to="_f(_0 + 1, _1 + 1)", nth=(3, 3)),
+        f"{LOOKAHEAD}.rows_beside",
+        operation("-", "window", to="_ + 1", nth=(2, 2)),
         "columns hang one off, and nothing of what they bring comes true",
         UNIT,
     ),
     Mutant(
-        f"{LOOKAHEAD}.scaffold",
+        f"{LOOKAHEAD}.rows_beside",
         operation("+", to="_1"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
     ),
     Mutant(
-        f"{PASS}.learn",
+        f"{PASS}.read",
         never("path"),
         "what is said behind the last token is taken for what follows the drafts that were kept",
-        ("tests/unit/test_own_pass.py",),
+        PASS_TESTS,
     ),
     Mutant(
-        f"{PASS}.scaffold",
-        display("range", to="[_0] * MAX_DRAFT_TOKENS"),
+        f"{PASS}.rows_beside",
+        never(beside=("append", "parents")),
         "look-ahead ids hang side by side, and say what each says alone",
-        ("tests/unit/test_own_pass.py",),
+        PASS_TESTS,
     ),
     Mutant(
         "outrider.training:Pass.guesses",
@@ -50,32 +51,32 @@ WINDOWS = (
         ("tests/engine/test_training.py",),
     ),
     Mutant(
-        "target_service.verifier:_row",
-        read("parents", to="[parent - 1 for parent in _]", nth=(2, 2)),
-        "scaffolds hang a token too early",
+        "target_service:Proposal.row",
+        read("parents", to="[parent - 1 for parent in _]", beside=("+=",)),
+        "rows beside the drafts hang a token too early",
         STEPS,
     ),
     Mutant(
-        "target_service:_apart",
-        call("split", to="_self.roll(1, 0).split(_0)"),
+        "target_service:split_logits",
+        subscript("logits", to="_0[_1 + 1 : _2 + 1]", nth=(1, 2)),
         "a step is decided by what is said behind tokens that nobody said",
         STEPS,
     ),
     Mutant(
-        "target_service:RowRule.scaffolds",
-        operation("+", "num_scaffolds", to="_0"),
+        "target_service:Candidates.demand",
+        drop("+=", "offers"),
         "windows are fed that do not pay for the drafts that they bring",
-        ROWS,
+        STEPS,
     ),
     Mutant(
-        "target_service:Scaffold.beside",
-        operation("-", to="_0"),
+        "target_service:Drafting.proposal",
+        call("_rows_beside", to="found.rows_beside"),
         "beside fewer drafts than there were, ids hang under other ids than their own",
-        ("tests/unit/test_own_pass.py",),
+        (*PASS_TESTS, *STEPS),
     ),
     Mutant(
-        "target_service:Drafts.committed",
-        drop("scaffold", "note"),
+        "target_service:learn",
+        drop("own_sources", "drafter", "note"),
         "windows that bring nothing are fed for ever",
         ("tests/unit/test_lease.py",),
     ),
