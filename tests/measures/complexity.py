@@ -25,10 +25,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "moved elsewhere": (),
 }
 """Folders, and the files outside of them to which their code went."""
-STEP = tuple(f"target_service/{name}.py" for name in ("verifier", "drafts", "lease", "rows", "parked"))
-"""Files of the step, at any commit."""
-RECORDS = ("Lease", "Candidates", "Ready", "Verdict")
-"""What a step hands on, at any commit: classes of target_service."""
+STEP_BEFORE = tuple(f"target_service/{name}.py" for name in ("verifier", "drafts", "lease", "rows", "parked"))
+STEP = tuple(
+    f"target_service/{name}.py" for name in ("step", "drafting", "lease", "proposal", "budget", "draft_buffer")
+)
+"""Files that choose what a step verifies: at commits that have no step.py, and now."""
+RECORDS = ("Lease", "Candidates", "Ready", "Proposal", "Verdict")
+"""What a step hands on, at any commit: classes of the target."""
+RECORD_FOLDERS = ("target_service/", "outrider/engine/speculation/")
 PRODUCT = ("gateway", "draft_service", "target_service", "outrider", "deploy")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -80,11 +84,16 @@ def weigh_groups(texts: Mapping[str, str]) -> dict[str, Weight]:
     return {**found, "all": all_of_them, f"all but {PAPERS}": without_papers}
 
 
+def _step(texts: Mapping[str, str]) -> Sequence[str]:
+    return STEP if STEP[0] in texts else STEP_BEFORE
+
+
 def imported(texts: Mapping[str, str]) -> set[str]:
     """Return the names that the step's files import from other files of the product."""
-    own = {path.removesuffix(".py").replace("/", ".") for path in STEP}
+    files = _step(texts)
+    own = {path.removesuffix(".py").replace("/", ".") for path in files}
     found = set[str]()
-    for path in STEP:
+    for path in files:
         for node in ast.walk(ast.parse(texts.get(path, ""))):
             if isinstance(node, ast.ImportFrom) and node.module not in own:
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -92,14 +101,14 @@ def imported(texts: Mapping[str, str]) -> set[str]:
 
 
 def records(texts: Mapping[str, str]) -> list[Record]:
-    """Return what a step hands on, and what such a record holds in a field, of the classes of target_service."""
+    """Return what a step hands on, and what such a record holds in a field, of the classes in RECORD_FOLDERS."""
     records_of, aliases = dict[str, Record](), dict[str, ast.expr]()
-    for path in sorted(path for path in texts if path.startswith("target_service/")):
+    for path in sorted(path for path in texts if path.startswith(RECORD_FOLDERS)):
         for node in ast.parse(texts[path]).body:
             match node:
                 case ast.ClassDef() if _is_record(node):
                     fields = tuple(line for line in node.body if isinstance(line, ast.AnnAssign))
-                    records_of[node.name] = Record(node.name, fields, path in STEP or node.name in RECORDS)
+                    records_of[node.name] = Record(node.name, fields, path in _step(texts) or node.name in RECORDS)
                 case ast.Assign(targets=[ast.Name(id=name)]):
                     aliases[name] = node.value
     found = list[Record]()

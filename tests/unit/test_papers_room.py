@@ -8,15 +8,11 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.mutants import REPO
 
 ROOM = "outrider/papers"
 TABLE = "outrider/engine/drafters.py"
 FOLDERS = ("target_service", "draft_service", "outrider/engine/speculation", "gateway/rounds")
-
-needs_room = pytest.mark.skipif(not (REPO / ROOM).is_dir(), reason="the room is not built yet")
 
 
 def squeezed(name: str) -> str:
@@ -70,7 +66,6 @@ def named(file: Path, classes: set[str], drafters: set[str]) -> list[str]:
     return found
 
 
-@needs_room
 def test_no_file_of_a_step_or_a_round_names_a_method_of_a_paper() -> None:
     classes, drafters = classes_in(REPO / ROOM), drafters_in(REPO / ROOM)
     assert classes and drafters, "the room is empty"
@@ -83,7 +78,6 @@ def test_no_file_of_a_step_or_a_round_names_a_method_of_a_paper() -> None:
     assert wrong == []
 
 
-@needs_room
 def test_only_the_table_of_drafters_may_import_the_room() -> None:
     settings = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]
     room, table = ROOM.replace("/", "."), TABLE.removesuffix(".py").replace("/", ".")
