@@ -16,17 +16,14 @@ from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.head_network import MaskEntry
 from outrider.engine.heads.medusa import MedusaHeads
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.tree import Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
-
-MASKED_POSITIONS = 8
-"""Of a block: as many as released PARD drafts were trained to fill. Doubling it makes their passes wider by as many."""
 
 
 class BlockDrafter(ABC):
@@ -118,8 +115,9 @@ class MaskedDrafter(BlockDrafter):
     the committed tokens stay in the cache.
     """
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], num_positions: int = MASKED_POSITIONS) -> None:
-        super().__init__(keeper, num_positions)
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape) -> None:
+        super().__init__(keeper, shape.num_drafts)
+        self._shape = shape
         self._feeder = feeder
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
@@ -150,30 +148,17 @@ class MaskedDrafter(BlockDrafter):
 class PardDrafter(MaskedDrafter):
     """A model that was trained to fill masks."""
 
-    def __init__(
-        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = MASKED_POSITIONS
-    ) -> None:
-        """mask_id: the id that the model was trained to fill."""
-        super().__init__(feeder, keeper, num_positions)
-        self._mask_id = mask_id
-
     def is_ready(self, asked: Growing) -> bool:
         return not needs_prefill(cached(asked))
 
     def _row(self, slot: Slot) -> Row:
         num_masks = self._num_masks(slot)
-        ids = [*slot.uncached(), *[self._mask_id] * num_masks]
+        ids = [*slot.uncached(), *[self._shape.mask_id] * num_masks]
         return Row(slot.table, ids, len(slot.cached), num_masks + 1, slot.cached)
 
 
 class PEagleDrafter(MaskedDrafter):
     """A head that was trained to fill masks: each is an entry of a masked id and a feature of its own."""
-
-    def __init__(
-        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask: MaskEntry, num_positions: int = MASKED_POSITIONS
-    ) -> None:
-        super().__init__(feeder, keeper, num_positions)
-        self._mask = mask
 
     def is_ready(self, asked: Growing) -> bool:
         slot = asked.slot
@@ -184,7 +169,9 @@ class PEagleDrafter(MaskedDrafter):
 
     def _row(self, slot: Slot) -> Row:
         ids, num_masks = slot.uncached(), self._num_masks(slot)
-        rows = to_device(slot.features_of(len(ids)), self._mask.feature.device).to(self._mask.feature.dtype)
-        features = torch.cat([rows, self._mask.feature.expand(num_masks, -1)])
-        new_ids = [*ids, *[self._mask.token_id] * num_masks]
+        mask = self._shape.feature
+        assert mask is not None, "masks of a head have a feature"
+        rows = to_device(slot.features_of(len(ids)), mask.device).to(mask.dtype)
+        features = torch.cat([rows, mask.expand(num_masks, -1)])
+        new_ids = [*ids, *[self._shape.mask_id] * num_masks]
         return Row(slot.table, new_ids, len(slot.cached), num_masks + 1, slot.cached, features=features)

@@ -14,8 +14,8 @@ from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import ContextSlot
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.markov import MarkovHead
+from outrider.engine.heads.dflash import MarkovHead
+from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.speculation.tree import Node
@@ -27,12 +27,12 @@ from outrider.engine.worker.slots import Slot, needs_prefill
 class DFlashDrafter(BlockDrafter):
     """A head that is fed rows, and then the last committed token with masks behind it, which leave nothing."""
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: BlockHeadPath) -> None:
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: HeadPath) -> None:
         """path: that of the feeder's runner."""
-        super().__init__(keeper, path.head.facts.num_drafts)
+        super().__init__(keeper, path.head.block.num_drafts)
         self._feeder = feeder
         self._path = path
-        self._facts = path.head.facts
+        self._block = path.head.block
 
     def is_ready(self, asked: Growing) -> bool:
         slot = asked.slot
@@ -43,7 +43,7 @@ class DFlashDrafter(BlockDrafter):
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
         slots = {growing.slot.key: growing for growing in asked}
-        num_new = dict.fromkeys(slots, self._facts.block_size)
+        num_new = dict.fromkeys(slots, self._block.size)
         fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
         if fed is None:
             return False
@@ -59,9 +59,9 @@ class DFlashDrafter(BlockDrafter):
 
     def _row(self, slot: Slot) -> Row:
         ids = slot.uncached(max(0, slot.num_feedable - len(slot.cached)))
-        size = min(self._facts.block_size, slot.max_len - len(slot.committed) + 1)  # none past the answer's end
-        block = [slot.committed[-1], *[self._facts.mask_id] * (size - 1)]
-        num_logits = size - (not self._facts.from_anchor)
+        size = min(self._block.size, slot.max_len - len(slot.committed) + 1)  # none past the answer's end
+        block = [slot.committed[-1], *[self._block.mask_id] * (size - 1)]
+        num_logits = size - (not self._block.from_anchor)
         features = slot.features_of(len(ids))
         return Row(slot.table, [*ids, *block], len(slot.cached), num_logits, slot.cached, features=features)
 
@@ -78,7 +78,7 @@ class DSparkDrafter(DFlashDrafter):
     with the place of the block that it is of.
     """
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: BlockHeadPath, markov: MarkovHead) -> None:
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: HeadPath, markov: MarkovHead) -> None:
         """markov: of the path's head."""
         super().__init__(feeder, keeper, path)
         self._markov = markov

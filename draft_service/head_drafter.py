@@ -13,7 +13,7 @@ from draft_service.feeding import Feeder
 from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot
 from draft_service.model_drafter import ModelDrafter
-from outrider.engine.heads.head_path import RunsHead
+from outrider.engine.heads.loader import AnyHeadPath
 from outrider.engine.speculation.tree import GrowingTree, Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -23,7 +23,7 @@ from outrider.engine.worker.slots import Slot
 class HeadDrafter(ModelDrafter):
     """Each fed node keeps the head's output after it, its *carry* [width], for what follows."""
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: RunsHead) -> None:
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: AnyHeadPath) -> None:
         """path: that of the feeder's runner."""
         super().__init__(feeder, keeper)
         self.takes_beams = False  # a node that is fed again needs the carry of the one before
@@ -54,4 +54,4 @@ class HeadDrafter(ModelDrafter):
         else:
             slot.fed_committed(row.new_ids)
         for place, node in enumerate(nodes):
-            node.kept = self._path.carries[index + place]
+            node.kept = self._path.hidden[index + place]

@@ -10,9 +10,18 @@ import torch
 
 from draft_service.head_slot import as_tensor
 from draft_service.jobs import EngineJob
-from draft_service.loading import AnyHeadState
+from draft_service.loading import HeadState
 from draft_service.target_link import Probed
-from outrider.engine.heads.wiring import MAX_PROBE_TAPS, TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
+from outrider.engine.heads.wiring import (
+    MAX_PROBE_TAPS,
+    TEXT,
+    Outcome,
+    Seen,
+    judge,
+    probe_ids,
+    score_head,
+    taps_to_probe,
+)
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import OutriderError, Unavailable, WorkerFault
@@ -31,7 +40,7 @@ class WiringTest:
     """Of one head, at each life of a target that it is paired with: once, where it fits."""
 
     def __init__(
-        self, state: AnyHeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
+        self, state: HeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
     ) -> None:
         assert isinstance(state.config, DraftConfig)
         self._probe = probe
@@ -63,7 +72,8 @@ class WiringTest:
         """before: the test before this one, which ends first: a target runs one probe of a stream at a time."""
         if before is not None:
             await asyncio.wait([before])
-        taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
+        head = self._state.head
+        taps = taps_to_probe(head.opening.spec.taps, head.num_layers)
         parts = [taps[first : first + MAX_PROBE_TAPS] for first in range(0, len(taps), MAX_PROBE_TAPS)]
         probed = [await self._probe(address, target_epoch, self._ids, part) for part in parts]
         try:
@@ -80,7 +90,7 @@ class WiringTest:
 
         def run() -> None:
             try:
-                outcome = self._state.score(seen)
+                outcome = score_head(self._state.head, seen)
             except Exception as error:
                 why = _failure(error)
                 self._engine.answer(lambda: done.done() or done.set_exception(why))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.heads.loader import LoadedMedusa, load_medusa
-from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
+from outrider.engine.heads.families import MEDUSA
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
@@ -28,9 +29,9 @@ from target_service.lease import Candidate, Scaffold
 class OwnHeads:
     """Implements `StepDrafter`: each slot has its own last row."""
 
-    def __init__(self, loaded: LoadedMedusa, features: Features) -> None:
+    def __init__(self, loaded: LoadedHead, features: Features) -> None:
         """Have the target make rows for them from now on."""
-        self.heads = loaded.heads
+        self.heads = loaded.network
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
         self._known: dict[SlotKey, tuple[int, HostLogits]] = {}
@@ -96,20 +97,20 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
             "leave them out",
             param="heads",
         )
-    loaded = load_medusa(config.model_copy(update={"model": config.heads}), config.model, config.allow_pickle)
+    settings = config.model_copy(update={"model": config.heads})
+    loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
     _take_room(runner, loaded, config.heads)
-    num_layers = runner.facts.num_layers
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
-    taps = taps_to_probe(loaded.opening.spec.taps, num_layers)
+    taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
     states, best_ids = features.see(ids, taps)
     seen = Seen(ids, {tap: states[:, index].cpu() for index, tap in enumerate(taps)}, best_ids.cpu())
-    why = judge(score_medusa(loaded, seen, num_layers), config.heads, trusts=config.trust_draft_config)
+    why = judge(score_head(loaded, seen), config.heads, trusts=config.trust_draft_config)
     if why is not None:
         raise ConfigError(why, param="heads")
     return OwnHeads(loaded, features)
 
 
-def _take_room(runner: ModelRunner, loaded: LoadedMedusa, heads: str) -> None:
+def _take_room(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
     """Count the heads with the target's memory."""
     facts, spare = loaded.facts, runner.spare
     num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes

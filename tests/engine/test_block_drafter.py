@@ -16,6 +16,7 @@ from draft_service.grower import Grower, MakeDrafter
 from draft_service.head_slot import RowSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -73,7 +74,15 @@ class Draft:
 @pytest.fixture(scope="module")
 def heads() -> MedusaHeads:
     torch.manual_seed(1)
-    heads = MedusaHeads(MedusaConfig(NUM_HEADS, 1, WIDTH, VOCAB_SIZE, VOCAB_SIZE, shares_projection=False))
+    facts = MedusaConfig(
+        num_heads=NUM_HEADS,
+        num_layers=1,
+        width=WIDTH,
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+        shares_projection=False,
+    )
+    heads = MedusaHeads(facts)
     return heads.eval().requires_grad_(False)
 
 
@@ -155,7 +164,7 @@ class TestPard:
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: PardDrafter(
-                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, self.MASK, self.NUM
+                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, BlockShape(self.NUM, self.MASK)
             )
 
         slots = SlotTable(runner.pool, 4, runner.facts.context_limit)

@@ -18,10 +18,10 @@ from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
+from outrider.engine.heads.network import CarryHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -64,7 +64,7 @@ def mtp() -> JoinedHead:
         v_head_dim=6,
         first_k_dense_replace=1,
     )
-    return JoinedHead(JoinedConfig(layers, joins_normed=True))
+    return JoinedHead(JoinedConfig.of(layers, joins_normed=True))
 
 
 def eagle3() -> Eagle3Head:
@@ -163,7 +163,7 @@ def expected(head: CarryHead, committed: Sequence[int], num: int, first: int = 1
         output = head(torch.tensor([ids]), features[None])
         guesses.append(int(output.logits[0, -1].argmax()))
         ids.append(guesses[-1])
-        features = torch.cat([features, output.carries[0, -1:]])
+        features = torch.cat([features, output.hidden[0, -1:]])
     return guesses
 
 

@@ -261,7 +261,7 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
 
 async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
-    monkeypatch.setattr(own_heads, "load_medusa", lambda *_: SimpleNamespace(facts=facts, opening=opening))
+    monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))
     runner: Any = SimpleNamespace(features_refusal=None, spare=Spare(109, 10))
     config = TargetConfig(model="target", heads="medusa")
     with pytest.raises(ConfigError, match=r"are medusa, which take 110 bytes, and 109 are free .* kv_cache_tokens"):

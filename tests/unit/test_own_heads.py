@@ -22,7 +22,7 @@ def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_plac
         return hidden[:, None]  # [S, 1, V], of one head that copies
 
     features: Any = SimpleNamespace(handle=lambda job: None, row=lambda digest, key, position: rows[key])
-    loaded: Any = SimpleNamespace(heads=heads, opening=None)
+    loaded: Any = SimpleNamespace(network=heads, opening=None)
     own = OwnHeads(loaded, features)
     slots: list[Any] = [SimpleNamespace(key=key, committed=[5, 6, 7]) for key in rows]
     for slot in slots:
