@@ -36,7 +36,7 @@ def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
     elif family is MEDUSA:
         tensors, config = _medusa(files, old, new.width)
     else:
-        raise WideningError(f"{head} holds {family.label}; only EAGLE-3 and Medusa heads are widened")
+        raise WideningError(f"{head} holds a {family.name}; only EAGLE-3 and Medusa heads are widened")
     destination.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, destination / "model.safetensors")
     (destination / "config.json").write_text(json.dumps({**files.config, **config}), encoding="utf-8")

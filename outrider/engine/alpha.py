@@ -487,8 +487,8 @@ def _check_model(source: str) -> Family:
     family = family_of(Checkpoint(source))
     if family.network is not None:
         raise ConfigError(
-            f"--draft {source}: a draft of the kind {family.name}, which alpha does not measure; it takes models. What a "
-            "head is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
+            f"--draft {source}: a draft of the kind {family.name}, which alpha does not measure; it takes models. What "
+            "a head is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
         )
     return family
 
