@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
+from draft_service.head_slot import HeadSlot, open_uncached
 from draft_service.translated_slot import make_slot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.drafters import make_drafters
@@ -20,7 +20,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
-from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.slots import SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire import kinds
@@ -165,8 +165,8 @@ def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
     head = load_head(config, target, config.allow_pickle, kind)
     pool, limit = head.runner.pool, head.runner.facts.context_limit
     pool.prefix.enabled = config.prefix_caching
-    slot_class = ContextSlot if isinstance(head.path, BlockHeadPath) else HeadSlot
-    slots = SlotTable(pool, config.max_slots, limit, partial(slot_class, head.opening.spec.width))
+    lag = 0 if isinstance(head.path, BlockHeadPath) else 1
+    slots = SlotTable(pool, config.max_slots, limit, partial(HeadSlot, head.opening.spec.width, lag))
     num_layers = TargetFiles(target).num_layers
     return HeadState(
         config, epoch, slots, tokenizer_files(target), runner=head.runner, head=head, num_layers=num_layers
@@ -176,7 +176,7 @@ def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
 def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
     target = _target_of(config)
     heads = load_medusa(config, target, config.allow_pickle)
-    slots = OpenSlots(RowSlot, config.max_slots, heads.facts.context_limit)
+    slots = open_uncached(heads.opening.spec.width, config.max_slots, heads.facts.context_limit)
     num_layers = TargetFiles(target).num_layers
     return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
 

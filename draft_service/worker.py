@@ -45,8 +45,8 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[WorkerState]) -> Parts:
-    from draft_service.block_drafter import MedusaDrafter, PardDrafter, PEagleDrafter
-    from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+    from draft_service.block import BlockShape
+    from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
     from draft_service.feeding import Feeder
     from draft_service.head_drafter import HeadDrafter
     from draft_service.loading import HeadState, MedusaState, ModelState, PardState
@@ -64,13 +64,16 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         if isinstance(state, HeadState):
             path, mask = state.head.path, state.head.mask
             if isinstance(path, BlockHeadPath):
-                markov = path.head.markov_head
+                facts, markov = path.head.facts, path.head.markov_head
+                shape = BlockShape(facts.block_size, facts.mask_id, facts.from_anchor)
                 if markov is None:
-                    return DFlashDrafter(feeder, keeper, path)
-                return DSparkDrafter(feeder, keeper, path, markov)
-            return HeadDrafter(feeder, keeper, path) if mask is None else PEagleDrafter(feeder, keeper, mask)
+                    return MaskDrafter(feeder, keeper, shape)
+                return SequentialDrafter(feeder, keeper, shape, path, markov)
+            if mask is None:
+                return HeadDrafter(feeder, keeper, path)
+            return MaskDrafter(feeder, keeper, BlockShape(8, mask.token_id, feature=mask.feature))
         if isinstance(state, PardState):
-            return PardDrafter(feeder, keeper, state.mask_id)
+            return MaskDrafter(feeder, keeper, BlockShape(8, state.mask_id))
         return ModelDrafter(feeder, keeper)
 
     vocab_size = state.info().vocab_size
