@@ -1,5 +1,6 @@
 """Drafters that propose all of the next positions in one forward: heads over the target's newest feature, models and
-heads that fill masks. A position's logits do not depend on the draft tokens before it, unless there is a sequential head.
+heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a sequential head
+biases them.
 """
 
 from __future__ import annotations

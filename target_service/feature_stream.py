@@ -11,6 +11,7 @@ from functools import partial
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import MAX_UNREAD, Outbox
 from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
@@ -62,46 +63,43 @@ class FeatureStream:
         await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
-        """Take in what the draft asks for."""
+        """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
         if kind == "weights":
             self._heads.add_piece(self, ask.weights)
-        elif kind == "head" and self._is_current(ask.head):
-            self._heads.register(self, ask.head)
-        elif kind == "rows" and self._is_current(ask.rows):
-            self._subscribe(ask.rows)
         elif kind == "probe":
-            self._probe(ask.probe)
+            try:
+                self._check_epoch(ask.probe)
+                self._probe(ask.probe)
+            except InvalidRequest as error:
+                self._put_probe(tpb.ProbeReply(id=ask.probe.id, why=error.message))
+        elif kind is not None:
+            request = getattr(ask, kind)
+            try:
+                self._check_epoch(request)
+                if kind == "head":
+                    self._heads.register(self, request)
+                else:
+                    self._subscribe(request)
+            except InvalidRequest as error:
+                self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
 
-    def _is_current(self, request: tpb.HeadSpec | tpb.FeatureRequest) -> bool:
-        """Return whether a request is for this epoch of the target; refuse one that is not."""
-        if request.target_epoch == self._epoch:
-            return True
-        self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, self._stale(request.target_epoch), request.target_epoch)
-        return False
-
-    def _stale(self, epoch: int) -> str:
-        return f"it is for target epoch {epoch}, this is {self._epoch}"
+    def _check_epoch(self, request: tpb.HeadSpec | tpb.FeatureRequest | tpb.ProbeRequest) -> None:
+        epoch = request.target_epoch
+        if epoch != self._epoch:
+            raise InvalidRequest(f"it is for target epoch {epoch}, this is {self._epoch}")
 
     def _subscribe(self, request: tpb.FeatureRequest) -> None:
         if not self._heads.is_ready(self, request.digest):
-            why = "rows were asked for of a head that is not ready; register it first"
-            self.reply(request.digest, tpb.HEAD_STATE_REFUSED, why)
-            return
+            raise InvalidRequest("rows were asked for of a head that is not ready; register it first")
         subscription = FeatureSubscription(self, request.digest, request.ticket, request.start, request.id)
         self._engine.submit(FeatureJob(lambda features: features.subscribe(subscription)))
 
     def _probe(self, probe: tpb.ProbeRequest) -> None:
         token_ids, taps = tuple(probe.token_ids), tuple(probe.taps)
-        if probe.target_epoch != self._epoch:
-            why: str | None = self._stale(probe.target_epoch)
-        elif self._is_probing:
-            why = "another probe of this stream is not answered yet; send one at a time"
-        else:
-            why = self._heads.refuses_probe(len(token_ids), taps)
-        if why is not None:
-            self._put_probe(tpb.ProbeReply(id=probe.id, why=why))
-            return
+        if self._is_probing:
+            raise InvalidRequest("another probe of this stream is not answered yet; send one at a time")
+        self._heads.check_probe(len(token_ids), taps)
         self._is_probing = True
 
         def respond(result: Probe | JobError) -> None:
@@ -113,15 +111,15 @@ class FeatureStream:
 
         self._engine.submit(FeatureJob(lambda features: features.probe(token_ids, taps, respond)))
 
+    def _put_probe(self, reply: tpb.ProbeReply) -> None:
+        self._put(tpb.FeatureBatch(probes=[reply]))
+
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
         self._put_head(digest, state, why, self._epoch)
 
     def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, epoch: int) -> None:
         reply = tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch)
         self._put(tpb.FeatureBatch(heads=[reply]))
-
-    def _put_probe(self, reply: tpb.ProbeReply) -> None:
-        self._put(tpb.FeatureBatch(probes=[reply]))
 
     # what goes back
 

@@ -80,7 +80,7 @@ class Heads:
         self._engine = engine
         self._metrics = metrics
         self._shape = (hidden_size, num_layers)
-        self._refusal = None if refusal is None else f"the target gives no features: {refusal}"
+        self._refusal = refusal
         self._spare = spare
         self._heads: dict[bytes, _Head] = {}
         self._uploads: dict[HeadStream, _Upload] = {}
@@ -92,45 +92,41 @@ class Heads:
         return head is not None and head.is_ready and stream in head.streams
 
     def register(self, stream: HeadStream, spec: tpb.HeadSpec) -> None:
-        """Register a head, again or for the first time; an upload of the stream begins anew."""
+        """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
-        why = self._refuses(stream, spec)
-        if why is not None:
-            stream.reply(spec.digest, tpb.HEAD_STATE_REFUSED, why)
-        elif spec.digest in self._heads:
-            self._join(stream, spec.digest)
-        else:
-            self._uploads[stream] = _Upload(spec.digest, spec.num_bytes, self._await_piece(stream))
-            stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
-
-    def refuses_probe(self, num_tokens: int, taps: Sequence[int]) -> str | None:
-        """Return why so many tokens with these taps cannot be run; None where they can."""
-        num_layers = self._shape[1]
-        if self._refusal is not None:
-            return self._refusal
-        if not 1 <= num_tokens <= MAX_PROBE_TOKENS:
-            return f"a probe of {num_tokens} tokens, must be from 1 to {MAX_PROBE_TOKENS}"
-        if not 1 <= len(taps) <= MAX_PROBE_TAPS:
-            return f"a probe of {len(taps)} taps, must be from 1 to {MAX_PROBE_TAPS}"
-        for tap in taps:
-            if not NORMED <= tap <= num_layers:
-                return f"tap {tap} was asked for, must be from {NORMED} to {num_layers}"
-        return None
-
-    def _refuses(self, stream: HeadStream, spec: tpb.HeadSpec) -> str | None:
-        if self._refusal is not None:
-            return self._refusal
+        self._check_features()
         if len(spec.digest) != 32:
-            return f"the digest has {len(spec.digest)} bytes, must be a SHA-256 of 32"
+            raise InvalidRequest(f"the digest has {len(spec.digest)} bytes, must be a SHA-256 of 32")
         if not 1 <= spec.num_bytes <= MAX_OPENING_BYTES:
-            return f"the opening map has {spec.num_bytes} bytes, must be from 1 to {MAX_OPENING_BYTES}"
+            raise InvalidRequest(f"the opening map has {spec.num_bytes} bytes, must be from 1 to {MAX_OPENING_BYTES}")
         for digest, head in self._heads.items():
             if stream in head.streams and digest != spec.digest:
-                return "this stream has another head; register each on a stream of its own"
-        return None if spec.digest in self._heads else self._refuses_size(spec.num_bytes)
+                raise InvalidRequest("this stream has another head; register each on a stream of its own")
+        if spec.digest in self._heads:
+            self._join(stream, spec.digest)
+            return
+        self._check_memory(spec.num_bytes)
+        self._uploads[stream] = _Upload(spec.digest, spec.num_bytes, self._await_piece(stream))
+        stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
-    def _refuses_size(self, num_bytes: int, taps: Sequence[int] = (), upload: _Upload | None = None) -> str | None:
-        """Return why there is no memory for a projection beside those that are here or uploaded; None where there is.
+    def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
+        """Raise InvalidRequest where so many tokens with these taps cannot be run."""
+        num_layers = self._shape[1]
+        self._check_features()
+        if not 1 <= num_tokens <= MAX_PROBE_TOKENS:
+            raise InvalidRequest(f"a probe of {num_tokens} tokens, must be from 1 to {MAX_PROBE_TOKENS}")
+        if not 1 <= len(taps) <= MAX_PROBE_TAPS:
+            raise InvalidRequest(f"a probe of {len(taps)} taps, must be from 1 to {MAX_PROBE_TAPS}")
+        for tap in taps:
+            if not NORMED <= tap <= num_layers:
+                raise InvalidRequest(f"tap {tap} was asked for, must be from {NORMED} to {num_layers}")
+
+    def _check_features(self) -> None:
+        if self._refusal is not None:
+            raise InvalidRequest(f"the target gives no features: {self._refusal}")
+
+    def _check_memory(self, num_bytes: int, taps: Sequence[int] = (), upload: _Upload | None = None) -> None:
+        """Raise InvalidRequest where there is no memory for a projection beside those that are here or uploaded.
 
         taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
         upload: its own.
@@ -146,36 +142,34 @@ class Heads:
                 num_held += other.num_bytes
         num_tapped = self._spare.tap_bytes * len(tapped)
         max_bytes = max(0, min(MAX_HEADS_BYTES, self._spare.num_bytes - num_tapped))
-        if num < MAX_HEADS and num_held + num_bytes <= max_bytes:
-            return None
-        return (
-            f"the target holds {num} heads of {num_held} bytes, this has {num_bytes}; at most {MAX_HEADS} of "
-            f"{max_bytes} bytes are taken: {self._spare.num_bytes} are free beside KV cache and steps, {num_tapped} of "
-            f"them for {len(tapped)} hidden states that are tapped; stop drafts with other heads, or start the target "
-            "with a lower kv_cache_fraction or kv_cache_tokens"
-        )
+        if num >= MAX_HEADS or num_held + num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"the target holds {num} heads of {num_held} bytes, this has {num_bytes}; at most {MAX_HEADS} of "
+                f"{max_bytes} bytes are taken: {self._spare.num_bytes} are free beside KV cache and steps, "
+                f"{num_tapped} of them for {len(tapped)} hidden states that are tapped; stop drafts with other heads, "
+                "or start the target with a lower kv_cache_fraction or kv_cache_tokens"
+            )
 
     def add_piece(self, stream: HeadStream, piece: tpb.HeadWeights) -> None:
-        """Take in a piece of the projection that the stream uploads."""
+        """Take in a piece of the projection that the stream uploads. One that breaks a rule ends the upload."""
         upload = self._uploads.get(stream)
         if upload is None or upload.digest != piece.digest:
             why = "weights came that were not asked for; register the head first"
             stream.reply(piece.digest, tpb.HEAD_STATE_REFUSED, why)
             return
+        upload.timer.cancel()
         num_received, num_new = len(upload.data), len(piece.data)
         if piece.offset != num_received:
-            why = f"weights from byte {piece.offset} came, {num_received} was next; send in order"
-            self._refuse(stream, why)
+            self._refuse(stream, f"weights from byte {piece.offset} came, {num_received} was next; send in order")
         elif not 1 <= num_new <= MAX_PIECE_BYTES:
             self._refuse(stream, f"a piece of {num_new} bytes came, must be from 1 to {MAX_PIECE_BYTES}")
         elif num_received + num_new > upload.num_bytes:
             self._refuse(stream, f"more than the {upload.num_bytes} bytes came that were registered")
-        else:
-            upload.timer.cancel()
+        elif num_received + num_new < upload.num_bytes:
             upload.data += piece.data
-            if len(upload.data) < upload.num_bytes:
-                upload.timer = self._await_piece(stream)
-                return
+            upload.timer = self._await_piece(stream)
+        else:
+            upload.data += piece.data
             reading = asyncio.create_task(self._read(stream, upload))
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
@@ -199,22 +193,20 @@ class Heads:
 
     async def _read(self, stream: HeadStream, upload: _Upload) -> None:
         """Check a projection that is complete, in another thread, and give it to the engine."""
-        digest, why, projection = upload.digest, None, None
+        digest = upload.digest
         try:
             projection = await asyncio.to_thread(_projection_of, upload, *self._shape)
+            if digest not in self._heads:
+                self._check_memory(projection.num_bytes, projection.spec.taps, upload)
         except InvalidRequest as error:
-            why = error.message
-        if self._uploads.get(stream) is not upload:
-            return  # the stream has ended, or begun anew
-        if projection is not None and digest not in self._heads:
-            why = self._refuses_size(projection.num_bytes, projection.spec.taps, upload)
-            if why is None:
-                self._add(digest, projection)
-        if why is not None:
-            self._refuse(stream, why)
+            if self._uploads.get(stream) is upload:
+                self._refuse(stream, error.message)
             return
-        self._end_upload(stream)
-        self._join(stream, digest)
+        if self._uploads.get(stream) is upload:  # else the stream has ended, or begun anew
+            self._end_upload(stream)
+            if digest not in self._heads:
+                self._add(digest, projection)
+            self._join(stream, digest)
 
     def _add(self, digest: bytes, projection: OpeningMap) -> None:
         head = self._heads[digest] = _Head(projection.num_bytes, projection.spec.taps)

@@ -14,7 +14,7 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import TargetConfig
 from target_service import heads as module
@@ -77,7 +77,10 @@ class Target:
 
     def register(self, stream: int, data: bytes, **fields: Any) -> Any:
         spec = tpb.HeadSpec(**{"digest": digest_of(data), "num_bytes": len(data), **fields})
-        self.heads.register(self.stream(stream), spec)
+        try:
+            self.heads.register(self.stream(stream), spec)
+        except InvalidRequest as error:
+            self.stream(stream).reply(spec.digest, REFUSED, error.message)
         return self.replies.get(stream, [(None, "")])[-1][0]
 
     def piece(self, stream: int, data: bytes, start: int, end: int, digest: bytes | None = None) -> None:
@@ -160,7 +163,8 @@ async def test_a_target_without_features_refuses_every_head() -> None:
     target = Target("it has no taps")
     assert target.register(1, map_of()) is REFUSED
     assert await target.refused() == "the target gives no features: it has no taps"
-    assert target.heads.refuses_probe(4, [0]) == "the target gives no features: it has no taps"
+    with pytest.raises(InvalidRequest, match="the target gives no features: it has no taps"):
+        target.heads.check_probe(4, [0])
 
 
 async def test_a_stream_has_one_head() -> None:
@@ -332,6 +336,6 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     ],
 )
 async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:
-    refused = Target().heads.refuses_probe(num_tokens, taps)
-    assert refused is not None and why in refused
-    assert Target().heads.refuses_probe(128, [-1, 0, LAYERS]) is None
+    with pytest.raises(InvalidRequest, match=why):
+        Target().heads.check_probe(num_tokens, taps)
+    Target().heads.check_probe(128, [-1, 0, LAYERS])
