@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from draft_service.block_drafter import MedusaDrafter, PardDrafter, PEagleDrafter
-from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
 from draft_service.growing import Growing
 from draft_service.head_drafter import HeadDrafter
-from draft_service.loading import DraftState
+from draft_service.loading import DraftState, HeadState
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.families import Drafting
 from outrider.engine.loading.loader import default_prefill_tokens
@@ -37,21 +36,15 @@ def create_drafter(
     return DRAFTERS[state.family.drafting](state, feeder, keeper)
 
 
-def _by_masks(state: DraftState, feeder: Feeder, keeper: SlotKeeper[Any]) -> Drafter:
+def _by_blocks(state: DraftState, feeder: Feeder, keeper: SlotKeeper[Any]) -> Drafter:
     assert state.block is not None, "it fills blocks"
-    drafter = PardDrafter if state.block.feature is None else PEagleDrafter
-    return drafter(feeder, keeper, state.block)
-
-
-def _by_blocks(state: Any, feeder: Feeder, keeper: SlotKeeper[Any]) -> Drafter:
-    if state.head.network.markov_head is None:
-        return DFlashDrafter(feeder, keeper, state.head.path)
-    return DSparkDrafter(feeder, keeper, state.head.path, state.head.network.markov_head)
+    if isinstance(state, HeadState) and getattr(state.head.network, "markov_head", None) is not None:
+        return SequentialDrafter(feeder, keeper, state.block, state.head.path)
+    return MaskDrafter(feeder, keeper, state.block)
 
 
 DRAFTERS: Mapping[Drafting, Callable[[Any, Feeder, SlotKeeper[Any]], Drafter]] = {
     Drafting.TOKENS: lambda state, feeder, keeper: ModelDrafter(feeder, keeper),
     Drafting.CARRIES: lambda state, feeder, keeper: HeadDrafter(feeder, keeper, state.head.path),
-    Drafting.MASKS: _by_masks,
     Drafting.BLOCKS: _by_blocks,
 }

@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from draft_service.cascade import Cascade
 from draft_service.growing import Growing
-from draft_service.head_slot import TakesRows
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.drafting.drafter import SequenceDrafter
@@ -215,8 +215,8 @@ class Grower:
     def _ask_rows(self, growing: Growing) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
-        if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
-            request = RowsRequest(growing.ticket, slot.next_row, slot.request_id)
+        if self._request_rows is not None and isinstance(slot, HeadSlot) and slot.lacks_features:
+            request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             ask = partial(self._request_rows, job.deliver_to, job.target_epoch, request)
             self._engine.answer(ask)
 
@@ -226,10 +226,10 @@ class Grower:
         """
         job.taken()
         growing = next((each for each in self._slots.values() if each.ticket == job.ticket), None)
-        if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, TakesRows):
+        if growing is None or growing.job.target_epoch != job.target_epoch or not isinstance(growing.slot, HeadSlot):
             return
         if job.start + len(job.rows) <= growing.slot.max_len:
-            growing.slot.take_rows(job.start, job.rows, job.request_id)
+            growing.slot.take_features(job.start, job.rows, job.request_id)
 
     def _begin(self, growing: Growing, job: AdvanceJob) -> GrowingTree:
         """Return a tree that knows no guesses. Those of another are not for the cache to be compared by: its cells are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draft_service.block import Block, SequentialBlock
+from draft_service.block import Block
 from draft_service.cascade import Cascade
 from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import SlotShares
@@ -28,7 +28,7 @@ class Growing:
     """What steps took that grew it since nodes of it were last sent."""
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
-    block: Block | SequentialBlock | None = None
+    block: Block | None = None
     """What a drafter of blocks knows of the next positions."""
     cascade: Cascade | None = None
     """A table's guesses of what is drawn; None where nothing guesses that."""

@@ -1,4 +1,4 @@
-"""A draft that is an EAGLE head: a model that takes the target's row of the token before beside each id, and of guesses
+"""A draft that is an EAGLE head: a model that takes the feature of the token before beside each id, and of draft tokens
 its own output in its place.
 """
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from draft_service.feeding import Feeder
 from draft_service.growing import Growing
-from draft_service.head_slot import HeadSlot
+from draft_service.head_slot import HeadSlot, is_fed
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.loader import AnyHeadPath
-from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 
 
 class HeadDrafter(ModelDrafter):
-    """Each fed node keeps the head's output after it, its *carry* [width], for what follows."""
+    """Keeps the head's output after the last committed token and each fed node, its *carry*, for what follows."""
 
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: AnyHeadPath) -> None:
         """path: that of the feeder's runner."""
@@ -30,28 +30,34 @@ class HeadDrafter(ModelDrafter):
         self._path = path
 
     def is_ready(self, asked: Growing) -> bool:
-        slot, tree = asked.slot, asked.tree
-        assert isinstance(slot, HeadSlot) and tree is not None, "a head's slot takes rows"
-        if tree.root.is_fed and self.knows(asked):
-            return True
-        return len(slot.committed) > slot.first and not slot.lacks_rows and super().is_ready(asked)
+        assert asked.tree is not None, "no tree grows here"
+        return (asked.tree.root.is_fed and self.knows(asked)) or is_fed(_slot(asked))
 
     def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
         super().keep_fed(asked, num_fed, keep)
         if asked.tree is not None and not asked.tree.root.is_fed:
-            asked.slot.settle()  # what was made of carries on the way is made anew of rows
+            asked.slot.settle()  # what was made of carries on the way is made anew of features
+            return
+        slot = _slot(asked)
+        start = len(slot.carries) - num_fed
+        carries = [*slot.carries[:start], *(slot.carries[start + index] for index in keep)]
+        num_behind = len(slot.cached) + slot.first - len(slot.committed)  # entries behind the last committed token
+        slot.carries = carries[-1 - num_behind :]
 
-    def _features_of(self, nodes: Sequence[Node]) -> Tensor:
-        carries = list[Tensor]()
-        for node in nodes:
-            assert node.parent is not None and node.parent.kept is not None, "what follows no fed node cannot be fed"
-            carries.append(node.parent.kept)
-        return torch.stack(carries)
+    def _features_of(self, slot: Slot, parents: Sequence[int]) -> Tensor:
+        assert isinstance(slot, HeadSlot), "a head's slot keeps carries"
+        return torch.stack([slot.carries[parent + 1] for parent in parents])
 
-    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[Node], row: Row, index: int) -> None:
+    def _note_fed(self, slot: Slot, tree: GrowingTree, row: Row, index: int, num_nodes: int) -> None:
+        assert isinstance(slot, HeadSlot), "a head's slot keeps carries"
         if tree.root.is_fed:
             slot.fed(row.new_ids)
         else:
             slot.fed_committed(row.new_ids)
-        for place, node in enumerate(nodes):
-            node.kept = self._path.hidden[index + place]
+            slot.carries = []
+        slot.carries += self._path.hidden[index : index + num_nodes]
+
+
+def _slot(asked: Growing) -> HeadSlot:
+    assert isinstance(asked.slot, HeadSlot), "the slot of a head has features"
+    return asked.slot

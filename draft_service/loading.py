@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
+from draft_service.head_slot import HeadSlot, open_uncached
 from draft_service.translated_slot import make_slot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.drafters import make_drafters
@@ -140,9 +140,8 @@ def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
     limit, width = head.facts.context_limit, head.opening.spec.width
     slots: OpenSlots[Any]
     if head.runner is None:
-        slots = OpenSlots(RowSlot, config.max_slots, limit)
+        slots = open_uncached(width, config.max_slots, limit)
     else:
         head.runner.pool.prefix.enabled = config.prefix_caching
-        slot_class = HeadSlot if head.network.lag else ContextSlot
-        slots = SlotTable(head.runner.pool, config.max_slots, limit, partial(slot_class, width))
+        slots = SlotTable(head.runner.pool, config.max_slots, limit, partial(HeadSlot, width, head.network.lag))
     return HeadState(config, epoch, slots, tokenizer_files(config.target_model), head=head)

@@ -48,7 +48,7 @@ class ModelDrafter:
                 slot.note_written(row.new_ids, host.raw_best_id(index))
                 said += _read(slot, tree, nodes, state)
             else:
-                self._note_fed(slot, tree, nodes, row, index)
+                self._note_fed(slot, tree, row, index, len(nodes))
                 own = host if slot.translation is None else host.told(slot.translation.logits)
                 for place, node in enumerate(nodes):
                     tree.feed(node)
@@ -81,18 +81,18 @@ class ModelDrafter:
         place = {id(node): index for index, node in enumerate(order)} | {id(tree.root): TREE_ROOT}
         parents = [place[id(node.parent)] for node in order]
         is_chain = parents == list(range(-1, len(parents) - 1))
-        new_ids, features = [node.token_id for node in nodes], self._features_of(nodes)
+        new_ids, features = [node.token_id for node in nodes], self._features_of(slot, parents[len(tree.fed) :])
         if slot.translation is not None:
             new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
         rest = (None if is_chain else parents, features, slot.source)
         return Row(slot.table, new_ids, num_cached, len(nodes), slot.cached, *rest)
 
-    def _features_of(self, nodes: Sequence[Node]) -> Tensor | None:
-        """Return what goes into a forward beside nodes of a tree."""
+    def _features_of(self, slot: Slot, parents: Sequence[int]) -> Tensor | None:
+        """Return what goes into a forward beside nodes that follow these fed ones, by index."""
         return None
 
-    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[Node], row: Row, index: int) -> None:
-        """Note that a slot's row went through. index: that of the logits after the first of the nodes."""
+    def _note_fed(self, slot: Slot, tree: GrowingTree, row: Row, index: int, num_nodes: int) -> None:
+        """Note that a slot's row went through. index: that of the logits after the first of its nodes."""
         slot.fed(row.new_ids)
 
     def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:

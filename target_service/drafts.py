@@ -173,7 +173,7 @@ class Drafts:
             left -= wanted
             if not draft.live or num_here >= lease.room or draft.parked.ended:
                 continue
-            if draft.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+            if draft.reads_features and len(lease.slot.cached) < len(lease.slot.committed) - 1:
                 continue  # it reads rows of what is fed in this step
             if lease.speculation.is_fixed:
                 lacking += [(draft, 1.0)] if num_here < wanted else []

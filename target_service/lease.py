@@ -17,7 +17,6 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import Rows
 from target_service.beams import Beams
-from target_service.feature_jobs import Wanting
 from target_service.jobs import Fallback, VerifyJob
 from target_service.parked import Parked
 
@@ -56,8 +55,8 @@ class Delivered:
     """Draft tokens that came too late since the last verdict."""
     absent_len: int = 0
     """The length for whose step it was not waited for when the slot could go on: what comes is for the next."""
-    wanting: Wanting | None = None
-    """The draft, where it reads rows of features: the last that asked."""
+    reads_features: bool = False
+    """It subscribes to features of the slot's committed tokens."""
 
     @property
     def hit(self) -> bool | None:

@@ -21,36 +21,53 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from target_service.chains import chain_of_logits
-from target_service.feature_jobs import AddHead
 from target_service.features import Features
 from target_service.lease import Candidate, Scaffold
 
 
 class OwnHeads:
-    """Implements `StepDrafter`: each slot has its own last row."""
+    """Implements `StepDrafter`: the heads of a slot read the feature of its last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
-        """Have the target make rows for them from now on."""
-        self.heads = loaded.network
+        """Have the target make features for them from now on."""
+        self._heads = loaded.network
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
-        self._known: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """Number of committed tokens, and the logits [heads, V] behind them."""
-        self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
-        features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
+        self._logits: dict[SlotKey, tuple[int, HostLogits]] = {}
+        """Number of committed tokens, and the logits [heads, V] after them."""
+        self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
+        features.add_head(self._digest, loaded.opening, lambda error: None)
 
     def open(self, slot: Slot) -> None:
         self._slots[slot.key] = slot
 
     def has_next(self, slot: Slot) -> bool:
-        return self._row(slot) is not None
+        return self._feature(slot) is not None
 
-    def _row(self, slot: Slot) -> Tensor | None:
-        """Return the row [width] of the token before the last committed one, where it is here."""
-        return self._features.row(self._digest, slot.key, len(slot.committed) - 2)
+    def _feature(self, slot: Slot) -> Tensor | None:
+        return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
 
     def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        return chain_of_logits(slot, state, shares, most, self._logits(slot), self.heads.facts.num_heads)
+        if self._is_pending(slot):
+            self._run_heads()
+        logits = self._logits[slot.key][1]
+        return chain_of_logits(slot, state, shares, most, logits, self._heads.facts.num_heads)
+
+    def _is_pending(self, slot: Slot) -> bool:
+        return slot.key not in self._logits or self._logits[slot.key][0] != len(slot.committed)
+
+    @torch.inference_mode()
+    def _run_heads(self) -> None:
+        """Run the heads for all slots whose last feature they have not read: the host waits for all at once."""
+        slots, features = list[Slot](), list[Tensor]()
+        for slot in self._slots.values():
+            feature = self._feature(slot)
+            if feature is not None and self._is_pending(slot):
+                slots.append(slot)
+                features.append(feature)
+        logits = self._heads(torch.stack(features))  # [S, heads, V]
+        for slot, own in zip(slots, to_host(*logits.unbind()), strict=True):
+            self._logits[slot.key] = (len(slot.committed), HostLogits(own))
 
     def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
         return None
@@ -58,34 +75,12 @@ class OwnHeads:
     def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Rows of other tokens may come up to the same length."""
-        known = self._known.get(key)
-        if known is not None and known[0] > end:
-            del self._known[key]
+        """Other tokens may come up to the same length."""
+        self._logits.pop(key, None)
 
     def forget(self, key: SlotKey) -> None:
-        """The rows are dropped with the slot's features."""
         self._slots.pop(key, None)
-        self._known.pop(key, None)
-
-    def _logits(self, slot: Slot) -> HostLogits:
-        """Return the heads' logits [heads, V] behind the last committed token, where the row before it is here."""
-        if self._is_pending(slot):
-            self._run_heads()
-        return self._known[slot.key][1]
-
-    def _is_pending(self, slot: Slot) -> bool:
-        known = self._known.get(slot.key)
-        return known is None or known[0] != len(slot.committed)
-
-    @torch.inference_mode()
-    def _run_heads(self) -> None:
-        """Run the heads for all slots whose last row they have not read: the host waits for all at once."""
-        pending = [slot for slot in self._slots.values() if self._is_pending(slot)]
-        rows = [(slot, row) for slot in pending if (row := self._row(slot)) is not None]
-        logits = self.heads(torch.stack([row for _, row in rows]))  # [S, heads, V]
-        for (slot, _), own in zip(rows, to_host(*logits.unbind()), strict=True):
-            self._known[slot.key] = (len(slot.committed), HostLogits(own))
+        self._logits.pop(key, None)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draft_service.block_drafter import MedusaDrafter, PardDrafter
+from draft_service.block_drafter import MaskDrafter, MedusaDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower, MakeDrafter
-from draft_service.head_slot import RowSlot
+from draft_service.head_slot import HeadSlot, open_uncached
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.network import BlockShape
@@ -24,7 +24,7 @@ from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import OpenSlots, SlotTable
+from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
@@ -99,12 +99,13 @@ class TestMedusa:
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: MedusaDrafter(heads, keeper, lambda: None)
 
-        return Draft(make, OpenSlots(RowSlot, 4, 99), VOCAB_SIZE, PROMPT)
+        return Draft(make, open_uncached(WIDTH, 4, 99), VOCAB_SIZE, PROMPT)
 
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
         """Return the last row."""
         rows = torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(start)).to(torch.bfloat16)
-        draft.grower.handle(RowsJob(1, 0, start, rows.view(torch.int16).numpy().view(np.uint16), lambda: None))
+        bits = rows.view(torch.int16).numpy().view(np.uint16)
+        draft.grower.handle(RowsJob(1, 0, start, bits, lambda: None, 1))
         return rows[-1]
 
     def test_each_head_says_its_position(self, draft: Draft, heads: MedusaHeads) -> None:
@@ -114,7 +115,7 @@ class TestMedusa:
         draft.run()
         assert draft.chain() == heads(row).argmax(-1).tolist()
         slot = draft.grower._slots[1, 1].slot
-        assert isinstance(slot, RowSlot) and slot.row is not None and slot.row.base is None, "the others are not kept"
+        assert isinstance(slot, HeadSlot) and slot.features.num_bytes == 2 * WIDTH, "the others are not kept"
 
     def test_speaks_of_the_newest_row_alone(self, draft: Draft, heads: MedusaHeads) -> None:
         """On a hit what it said of the positions before stays; beyond them the newer row speaks."""
@@ -163,7 +164,7 @@ class TestPard:
         runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            return lambda growing: PardDrafter(
+            return lambda growing: MaskDrafter(
                 Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, BlockShape(self.NUM, self.MASK)
             )
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+from draft_service.block import BlockShape
+from draft_service.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import MakeDrafter
-from draft_service.head_slot import ContextSlot
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import RowsJob
 from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
 from outrider.engine.heads.head_path import HeadPath
@@ -75,14 +76,15 @@ class Drafting(Draft):
         path = HeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
         self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
-        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(ContextSlot, WIDTH))
+        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(HeadSlot, WIDTH, 0))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            def drafter(growing: Any) -> DFlashDrafter:
+            def drafter(growing: Any) -> MaskDrafter:
+                shape = BlockShape(BLOCK, MASK, head.facts.from_anchor)
                 feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
                 if head.markov_head is None:
-                    return DFlashDrafter(feeder, keeper, path)
-                return DSparkDrafter(feeder, keeper, path, head.markov_head)
+                    return MaskDrafter(feeder, keeper, shape)
+                return SequentialDrafter(feeder, keeper, shape, path, head.markov_head)
 
             return drafter
 
@@ -93,9 +95,9 @@ class Drafting(Draft):
         self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
 
     @property
-    def slot(self) -> ContextSlot:
+    def slot(self) -> HeadSlot:
         slot = self.grower._slots[1, 1].slot
-        assert isinstance(slot, ContextSlot)
+        assert isinstance(slot, HeadSlot)
         return slot
 
 
@@ -224,8 +226,8 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing() -> None:
     draft.run()
     first = draft.chain()
     other = draft.table.open(1, 2, LONG, len(LONG), draft.slot.params)
-    assert isinstance(other, ContextSlot)
-    other.take_rows(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
+    assert isinstance(other, HeadSlot)
+    other.take_features(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
     assert (other.first, other.cached) == (0, LONG[:64])
     assert first == expected(HEADS["DFlash"], LONG)
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draft_service.block_drafter import PEagleDrafter
+from draft_service.block_drafter import MaskDrafter
 from draft_service.feeding import Feeder
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import RowsJob
@@ -198,11 +198,11 @@ class TestDrafter:
         shape = replace(shape, size=NUM)
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> Any:
-            return lambda growing: PEagleDrafter(
+            return lambda growing: MaskDrafter(
                 Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, shape
             )
 
-        self.table = SlotTable(runner.pool, 4, 512, partial(HeadSlot, WIDTH))
+        self.table = SlotTable(runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         return Draft(make, self.table, VOCAB, LONG)
 
     def send(self, draft: Draft, start: int, end: int, request_id: int = 1) -> None:

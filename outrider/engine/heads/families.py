@@ -35,10 +35,8 @@ class Drafting(enum.Enum):
     """A model: a level of the draft tree a forward, from ids alone."""
     CARRIES = enum.auto()
     """A `CarryHead`: a level of the draft tree a forward, each node with its parent's carry."""
-    MASKS = enum.auto()
-    """A model or a `CarryHead`: a block a forward, whose anchor stays in the cache."""
     BLOCKS = enum.auto()
-    """A `BlockHead`: a block a forward, which leaves nothing in the cache."""
+    """A model or a head with a `BlockShape`: a block a forward."""
     FEATURE = enum.auto()
     """Heads without a cache: all positions from the newest feature."""
 
@@ -97,7 +95,7 @@ class Family:
 
 
 MODEL = Family(name="model", label="causal language models", drafting=Drafting.TOKENS)
-PARD = Family(name="pard", label="PARD", drafting=Drafting.MASKS, keys=("pard_token", "ptd_token_id"))
+PARD = Family(name="pard", label="PARD", drafting=Drafting.BLOCKS, keys=("pard_token", "ptd_token_id"))
 EAGLE3 = Family(
     name="eagle3",
     label="EAGLE-3 and 3.1",
@@ -121,7 +119,7 @@ EAGLE1 = Family(
 PEAGLE = Family(
     name="peagle",
     label="P-EAGLE",
-    drafting=Drafting.MASKS,
+    drafting=Drafting.BLOCKS,
     network=Eagle3Head,
     read=read_peagle,
     paths=("fused", "paged"),
