@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from draft_service.head_slot import HeadSlot, open_uncached
+from draft_service.head_slot import HeadSlot
 from draft_service.translated_slot import make_slot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.drafters import make_drafters
@@ -18,9 +18,10 @@ from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, lo
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
-from outrider.engine.worker.slots import SlotTable
+from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
 from outrider.wire import kinds
@@ -176,7 +177,8 @@ def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
 def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
     target = _target_of(config)
     heads = load_medusa(config, target, config.allow_pickle)
-    slots = open_uncached(heads.opening.spec.width, config.max_slots, heads.facts.context_limit)
+    make = partial(HeadSlot, heads.opening.spec.width, 1, pool=KVPool(1), keeps_cache=False)
+    slots = OpenSlots(make, config.max_slots, heads.facts.context_limit)
     num_layers = TargetFiles(target).num_layers
     return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
 

@@ -64,11 +64,11 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         if isinstance(state, HeadState):
             path, mask = state.head.path, state.head.mask
             if isinstance(path, BlockHeadPath):
-                facts, markov = path.head.facts, path.head.markov_head
+                facts = path.head.facts
                 shape = BlockShape(facts.block_size, facts.mask_id, facts.from_anchor)
-                if markov is None:
+                if path.head.markov_head is None:
                     return MaskDrafter(feeder, keeper, shape)
-                return SequentialDrafter(feeder, keeper, shape, path, markov)
+                return SequentialDrafter(feeder, keeper, shape, path)
             if mask is None:
                 return HeadDrafter(feeder, keeper, path)
             return MaskDrafter(feeder, keeper, BlockShape(8, mask.token_id, feature=mask.feature))

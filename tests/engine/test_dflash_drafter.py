@@ -86,7 +86,7 @@ class Drafting(Draft):
                 feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
                 if head.markov_head is None:
                     return MaskDrafter(feeder, keeper, shape)
-                return SequentialDrafter(feeder, keeper, shape, path, head.markov_head)
+                return SequentialDrafter(feeder, keeper, shape, path)
 
             return drafter
 
