@@ -170,18 +170,11 @@ class MaskDrafter(BlockDrafter):
 class SequentialDrafter(MaskDrafter):
     """A head whose logits of a position are biased by the draft token before it (DSpark)."""
 
-    def __init__(
-        self,
-        feeder: Feeder,
-        keeper: SlotKeeper[Slot],
-        shape: BlockShape,
-        path: HeadPath,
-        sequential: MarkovHead,
-    ) -> None:
-        """path: of the feeder's runner. sequential: of the path's head."""
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape, path: HeadPath) -> None:
+        """path: of the feeder's runner."""
         super().__init__(feeder, keeper, shape)
         self._path = path
-        self._sequential = sequential
+        self._sequential: MarkovHead = path.head.markov_head
 
     def _take(self, filled: Sequence[Growing], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)
@@ -189,28 +182,26 @@ class SequentialDrafter(MaskDrafter):
     @torch.inference_mode()
     def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
         """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
-        pairs = [(growing, node) for growing, nodes in asked for node in nodes]
-        if not pairs:
-            return []
         places, logits = list[_Place](), list[Tensor]()
-        for growing, node in pairs:
-            assert growing.tree is not None and growing.block is not None, "it has none"
-            path = tuple(node.path(growing.tree.root))
-            places.append((growing.block, (growing.tree.root.token_id, *path)))
-            logits.append(growing.block.logits[len(path)])
+        for growing, nodes in asked:
+            for node in nodes:
+                ids = (growing.slot.committed[-1], *node.path(growing.tree.root))
+                places.append((growing.block, ids))
+                logits.append(growing.block.logits[len(ids) - 1])
+        if not places:
+            return []
         biases = self._sequential.biases(self._step(places))
-        host = HostLogits(self._path.head.with_biases(torch.stack(logits), biases))
-        said = list[Said]()
-        for index, (growing, node) in enumerate(pairs):
-            assert growing.tree is not None, "no tree grows here"
-            said.append(of_logits(growing.tree, node, self._keeper.sampling_state(growing.slot), host, index))
+        host, said = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
+        for growing, nodes in asked:
+            state = self._keeper.sampling_state(growing.slot)
+            for node in nodes:
+                said.append(of_logits(growing.tree, node, state, host, len(said)))
         return said
 
     def _step(self, places: Sequence[_Place]) -> Tensor:
         """Return the latents [N, r] after tokens of blocks, and keep the states after them."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for block, ids in places:
-            assert block.hidden is not None, "no hidden states were kept"
             states.append(self._state(block, ids[:-1]))
             hidden.append(block.hidden[len(ids) - 1])
             token_ids.append(ids[-1])

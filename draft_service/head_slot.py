@@ -12,7 +12,7 @@ from draft_service.jobs import Rows
 from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import SlotKey
-from outrider.engine.worker.slots import OpenSlots, Slot, needs_prefill
+from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.params import SamplingParams
 
 MAX_FEATURE_BYTES = 64 << 20
@@ -146,15 +146,3 @@ def is_fed(slot: Slot) -> bool:
     if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
         return False
     return not needs_prefill(slot)
-
-
-def open_uncached(width: int, max_slots: int, context_limit: int) -> OpenSlots[HeadSlot]:
-    """Return the slots of heads without a cache, whose newest feature has `width` numbers."""
-    pool = KVPool(1)  # of which nothing is taken
-
-    def create(
-        key: SlotKey, committed_ids: Sequence[int], num_prompt: int, params: SamplingParams, cache_salt: bytes
-    ) -> HeadSlot:
-        return HeadSlot(width, 1, key, committed_ids, num_prompt, params, pool, cache_salt, keeps_cache=False)
-
-    return OpenSlots(create, max_slots, context_limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from draft_service.head_slot import HeadSlot, open_uncached
+from draft_service.head_slot import HeadSlot
 from draft_service.translated_slot import make_slot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.drafters import make_drafters
@@ -15,6 +15,7 @@ from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_same, pard_block
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
@@ -140,7 +141,8 @@ def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
     limit, width = head.facts.context_limit, head.opening.spec.width
     slots: OpenSlots[Any]
     if head.runner is None:
-        slots = open_uncached(width, config.max_slots, limit)
+        make = partial(HeadSlot, width, head.network.lag, pool=KVPool(1), keeps_cache=False)
+        slots = OpenSlots(make, config.max_slots, limit)
     else:
         head.runner.pool.prefix.enabled = config.prefix_caching
         slots = SlotTable(head.runner.pool, config.max_slots, limit, partial(HeadSlot, width, head.network.lag))

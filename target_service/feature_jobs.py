@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from target_service.feature_stream import FeatureStream
     from target_service.features import Features
-
-
-class FeatureLink(Protocol):
-    """The way of features to one draft, as the engine thread sees it."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether less waits to be written than may."""
-
-    def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
-        """Send the features of consecutive positions from `start` on: [num_tokens, width] bfloat16."""
-
-    def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
-        """Count features that were sent, or dropped for want of room."""
 
 
 @dataclass(eq=False, slots=True)
 class FeatureSubscription:
     """A draft's subscription to the features of one lease: what is kept, and the rest as it is made."""
 
-    link: FeatureLink
+    link: FeatureStream
     digest: bytes
     """Of the head whose projection makes them."""
     ticket: int

@@ -1,6 +1,6 @@
 """What goes back to one draft on its Deliver stream, and what it asks for there beside deliveries.
 
-On the gRPC loop's thread, but for what the engine thread calls as a `FeatureLink`.
+On the gRPC loop's thread, but for `has_room`, `send_features` and `count`, which the engine thread calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PART_BYTES = 4 << 20
 
 
 class FeatureStream:
-    """One draft's stream. Implements `FeatureLink` and `HeadStream`."""
+    """One draft's stream."""
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class FeatureStream:
         self._put(tpb.FeatureBatch(probes=[reply]))
 
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
+        """Send the state of a head's registration."""
         self._put_head(digest, state, why, self._epoch)
 
     def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, epoch: int) -> None:
@@ -125,14 +126,17 @@ class FeatureStream:
 
     @property
     def has_room(self) -> bool:
+        """Whether fewer bytes of features wait to be written than may."""
         return self._num_posted_bytes - self._num_written_bytes < MAX_BACKLOG_BYTES
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
+        """Send the features of consecutive positions from `start` on: [num_tokens, width] bfloat16."""
         self._num_posted_bytes += len(data)
         self._engine.answer(lambda: self._put_features(subscription, start, num_tokens, data))
         self.count("sent", num_tokens, len(data))
 
     def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
+        """Count features that were sent, or dropped for want of room."""
         self._metrics.feature_rows.labels(peer=self._peer, fate=fate).inc(num_tokens)
         self._metrics.feature_bytes.labels(peer=self._peer, fate=fate).inc(num_bytes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,9 +23,12 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, SlotKey
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
-from target_service.feature_jobs import FeatureJob, FeatureLink, FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
 from target_service.lease import Lease
 from target_service.leases import Leases
+
+if TYPE_CHECKING:
+    from target_service.feature_stream import FeatureStream
 
 log = get_logger(__name__)
 
@@ -107,7 +111,7 @@ class Features:
             self._subscriptions.popitem(last=False)
         self._send(subscription)
 
-    def end_link(self, link: FeatureLink, done: Callable[[], None]) -> None:
+    def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
         """Send nothing more to a draft whose stream has ended. done: posted when that is so."""
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:

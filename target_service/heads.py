@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
@@ -22,6 +22,9 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
 from target_service.feature_jobs import FeatureJob
+
+if TYPE_CHECKING:
+    from target_service.feature_stream import FeatureStream
 
 log = get_logger(__name__)
 
@@ -37,20 +40,13 @@ PIECE_S = 15.0
 """Seconds that a piece may be awaited."""
 
 
-class HeadStream(Protocol):
-    """The stream of a draft that registers a head, by its identity. A stream has one head."""
-
-    def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
-        """Send the state of a head's registration."""
-
-
 @dataclass(slots=True)
 class _Head:
     """A projection that is here, or that the engine is taking in."""
 
     num_bytes: int
     taps: Sequence[int]
-    streams: set[HeadStream] = field(default_factory=set)
+    streams: set[FeatureStream] = field(default_factory=set)
     is_ready: bool = False
 
 
@@ -65,7 +61,7 @@ class _Upload:
 
 
 class Heads:
-    """Registers heads for streams."""
+    """Registers heads for the streams of drafts, each of which has one head."""
 
     def __init__(
         self,
@@ -83,15 +79,15 @@ class Heads:
         self._refusal = refusal
         self._spare = spare
         self._heads: dict[bytes, _Head] = {}
-        self._uploads: dict[HeadStream, _Upload] = {}
+        self._uploads: dict[FeatureStream, _Upload] = {}
         self._reading: set[asyncio.Task[None]] = set()
 
-    def is_ready(self, stream: HeadStream, digest: bytes) -> bool:
+    def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
         """Return whether a stream may subscribe to features of this head."""
         head = self._heads.get(digest)
         return head is not None and head.is_ready and stream in head.streams
 
-    def register(self, stream: HeadStream, spec: tpb.HeadSpec) -> None:
+    def register(self, stream: FeatureStream, spec: tpb.HeadSpec) -> None:
         """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
         self._check_features()
@@ -150,7 +146,7 @@ class Heads:
                 "or start the target with a lower kv_cache_fraction or kv_cache_tokens"
             )
 
-    def add_piece(self, stream: HeadStream, piece: tpb.HeadWeights) -> None:
+    def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
         """Take in a piece of the projection that the stream uploads. One that breaks a rule ends the upload."""
         upload = self._uploads.get(stream)
         if upload is None or upload.digest != piece.digest:
@@ -174,24 +170,24 @@ class Heads:
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
 
-    def _await_piece(self, stream: HeadStream) -> asyncio.TimerHandle:
+    def _await_piece(self, stream: FeatureStream) -> asyncio.TimerHandle:
         why = f"no weights came for {PIECE_S:g} s; register again"
         return asyncio.get_running_loop().call_later(PIECE_S, self._refuse, stream, why)
 
-    def _refuse(self, stream: HeadStream, why: str) -> None:
+    def _refuse(self, stream: FeatureStream, why: str) -> None:
         """End a stream's upload."""
         upload = self._end_upload(stream)
         if upload is not None:
             log.warning("refused a head of %d bytes: %s", upload.num_bytes, why)
             stream.reply(upload.digest, tpb.HEAD_STATE_REFUSED, why)
 
-    def _end_upload(self, stream: HeadStream) -> _Upload | None:
+    def _end_upload(self, stream: FeatureStream) -> _Upload | None:
         upload = self._uploads.pop(stream, None)
         if upload is not None:
             upload.timer.cancel()
         return upload
 
-    async def _read(self, stream: HeadStream, upload: _Upload) -> None:
+    async def _read(self, stream: FeatureStream, upload: _Upload) -> None:
         """Check a projection that is complete, in another thread, and give it to the engine."""
         digest = upload.digest
         try:
@@ -228,13 +224,13 @@ class Heads:
         self._engine.submit(FeatureJob(lambda features: features.add_head(digest, projection, respond)))
         log.info("a draft registered head %s, %d bytes", label_of(digest), head.num_bytes)
 
-    def _join(self, stream: HeadStream, digest: bytes) -> None:
+    def _join(self, stream: FeatureStream, digest: bytes) -> None:
         head = self._heads[digest]
         head.streams.add(stream)
         if head.is_ready:
             stream.reply(digest, tpb.HEAD_STATE_READY)
 
-    def gone(self, stream: HeadStream) -> None:
+    def gone(self, stream: FeatureStream) -> None:
         """Forget a stream that has ended, and what it alone used."""
         self._end_upload(stream)
         for digest, head in list(self._heads.items()):

@@ -146,7 +146,7 @@ class Pair:
         monkeypatch.setattr(worker_handle, "start", start)
         monkeypatch.setattr(draft_service.deliveries, "Deliverer", Deliverer)
 
-    # rows of features: the pair is the link (`FeatureLink`)
+    # rows of features: the pair is the link (`FeatureStream`)
 
     has_room = True
 

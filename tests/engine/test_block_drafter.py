@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from draft_service.block_drafter import MaskDrafter, MedusaDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower, MakeDrafter
-from draft_service.head_slot import HeadSlot, open_uncached
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.engine.heads.network import BlockShape
@@ -24,7 +25,7 @@ from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import SlotTable
+from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
@@ -99,7 +100,9 @@ class TestMedusa:
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: MedusaDrafter(heads, keeper, lambda: None)
 
-        return Draft(make, open_uncached(WIDTH, 4, 99), VOCAB_SIZE, PROMPT)
+        return Draft(
+            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), keeps_cache=False), 4, 99), VOCAB_SIZE, PROMPT
+        )
 
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
         """Return the last row."""

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.block import BlockShape
 from draft_service.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import MakeDrafter
@@ -80,11 +79,11 @@ class Drafting(Draft):
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             def drafter(growing: Any) -> MaskDrafter:
-                shape = BlockShape(BLOCK, MASK, head.facts.from_anchor)
+                shape = head.block
                 feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
                 if head.markov_head is None:
                     return MaskDrafter(feeder, keeper, shape)
-                return SequentialDrafter(feeder, keeper, shape, path, head.markov_head)
+                return SequentialDrafter(feeder, keeper, shape, path)
 
             return drafter
 
