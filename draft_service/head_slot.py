@@ -32,7 +32,7 @@ class HeadSlot(Slot):
     draft tokens come true, and are made anew once they do not.
     """
 
-    __slots__ = ("carries", "features", "keeps_cache", "lag", "request_id")
+    __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(
         self,
@@ -53,9 +53,6 @@ class HeadSlot(Slot):
         self.keeps_cache = keeps_cache
         self.first = lag
         self.features = FeatureBuffer(2 * width)
-        self.carries: list[Tensor] = []
-        """Outputs [width] of the head at the last committed token and the fed draft tokens, which stand in for the
-        features of what follows them."""
         self.request_id = 1
         """Of the features that are asked for; another one once what was here was lost."""
         if lag:

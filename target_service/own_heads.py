@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,18 +14,19 @@ from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, tap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.chain import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from target_service.chains import chain_of_logits
 from target_service.features import Features
-from target_service.lease import Candidate, Scaffold
 
 
-class OwnHeads:
-    """Implements `StepDrafter`: the heads of a slot read the feature of its last token but one."""
+class OwnHeads(TargetDrafter):
+    """The heads of a slot read the feature of its last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
         """Have the target make features for them from now on."""
@@ -38,7 +38,7 @@ class OwnHeads:
         self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
         features.add_head(self._digest, loaded.opening, lambda error: None)
 
-    def open(self, slot: Slot) -> None:
+    def open(self, job: OpenJob, slot: Slot) -> None:
         self._slots[slot.key] = slot
 
     def has_next(self, slot: Slot) -> bool:
@@ -47,11 +47,22 @@ class OwnHeads:
     def _feature(self, slot: Slot) -> Tensor | None:
         return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
 
-    def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        if self._is_pending(slot):
-            self._run_heads()
-        logits = self._logits[slot.key][1]
-        return chain_of_logits(slot, state, shares, most, logits, self._heads.facts.num_heads)
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        logits = None
+        if self.has_next(slot):
+            if self._is_pending(slot):
+                self._run_heads()
+            logits = self._logits[slot.key][1]
+        return propose_by_logits(slot, state, shares, max_tokens, logits)
+
+    def commit(self, slot: Slot, num_same: int) -> None:
+        """Other tokens may come up to the same length."""
+        self._logits.pop(slot.key, None)
+
+    def close(self, key: SlotKey, *, is_ended: bool) -> None:
+        """The features are dropped with the slot's."""
+        del self._slots[key]
+        self._logits.pop(key, None)
 
     def _is_pending(self, slot: Slot) -> bool:
         return slot.key not in self._logits or self._logits[slot.key][0] != len(slot.committed)
@@ -68,19 +79,6 @@ class OwnHeads:
         logits = self._heads(torch.stack(features))  # [S, heads, V]
         for slot, own in zip(slots, to_host(*logits.unbind()), strict=True):
             self._logits[slot.key] = (len(slot.committed), HostLogits(own))
-
-    def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        return None
-
-    def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
-
-    def cut(self, key: SlotKey, end: int) -> None:
-        """Other tokens may come up to the same length."""
-        self._logits.pop(key, None)
-
-    def forget(self, key: SlotKey) -> None:
-        self._slots.pop(key, None)
-        self._logits.pop(key, None)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
