@@ -235,9 +235,12 @@ class Heads:
             head.streams.discard(stream)
             if not head.streams:
                 del self._heads[digest]
-                self._engine.submit(FeatureJob(lambda features, digest=digest: features.drop_head(digest)))
-                log.info("head %s has no draft any more", label_of(digest))
+                self._drop(digest)
         self._count_bytes()
+
+    def _drop(self, digest: bytes) -> None:
+        self._engine.submit(FeatureJob(lambda features: features.drop_head(digest)))
+        log.info("head %s has no draft any more", label_of(digest))
 
     def _count_bytes(self) -> None:
         self._metrics.head_bytes.set(sum(head.num_bytes for head in self._heads.values()))
