@@ -35,7 +35,7 @@ log = get_logger(__name__)
 MAX_KEPT_BYTES = 256 << 20
 """Bytes kept for all slots and heads; those of the slot that was longest without a new token go first."""
 MAX_KEPT_TOKENS = 512
-"""Tokens of a slot, before its last step's, whose features are kept for a draft that subscribes late or reads slowly."""
+"""Tokens of a slot before its last step whose features are kept for a draft that subscribes late or reads slowly."""
 MAX_SUBSCRIPTIONS = 4096
 """Subscriptions of leases that run or have not begun; the oldest goes, and its draft subscribes again."""
 
