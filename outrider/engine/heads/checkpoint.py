@@ -46,6 +46,10 @@ class Checkpoint:
         """Whether the layout is speculators'."""
         return "speculators_model_type" in self.config
 
+    def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
+        """Return the error of files that cannot be served. of: the tensor or the key that `what` is said of."""
+        return ConfigError(f"{f'{of} of ' * bool(of)}{self.model} {what}", param=param)
+
     def part(self, name: str) -> dict[str, Any]:
         """Return what the configuration has under a name; empty where that is no object."""
         found = self.config.get(name)

@@ -17,7 +17,7 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
-from outrider.engine.heads.network import BlockHead, BlockShape, Misreading
+from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 """vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""
@@ -49,7 +49,7 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
+        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(self.config.num_hidden_layers))
         self.markov_head = None
         if facts.markov_rank:
             sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
@@ -59,13 +59,13 @@ class DFlashHead(LlamaHead, BlockHead):
     def block(self) -> BlockShape:
         return self.facts.block
 
-    def misreadings(self) -> Sequence[Misreading]:
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         facts, block = self.facts, self.block
         place, size = ("later", block.size + 1) if block.from_anchor else ("earlier", block.size - 1)
         off_by_one = replace(block, from_anchor=not block.from_anchor, size=size)  # which proposes as many tokens
-        found = [(f"reading one place {place}", self.decided(replace(facts, block=off_by_one)))]
+        found = [(f"reading one place {place}", replace(facts, block=off_by_one))]
         if facts.embedding_scale != 1:
-            found.append(("with unscaled embeddings", self.decided(replace(facts, embedding_scale=1.0))))
+            found.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
         return found
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:

@@ -17,11 +17,10 @@ from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
 from outrider.engine.heads.head_files import (
     HeadFiles,
     Keys,
-    agreed_taps,
     complete,
     layer_config,
-    layer_ids,
     llama_facts,
+    read_taps,
     read_tensors,
     take_norm,
 )
@@ -30,7 +29,6 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.loading.model_files import model_file
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.engine.paths.forward_path import NORMED
-from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 
@@ -53,7 +51,7 @@ UNSERVED = {
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
     if model_file(files.model, "mask_embedding.pt") is not None:
-        raise ConfigError(f"{files.model} has a mask_embedding.pt, which heads are not served with", param="model")
+        raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     tensors = read_tensors(files, _own_name)
     facts = _facts(files, tensors, target, is_dspark=is_dspark)
     for name in list(tensors):
@@ -79,12 +77,13 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
     for key, what in UNSERVED.items():
         value = keys.get(key)
         if value and not (type(value) in (int, float) and value == 1):
-            raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
+            raise files.refusal(f"is {value}, and heads are not served with {what}", of=key)
     layers = layer_config(files, has_windows=True)
     if keys.get("num_target_layers") not in (None, target.num_layers):
-        raise ConfigError(
-            f"num_target_layers of {files.model} is {keys.get('num_target_layers')}, and {target.model} has "
+        raise files.refusal(
+            f"is {keys.get('num_target_layers')}, and {target.model} has "
             f"{target.num_layers} layers; give the target that it was made for",
+            of="num_target_layers",
             param="target_model",
         )
     taps = _taps(files, keys, target.num_layers, layers.num_hidden_layers, is_dspark=is_dspark)
@@ -118,20 +117,19 @@ def _taps(files: Checkpoint, keys: Keys, num_layers: int, num_draft_layers: int,
     it before the final norm. Here a DFlash head reads it as in z-lab's code, where it is named in z-lab's key. The
     wiring test tries the other.
     """
-    said = {
-        "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
-        "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
+    default: tuple[int, ...] = (num_layers // 2 + 1,)
+    if num_draft_layers > 1:
+        apart = (num_layers - 4) / (num_draft_layers - 1)
+        default = tuple(round(1 + i * apart) + 1 for i in range(num_draft_layers))
+    wrapped_ids = files.config.get("aux_hidden_state_layer_ids")
+    ids = {
+        "aux_hidden_state_layer_ids": (wrapped_ids, 0),
+        "target_layer_ids": (keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
     }
-    taps = agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
-    if is_dspark or said["aux_hidden_state_layer_ids"] is not None:
+    taps = read_taps(files, ids, default, num_layers)
+    if is_dspark or wrapped_ids:
         return taps
     return tuple(NORMED if tap == num_layers else tap for tap in taps)
-
-
-def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
-    if num_taps == 1:
-        return (num_layers // 2 + 1,)
-    return tuple(round(1 + i * (num_layers - 4) / (num_taps - 1)) + 1 for i in range(num_taps))
 
 
 def _causal(keys: Keys, layers: PreTrainedConfig) -> tuple[bool, ...]:
@@ -159,7 +157,5 @@ def _markov_kind(files: Checkpoint, keys: Keys) -> MarkovKind:
     kind: MarkovKind = keys.get("markov_head_type") or "vanilla"
     kinds = get_args(MarkovKind)
     if kind not in kinds:
-        raise ConfigError(
-            f"markov_head_type of {files.model} is {kind!r}, must be one of {', '.join(kinds)}", param="model"
-        )
+        raise files.refusal(f"is {kind!r}, must be one of {', '.join(kinds)}", of="markov_head_type")
     return kind

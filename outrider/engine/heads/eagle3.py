@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +18,17 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import (
     HeadFiles,
-    agreed_taps,
+    Keys,
     complete,
     layer_config,
-    layer_ids,
     llama_facts,
-    masked_id,
+    read_taps,
     read_tensors,
     take_norm,
 )
 from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
-from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, Misreading, swapped
+from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
-from outrider.wire.errors import ConfigError
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """speculators' name of the masked id, and vLLM's."""
@@ -39,7 +36,7 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
-    """Facts of an EAGLE-3 head. Its first layer's residual and what it carries are in no tensor."""
+    """Facts of an EAGLE-3 head."""
 
     norm: Norm = "none"
     """Norm of the opening map."""
@@ -48,6 +45,8 @@ class Eagle3Config(LlamaFacts):
     qk_norms: bool = False
     """Whether queries and keys are normed, head by head (Qwen 3)."""
     qkv_bias: bool = False
+    swaps_norms: bool = False
+    """Whether the norms of embeddings and features stand in each other's place, as where files are misread."""
     mask_id: int | None = None
     """The id that stands at positions that a P-EAGLE head fills; None for EAGLE-3."""
 
@@ -59,7 +58,7 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
+        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(self.config.num_hidden_layers))
         if facts.mask_id is not None:
             self.register_buffer("mask_feature", torch.empty(facts.width))
 
@@ -69,28 +68,26 @@ class Eagle3Head(LlamaHead, CarryHead):
             return None
         return BlockShape(MASKED_POSITIONS, self.facts.mask_id, feature=self.mask_feature)
 
-    def decide(self, facts: Eagle3Config) -> None:
-        super().decide(facts)
-        first: Any = self.layers[0]
-        first.norm_before_residual = facts.norm_before_residual
-
-    def misreadings(self) -> Sequence[Misreading]:
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         is_normed = self.facts.norm_before_residual
-        residual = self.decided(replace(self.facts, norm_before_residual=not is_normed))
         return (
+            ("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)),
             (
-                "with the norms of embedding and features swapped",
-                swapped(self.layers[0], "input_layernorm", "hidden_norm"),
+                f"with the first residual {'un' * is_normed}normed",
+                replace(self.facts, norm_before_residual=not is_normed),
             ),
-            (f"with the first residual {'un' * is_normed}normed", residual),
         )
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
-        hidden = features.to(embedded.dtype)
-        rotary = self.rotary_emb(embedded, position_ids)
+        return self.run_layers(features.to(embedded.dtype), embedded, self.rotary_emb(embedded, position_ids), cache)
+
+    def run_layers(
+        self, hidden: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
+    ) -> Tensor:
+        """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
         for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache)
+            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache, self.facts)
         return hidden
 
 
@@ -99,7 +96,6 @@ class _Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
         super().__init__()
-        self.norm_before_residual = facts.norm_before_residual
         input_width = facts.width
         if index == 0:
             self.hidden_norm = HeadNorm(facts.width, eps=facts.epsilon)
@@ -110,18 +106,29 @@ class _Layer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(
-        self, hidden: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], cache: Cache | None
+        self,
+        hidden: Tensor,
+        embedded: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        cache: Cache | None,
+        facts: Eagle3Config,
     ) -> Tensor:
-        """Return [1, T, d] of hidden [1, T, d] and, in the first layer, embedded [1, T, d]."""
+        """Return [B, T, d] of hidden [B, T, d] and, in the first layer, embedded [B, T, d]."""
         if embedded is None:
             residual, inner = hidden, self.input_layernorm(hidden)
         else:
-            normed = self.hidden_norm(hidden)
-            residual = normed if self.norm_before_residual else hidden
-            inner = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [1, T, 2d]
+            token_norm, feature_norm = self.joining_norms(facts)
+            normed = feature_norm(hidden)
+            residual = normed if facts.norm_before_residual else hidden
+            inner = torch.cat([token_norm(embedded), normed], dim=-1)  # [B, T, 2d]
         hidden = residual + self.self_attn(inner, inner, rotary, cache)
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
+
+    def joining_norms(self, facts: Eagle3Config) -> tuple[nn.Module, nn.Module]:
+        """Return the first layer's norms of embeddings and of features."""
+        norms = (self.input_layernorm, self.hidden_norm)
+        return norms[::-1] if facts.swaps_norms else norms
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -143,15 +150,16 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     tensors = read_tensors(files, _own_name)
     hidden = tensors.pop("mask_hidden", None)
     if hidden is None:
-        raise ConfigError(f"{files.model} has no mask_hidden, which a P-EAGLE head needs; get the file again")
-    mask_id = masked_id(files, MASK_KEYS, target.vocab_size)
+        raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    mask_id = Keys(files).number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, undecided = _facts(files, tensors, target)
     opening = _take_opening(files, tensors, facts)
     num_taps = len(facts.taps)
     if hidden.numel() != num_taps * target.width:
-        raise ConfigError(
-            f"mask_hidden of {files.model} is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are "
+        raise files.refusal(
+            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are "
             f"{num_taps} x {target.width} = {num_taps * target.width}; give the target that it was made for",
+            of="mask_hidden",
             param="target_model",
         )
     tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
@@ -204,14 +212,14 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
     """
     nested = files.part("eagle_config")
     if nested.get("use_aux_hidden_state") is False:
-        raise ConfigError(f"{files.model} reads no taps (use_aux_hidden_state is false), and such heads are not served")
+        raise files.refusal("reads no taps (use_aux_hidden_state is false), and such heads are not served")
     key = "eagle_aux_hidden_state_layer_ids"
-    said = {
-        key: layer_ids(files, files.config.get(key), 0),
-        f"eagle_config.{key}": layer_ids(files, nested.get(key), 1),
-        "target_layer_ids": layer_ids(files, files.config.get("target_layer_ids"), 1),
+    keys = {
+        key: (files.config.get(key), 0),
+        f"eagle_config.{key}": (nested.get(key), 1),
+        "target_layer_ids": (files.config.get("target_layer_ids"), 1),
     }
-    return agreed_taps(files, said, (2, num_layers // 2, num_layers - 3), num_layers)
+    return read_taps(files, keys, (2, num_layers // 2, num_layers - 3), num_layers)
 
 
 def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) -> Norm:
@@ -219,17 +227,16 @@ def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) 
     has_each = any(name.startswith("fc_norm.") for name in tensors)
     has_all = "input_norm.weight" in tensors
     if has_each and has_all:
-        raise ConfigError(f"{files.model} has fc_norm and input_norm, which exclude each other", param="model")
+        raise files.refusal("has fc_norm and input_norm, which exclude each other")
     for key, has, names in (
         ("fc_norm", has_each, f"fc_norm.0.weight to fc_norm.{num_taps - 1}.weight"),
         ("norm_before_fc", has_all, "input_norm.weight"),
     ):
         says = files.config.get(key)
         if says is not None and bool(says) != has:
-            raise ConfigError(
-                f"{key} of {files.model} is {says} and {names} {'there' if has else 'missing'}; get the file again or "
-                "correct config.json",
-                param="model",
+            raise files.refusal(
+                f"is {says} and {names} {'there' if has else 'missing'}; get the file again or correct config.json",
+                of=key,
             )
     if has_each:
         return "each"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.llama_head import shape_of
+from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import DTYPES, OpeningMap
 from outrider.engine.loading.model_files import first_line
@@ -55,7 +55,7 @@ class Keys:
     """A configuration whose keys may stand at the top level or in parts of it."""
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
-        self._model = files.model
+        self._files = files
         self._places = [files.config, *(files.part(part) for part in parts)]
 
     def get(self, *names: str) -> Any:
@@ -68,11 +68,8 @@ class Keys:
             found += [place[name] for place in self._places if place.get(name) is not None]
         for value in found:
             if value != found[0]:
-                raise ConfigError(
-                    f"{' or '.join(names)} of {self._model} is both {found[0]} and {value}; leave one of them in "
-                    "config.json",
-                    param="model",
-                )
+                both = f"is both {found[0]} and {value}; leave one of them in config.json"
+                raise self._files.refusal(both, of=" or ".join(names))
         return found[0] if found else None
 
     def number(self, *names: str, least: int, most: int | None = None) -> int:
@@ -80,31 +77,17 @@ class Keys:
         value = self.get(*names)
         if type(value) is not int or value < least or (most is not None and value > most):
             bounds = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise ConfigError(
-                f"{names[0]} of {self._model} is {value!r}, must be a whole number {bounds}; correct its config.json",
-                param="model",
+            name = next((name for name in names if self.get(name) is not None), names[0])
+            raise self._files.refusal(
+                f"is {value!r}, must be a whole number {bounds}; correct its config.json", of=name
             )
         return value
 
     def flag(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and type(value) is not bool:
-            raise ConfigError(f"{name} of {self._model} is {value!r}, must be true or false", param="model")
+            raise self._files.refusal(f"is {value!r}, must be true or false", of=name)
         return value
-
-
-def masked_id(files: Checkpoint, names: Sequence[str], vocab_size: Any) -> int:
-    """Return the id that stands for a masked position, under the first of these keys that is there.
-
-    Raises ConfigError for one that is no id of the vocabulary.
-    """
-    name = next((name for name in names if files.config.get(name) is not None), names[0])
-    token = files.config.get(name)
-    if type(token) is not int or not isinstance(vocab_size, int) or not 0 <= token < vocab_size:
-        raise ConfigError(
-            f"{name} of {files.model} is {token!r}, must be an id of its vocabulary of {vocab_size}", param="model"
-        )
-    return token
 
 
 def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name: name) -> dict[str, Tensor]:
@@ -119,13 +102,11 @@ def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
         if name in MAPS:
             continue
         if tensor.dtype not in DTYPES:
-            raise ConfigError(
-                f"{name} of {files.model} is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not "
-                "served quantised",
-                param="model",
+            raise files.refusal(
+                f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
             )
         if not bool(tensor.isfinite().all()):
-            raise ConfigError(f"{name} of {files.model} has numbers that are not finite; get the file again or retrain")
+            raise files.refusal("has numbers that are not finite; get the file again or retrain", of=name)
 
 
 def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
@@ -137,7 +118,7 @@ def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = Fals
     if raw is None:
         raw = files.config.get("transformer_layer_config") if files.is_wrapped else files.config
     if not isinstance(raw, dict):
-        raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
+        raise files.refusal("has no transformer_layer_config", of="config.json")
     fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
     try:
         config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
@@ -155,44 +136,41 @@ def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = Fals
     except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
         raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
     if any((window is not None and not has_windows) or chunk is not None for window, chunk in limits):
-        raise ConfigError(f"{files.model} has layers with a sliding window, which heads are not served with")
+        raise files.refusal("has layers with a sliding window, which heads are not served with")
     return text
 
 
-def agreed_taps(
-    files: Checkpoint, said: Mapping[str, tuple[int, ...] | None], default: tuple[int, ...], num_layers: int
+def read_taps(
+    files: Checkpoint, keys: Mapping[str, tuple[Any, int]], default: tuple[int, ...], num_layers: int
 ) -> tuple[int, ...]:
-    """Return the hidden states that the keys of a configuration name; the default where none names any."""
-    given = {name: taps for name, taps in said.items() if taps is not None}
+    """Return the hidden states that a configuration names, of the target's 0 to num_layers.
+
+    keys: by their name in messages, the lists of ids that are there, None where there is none, and by how much an id
+    is behind its hidden state's number. default: where there is no list, as published. Raises ConfigError.
+    """
+    given = dict[str, tuple[int, ...]]()
+    for name, (ids, shift) in keys.items():
+        if ids is None or ids == []:  # some exporters write an empty list for the default
+            continue
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise files.refusal(f"are {ids!r}, must be a list of whole numbers", of="layer ids")
+        given[name] = tuple(i + shift for i in ids)
     if len(set(given.values())) > 1:
-        raise ConfigError(
-            f"{files.model} names different layers: "
-            + " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
-            + " (0 = the embeddings); leave one of them",
-            param="model",
-        )
+        meanings = " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
+        raise files.refusal(f"names different layers: {meanings} (0 = the embeddings); leave one of them")
     if not given:
         log.warning(
             "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
-            *(files.model, ", ".join(said), list(default), num_layers),
+            *(files.model, ", ".join(keys), list(default), num_layers),
         )
     taps = next(iter(given.values()), default)
     if any(not 0 <= tap <= num_layers for tap in taps):
-        raise ConfigError(
-            f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
-            f"hence those from 0 to {num_layers}; is it another target's head?",
+        raise files.refusal(
+            f"reads the hidden states {list(taps)} of its target, which has {num_layers} layers and hence those from 0 "
+            f"to {num_layers}; is it another target's head?",
             param="target_model",
         )
     return taps
-
-
-def layer_ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
-    """Return the hidden states of a list of layers' ids, each moved by `shift`; None where there is no list."""
-    if ids is None or ids == []:  # some exporters write an empty list for the default
-        return None
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ConfigError(f"layer ids of {files.model} are {ids!r}, must be a list of whole numbers", param="model")
-    return tuple(i + shift for i in ids)
 
 
 def llama_facts(
@@ -205,10 +183,8 @@ def llama_facts(
     """Return the fields of LlamaFacts, of the configuration of the layers. Raises ConfigError for what does not fit."""
     width, vocab_size = _opened_width(files, tensors, target, taps), vocab_size_of(files, layers, target)
     return {
-        **shape_of(layers),
-        "num_layers": layers.num_hidden_layers,
+        "layers": llama_layers(layers, width, vocab_size, layers.num_hidden_layers, _rope_of(files, layers)),
         "width": width,
-        "rope": _rope_of(files, layers),
         "vocab_size": vocab_size,
         "draft_vocab_size": _draft_vocab_size_of(files, tensors, layers, vocab_size),
         "taps": taps,
@@ -220,12 +196,13 @@ def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: Targ
     fc = tensors.get("fc.weight")
     target_width = files.config.get("target_hidden_size")
     if fc is None or fc.dim() != 2:
-        raise ConfigError(f"{files.model} has no matrix fc.weight", param="model")
+        raise files.refusal("has no matrix fc.weight")
     if fc.shape[1] != len(taps) * target.width or target_width not in (None, target.width):
-        raise ConfigError(
-            f"fc.weight of {files.model} reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {target.model} "
+        raise files.refusal(
+            f"reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {target.model} "
             f"are {len(taps)} x {target.width} = {len(taps) * target.width} (target_hidden_size is {target_width}); "
             "give the target that it was made for",
+            of="fc.weight",
             param="target_model",
         )
     return int(fc.shape[0])
@@ -234,8 +211,8 @@ def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: Targ
 def vocab_size_of(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles) -> int:
     """Return V, of the target; a head may have rows of padding more, which are never kept."""
     if layers.vocab_size < target.vocab_size:
-        raise ConfigError(
-            f"{files.model} knows {layers.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
+        raise files.refusal(
+            f"knows {layers.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
             "give the target that it was made for",
             param="target_model",
         )
@@ -255,16 +232,12 @@ def _draft_vocab_size_of(
     lm_head = tensors.get("lm_head.weight")
     if lm_head is not None:
         if lm_head.dim() != 2:
-            raise ConfigError(
-                f"lm_head.weight of {files.model} is {list(lm_head.shape)}, must be a matrix; get the file again",
-                param="model",
-            )
+            raise files.refusal(f"is {list(lm_head.shape)}, must be a matrix; get the file again", of="lm_head.weight")
         num_rows = lm_head.shape[0]
     if configured not in (None, num_rows):
-        raise ConfigError(
-            f"lm_head.weight of {files.model} has {num_rows} rows, and draft_vocab_size is {configured}; correct its "
-            "config.json or get the file again",
-            param="model",
+        raise files.refusal(
+            f"has {num_rows} rows, and draft_vocab_size is {configured}; correct its config.json or get the file again",
+            of="lm_head.weight",
         )
     return vocab_size if num_rows == layers.vocab_size else num_rows
 
@@ -273,9 +246,7 @@ def _rope_of(files: Checkpoint, layers: PreTrainedConfig) -> dict[str, Any]:
     rope = dict(layers.rope_parameters or {})
     is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
     if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
-        raise ConfigError(
-            f"rotary positions of {files.model} are {rope}, which heads are not served with", param="model"
-        )
+        raise files.refusal(f"are {rope}, which heads are not served with", of="rotary positions")
     return rope
 
 
@@ -284,7 +255,7 @@ def take_norm(files: Checkpoint, tensors: dict[str, Tensor], name: str, width: i
     norm = tensors.pop(name, None)
     shape = "missing" if norm is None else list(norm.shape)
     if norm is None or shape != [width]:
-        raise ConfigError(f"{name} of {files.model} is {shape}, must be [{width}]", param="model")
+        raise files.refusal(f"is {shape}, must be [{width}]", of=name)
     return norm
 
 
@@ -302,61 +273,56 @@ def complete(
     """
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if facts.draft_vocab_size != facts.vocab_size:
-        tensors["draft_ids"] = target_ids(files.model, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
+        tensors["draft_ids"] = target_ids(files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
     elif d2t is not None and bool(d2t.any()):
-        raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
+        raise files.refusal("moves ids although its lm_head has a row for each", of="d2t")
     elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
-        raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
+        raise files.refusal("leaves ids out although its lm_head has a row for each", of="t2d")
     fill_from_target(files, tensors, facts, target)
     check_shapes(files, tensors, head_class, facts, kind)
 
 
-def target_ids(model: str, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
+def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
     """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d.
 
     Raises ConfigError where there is neither, or they disagree or do not fit.
     """
     for name, given in (("d2t", d2t), ("t2d", t2d)):
         if given is not None and given.dim() != 1:
-            raise ConfigError(
-                f"{name} of {model} is {list(given.shape)}, must be a list; get the file again", param="model"
-            )
+            raise files.refusal(f"is {list(given.shape)}, must be a list; get the file again", of=name)
     kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
     if d2t is not None:
         name, ids = "d2t", torch.arange(len(d2t)) + d2t.to(torch.int64)
     elif kept is not None:
         name, ids = "t2d", kept
     else:
-        raise ConfigError(
-            f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; "
-            "correct draft_vocab_size of its config.json, or get the file again",
-            param="model",
+        raise files.refusal(
+            f"has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; correct "
+            "draft_vocab_size of its config.json, or get the file again"
         )
     if len(ids) != num_rows:
-        raise ConfigError(f"{name} of {model} keeps {len(ids)} ids and its lm_head has {num_rows} rows", param="model")
-    check_ids(model, name, ids, vocab_size)
+        raise files.refusal(f"keeps {len(ids)} ids and its lm_head has {num_rows} rows", of=name)
+    check_ids(files, name, ids, vocab_size)
     if kept is not None and not torch.equal(ids, kept):
-        raise ConfigError(
-            f"d2t and t2d of {model} disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order "
-            "of the ids that t2d keeps",
-            param="model",
+        raise files.refusal(
+            "disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order of t2d's ids",
+            of="d2t and t2d",
         )
     return ids
 
 
-def check_ids(model: str, name: str, ids: Tensor, vocab_size: int) -> None:
+def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
-        raise ConfigError(
-            f"{name} of {model} leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; "
-            "give the target that it was made for, or get the file again",
-            param="model",
+        raise files.refusal(
+            f"leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; give the target that it was "
+            "made for, or get the file again",
+            of=name,
         )
     numbers, counts = ids.unique(return_counts=True)
     if len(numbers) != len(ids):
-        twice = int(numbers[counts > 1][0])
-        raise ConfigError(f"{name} of {model} leads to an id twice, {twice}; get the file again", param="model")
+        raise files.refusal(f"leads to an id twice, {int(numbers[counts > 1][0])}; get the file again", of=name)
 
 
 def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
@@ -369,10 +335,8 @@ def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadF
         tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
     missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
     if missing and facts.width != target.width:
-        raise ConfigError(
-            f"{files.model} has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head "
-            f"{facts.width}",
-            param="model",
+        raise files.refusal(
+            f"has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head {facts.width}"
         )
     dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
     for name in missing:
@@ -394,23 +358,20 @@ def check_shapes(
     """Raise ConfigError unless these are the tensors of such a head. kind: as in "an EAGLE-3 head"."""
     with bounded_build(f"the config.json of {files.model}", len(files.names)):
         shapes = {name: list(tensor.shape) for name, tensor in head_class(facts).state_dict().items()}
-    refuse(files.model, f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
-    refuse(files.model, "not all tensors", shapes.keys() - tensors.keys())
+    refuse(files, f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
+    refuse(files, "not all tensors", shapes.keys() - tensors.keys())
     for name, shape in shapes.items():
         if list(tensors[name].shape) != shape:
-            raise ConfigError(
-                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json and the target's must "
-                f"be {shape}",
-                param="model",
+            raise files.refusal(
+                f"is {list(tensors[name].shape)}, and by its config.json and the target's must be {shape}", of=name
             )
 
 
-def refuse(whose: str, what: str, names: Iterable[str]) -> None:
+def refuse(files: Checkpoint, what: str, names: Iterable[str], *, of: str = "") -> None:
     """Raise ConfigError where there are such tensors."""
     found = sorted(names)
     if found:
-        raise ConfigError(
-            f"{whose} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
-            "correct its config.json or get the file again",
-            param="model",
+        more = " and more" * (len(found) > 4)
+        raise files.refusal(
+            f"has {what}: {', '.join(found[:4])}{more}; correct its config.json or get the file again", of=of
         )

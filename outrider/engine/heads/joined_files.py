@@ -93,10 +93,10 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     vocab_size_of(files, layers, target)
     has_bias = "fc.bias" in tensors
     if files.config.get("bias", has_bias) != has_bias:
-        raise ConfigError(
-            f"bias of {files.model} is {files.config['bias']}, and fc.bias is {'there' if has_bias else 'missing'}; "
+        raise files.refusal(
+            f"is {files.config['bias']}, and fc.bias is {'there' if has_bias else 'missing'}; "
             "correct its config.json or get the file again",
-            param="model",
+            of="bias",
         )
     facts = _facts(files, layers, target, joins_normed=False, join_bias=has_bias)
     fill_from_target(files, tensors, facts, target)
@@ -125,7 +125,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     facts = _facts(files, layers, target, joins_normed=True, carries_normed=carries_normed)
     fill_from_target(files, tensors, facts, target)
     for name in JOINING - {"eh_proj.bias"} - tensors.keys():
-        raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
+        raise files.refusal(f"has no tensor of an MTP head for {name}; get the file again")
     named = _converted(files, layers, tensors)
     check_shapes(files, named, JoinedHead, facts, "an MTP head")
     return HeadFiles(facts, named, OpeningMap.identity(facts.width), undecided)
@@ -135,9 +135,8 @@ def _facts(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles, **f
     """Return the facts of a head of these layers, of which it has the target's vocabulary."""
     layers.vocab_size, layers.pad_token_id = target.vocab_size, None
     if layers.hidden_size != target.width:
-        raise ConfigError(
-            f"{files.model} is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it "
-            "was made for",
+        raise files.refusal(
+            f"is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it was made for",
             param="target_model",
         )
     return JoinedConfig.of(layers, **facts)
@@ -155,10 +154,10 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
     for match in found:
         if int(match[2]) == num_layers:
             return match[0].removesuffix("eh_proj.weight")
-    raise ConfigError(
-        f"the MTP head of {files.model} is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
+    raise files.refusal(
+        f"is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
         f"the target's {num_layers} layers",
-        param="model",
+        of="the MTP head",
     )
 
 
@@ -232,4 +231,4 @@ def _missing_experts(names: Iterable[str]) -> list[str]:
 
 
 def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
-    refuse(f"the MTP head of {files.model}", what, names)
+    refuse(files, what, names, of="the MTP head")

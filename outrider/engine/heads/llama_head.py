@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,36 +21,36 @@ from outrider.engine.heads.network import HeadFacts, HeadNetwork
 class LlamaFacts(HeadFacts):
     """Facts of a head of Llama's layers behind an opening map."""
 
-    num_layers: int = 1
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    epsilon: float
-    """Of every norm, the opening map's too."""
-    rope: Mapping[str, Any]
-    """transformers' rope_parameters."""
+    layers: LlamaConfig
     taps: tuple[int, ...]
     """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
     target_width: int
     """Of the target's hidden states."""
-    trained_context: int = 2048
-    """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
+
+    @property
+    def epsilon(self) -> float:
+        """Of every norm, the opening map's too."""
+        epsilon: float = self.layers.rms_norm_eps
+        return epsilon
 
 
-def shape_of(layers: Any) -> dict[str, Any]:
-    """Return the facts of LlamaFacts that the configuration of a model's layers gives, but for the rotary positions.
+def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: Mapping[str, Any]) -> LlamaConfig:
+    """Return the configuration of a head's layers, with the shapes of the layers of another model.
 
     Raises AttributeError for layers that are not shaped like Llama's.
     """
-    return {
-        "ffn_width": layers.intermediate_size,
-        "num_heads": layers.num_attention_heads,
-        "num_kv_heads": layers.num_key_value_heads,
-        "head_dim": getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads,
-        "epsilon": layers.rms_norm_eps,
-        "trained_context": layers.max_position_embeddings,
-    }
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=like.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=like.num_attention_heads,
+        num_key_value_heads=like.num_key_value_heads,
+        head_dim=getattr(like, "head_dim", None) or like.hidden_size // like.num_attention_heads,
+        max_position_embeddings=like.max_position_embeddings,
+        rms_norm_eps=like.rms_norm_eps,
+        rope_parameters=dict(rope),
+    )
 
 
 class LlamaHead(HeadNetwork):
@@ -60,19 +61,7 @@ class LlamaHead(HeadNetwork):
 
     def __init__(self, facts: Any) -> None:
         """Make what is not in the layers. facts: a LlamaFacts."""
-        config = LlamaConfig(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.width,
-            intermediate_size=facts.ffn_width,
-            num_hidden_layers=facts.num_layers,
-            num_attention_heads=facts.num_heads,
-            num_key_value_heads=facts.num_kv_heads,
-            head_dim=facts.head_dim,
-            max_position_embeddings=facts.trained_context,
-            rms_norm_eps=facts.epsilon,
-            rope_parameters=dict(facts.rope),
-        )
-        super().__init__(config, facts)
+        super().__init__(deepcopy(facts.layers), facts)
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.norm = HeadNorm(facts.width, eps=facts.epsilon)
         self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
