@@ -13,10 +13,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers import Cache
 
-from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
+from outrider.engine.heads.llama_head import AttentionBias, HeadLayer, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -33,8 +32,7 @@ class DFlashConfig(LlamaFacts):
     causal: tuple[bool, ...]
     """By layer, whether a token of the block sees no later one."""
     block: BlockShape
-    has_bias: bool = False
-    """Whether the attention's linear layers have one."""
+    bias: AttentionBias = "none"
     embedding_scale: float = 1.0
     """Of the table's rows, where a block's tokens are embedded."""
     markov_rank: int = 0
@@ -49,7 +47,10 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(self.config.num_hidden_layers))
+        self.layers = nn.ModuleList()
+        for index, (is_causal, window) in enumerate(zip(facts.causal, facts.windows, strict=True)):
+            limits = {"is_causal": is_causal, "window": window}
+            self.layers.append(HeadLayer(self.config, index, facts.width, has_norms=True, bias=facts.bias, **limits))
         self.markov_head = None
         if facts.markov_rank:
             sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
@@ -91,31 +92,6 @@ class DFlashHead(LlamaHead, BlockHead):
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
         return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
-
-
-class _Layer(nn.Module):
-    def __init__(self, config: LlamaConfig, facts: DFlashConfig, index: int) -> None:
-        super().__init__()
-        self.input_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.self_attn = HeadAttention(
-            config,
-            index,
-            facts.width,
-            has_norms=True,
-            has_bias=facts.has_bias,
-            has_output_bias=facts.has_bias,
-            is_causal=facts.causal[index],
-            window=facts.windows[index],
-        )
-        self.post_attention_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.mlp = LlamaMLP(config)
-
-    def forward(self, hidden: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
-        """Return [1, Q, d] of hidden [1, Q, d] and features [1, C, d], which this layer does not norm."""
-        inner = self.input_layernorm(hidden)
-        hidden = hidden + self.self_attn(inner, torch.cat([features, inner], dim=1), rotary, cache)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
 
 
 class MarkovHead(nn.Module):

@@ -101,7 +101,7 @@ def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
             keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
             from_anchor,
         ),
-        has_bias=bool(getattr(layers, "attention_bias", False)),
+        bias="all" if getattr(layers, "attention_bias", False) else "none",
         embedding_scale=target.embedding_scale if goes_through_module else 1.0,
         markov_rank=markov_rank,
         markov_kind=_markov_kind(files, keys),

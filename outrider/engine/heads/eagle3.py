@@ -7,13 +7,12 @@ accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import (
@@ -26,7 +25,7 @@ from outrider.engine.heads.head_files import (
     read_tensors,
     take_norm,
 )
-from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
+from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 
@@ -38,8 +37,6 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 class Eagle3Config(LlamaFacts):
     """Facts of an EAGLE-3 head."""
 
-    norm: Norm = "none"
-    """Norm of the opening map."""
     norm_before_residual: bool = False
     """Whether the first residual is the feature after its norm."""
     qk_norms: bool = False
@@ -58,7 +55,10 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(self.config.num_hidden_layers))
+        attention = {"has_norms": facts.qk_norms, "bias": "inputs" if facts.qkv_bias else "none"}
+        self.layers = nn.ModuleList([_FirstLayer(self.config, **attention)])
+        for index in range(1, self.config.num_hidden_layers):
+            self.layers.append(HeadLayer(self.config, index, facts.width, **attention))
         if facts.mask_id is not None:
             self.register_buffer("mask_feature", torch.empty(facts.width))
 
@@ -83,50 +83,33 @@ class Eagle3Head(LlamaHead, CarryHead):
         return self.run_layers(features.to(embedded.dtype), embedded, self.rotary_emb(embedded, position_ids), cache)
 
     def run_layers(
-        self, hidden: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
+        self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
     ) -> Tensor:
         """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache, self.facts)
+        first: Any = self.layers[0]
+        residual, inner = first.join(features, embedded, self.facts)
+        hidden = first.add(residual, first.self_attn(inner, inner, rotary, cache))
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, hidden[:, :0], rotary, cache)
         return hidden
 
 
-class _Layer(nn.Module):
-    """A decoder layer; the first reads a token's embedding beside the feature."""
+class _FirstLayer(HeadLayer):
+    """Reads a token's embedding beside the feature."""
 
-    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
-        super().__init__()
-        input_width = facts.width
-        if index == 0:
-            self.hidden_norm = HeadNorm(facts.width, eps=facts.epsilon)
-            input_width = 2 * facts.width
-        self.input_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.self_attn = HeadAttention(config, index, input_width, has_norms=facts.qk_norms, has_bias=facts.qkv_bias)
-        self.post_attention_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.mlp = LlamaMLP(config)
+    def __init__(self, config: LlamaConfig, **attention: Any) -> None:
+        super().__init__(config, 0, 2 * config.hidden_size, **attention)
+        self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        embedded: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
-        cache: Cache | None,
-        facts: Eagle3Config,
-    ) -> Tensor:
-        """Return [B, T, d] of hidden [B, T, d] and, in the first layer, embedded [B, T, d]."""
-        if embedded is None:
-            residual, inner = hidden, self.input_layernorm(hidden)
-        else:
-            token_norm, feature_norm = self.joining_norms(facts)
-            normed = feature_norm(hidden)
-            residual = normed if facts.norm_before_residual else hidden
-            inner = torch.cat([token_norm(embedded), normed], dim=-1)  # [B, T, 2d]
-        hidden = residual + self.self_attn(inner, inner, rotary, cache)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
+    def join(self, features: Tensor, embedded: Tensor, facts: Eagle3Config) -> tuple[Tensor, Tensor]:
+        """Return the residual [B, T, d] and the attention's input [B, T, 2d], of features and embeddings [B, T, d]."""
+        token_norm, feature_norm = self.joining_norms(facts)
+        normed = feature_norm(features)
+        residual = normed if facts.norm_before_residual else features
+        return residual, torch.cat([token_norm(embedded), normed], dim=-1)
 
     def joining_norms(self, facts: Eagle3Config) -> tuple[nn.Module, nn.Module]:
-        """Return the first layer's norms of embeddings and of features."""
+        """Return the norms of embeddings and of features."""
         norms = (self.input_layernorm, self.hidden_norm)
         return norms[::-1] if facts.swaps_norms else norms
 
@@ -137,8 +120,7 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
     tensors = read_tensors(files, _own_name)
-    facts, undecided = _facts(files, tensors, target)
-    opening = _take_opening(files, tensors, facts)
+    facts, opening, undecided = _open(files, tensors, target)
     complete(files, tensors, facts, target, Eagle3Head, "an EAGLE-3 head")
     return HeadFiles(facts, tensors, opening, undecided)
 
@@ -152,8 +134,7 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
     mask_id = Keys(files).number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
-    facts, undecided = _facts(files, tensors, target)
-    opening = _take_opening(files, tensors, facts)
+    facts, opening, undecided = _open(files, tensors, target)
     num_taps = len(facts.taps)
     if hidden.numel() != num_taps * target.width:
         raise files.refusal(
@@ -173,17 +154,17 @@ def _own_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
-def _facts(
-    files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
-) -> tuple[Eagle3Config, tuple[str, ...]]:
-    """Return facts, and which of them the files leave open.
+def _open(
+    files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles
+) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
+    """Return facts, the opening map, whose tensors are taken, and which of the facts the files leave open.
 
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
     output, and its training carries what is not normed, also where its exports for 3.1 say true.
     """
     config, layers = files.config, layer_config(files)
     taps = _taps(files, target.num_layers)
-    norm = _norm_kind(files, tensors, len(taps))
+    kind, norm = _take_norm(files, tensors, len(taps), target.width)
     norm_output = config.get("norm_output")
     undecided = list[str]()
     if files.is_wrapped:
@@ -192,18 +173,21 @@ def _facts(
             undecided.append("norm_before_residual")
     else:
         carries_normed, reads_normed = False, norm_output is not False
-        if norm_output is True and norm == "each":
+        if norm_output is True and kind == "each":
             undecided.append("carries_normed")
     facts = Eagle3Config(
         **llama_facts(files, tensors, layers, target, taps),
-        norm=norm,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         carries_normed=carries_normed,
         reads_normed=reads_normed,
         qk_norms="layers.0.self_attn.q_norm.weight" in tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
     )
-    return facts, tuple(undecided)
+    opened = {"fc": tensors.pop("fc.weight")}
+    if norm is not None:
+        opened["norm"] = norm.to(opened["fc"].dtype)
+    opening = OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened)
+    return facts, opening, tuple(undecided)
 
 
 def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
@@ -222,36 +206,26 @@ def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
     return read_taps(files, keys, (2, num_layers // 2, num_layers - 3), num_layers)
 
 
-def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) -> Norm:
-    """Return the norm before the opening map, by its tensors; the configuration must not say otherwise."""
-    has_each = any(name.startswith("fc_norm.") for name in tensors)
-    has_all = "input_norm.weight" in tensors
-    if has_each and has_all:
-        raise files.refusal("has fc_norm and input_norm, which exclude each other")
-    for key, has, names in (
-        ("fc_norm", has_each, f"fc_norm.0.weight to fc_norm.{num_taps - 1}.weight"),
-        ("norm_before_fc", has_all, "input_norm.weight"),
-    ):
-        says = files.config.get(key)
-        if says is not None and bool(says) != has:
+def _take_norm(files: Checkpoint, tensors: dict[str, Tensor], num_taps: int, width: int) -> tuple[Norm, Tensor | None]:
+    """Take the norm before the opening map out of `tensors`; the configuration must not say otherwise."""
+    kinds: tuple[tuple[Norm, str, list[str], int], ...] = (
+        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)], width),
+        ("all", "norm_before_fc", ["input_norm.weight"], num_taps * width),
+    )
+    found: Norm = "none"
+    for kind, key, names, _ in kinds:
+        has = not tensors.keys().isdisjoint(names)
+        if files.config.get(key, has) not in (has, None):
+            there = "there" if has else "missing"
             raise files.refusal(
-                f"is {says} and {names} {'there' if has else 'missing'}; get the file again or correct config.json",
-                of=key,
+                f"is {files.config[key]} and {names[0]} {there}; get the file again or correct config.json", of=key
             )
-    if has_each:
-        return "each"
-    return "all" if has_all else "none"
-
-
-def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config) -> OpeningMap:
-    """Take the opening map's tensors out of `tensors`."""
-    num_taps, width = len(facts.taps), facts.target_width
-    taken = {"fc": tensors.pop("fc.weight")}
-    if facts.norm == "each":
-        norms = [take_norm(files, tensors, f"fc_norm.{index}.weight", width) for index in range(num_taps)]
-        taken["norm"] = torch.stack(norms)
-    elif facts.norm == "all":
-        taken["norm"] = take_norm(files, tensors, "input_norm.weight", num_taps * width)
-    dtype = taken["fc"].dtype
-    spec = OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon)
-    return OpeningMap(spec, {name: tensor.to(dtype) for name, tensor in taken.items()})
+        if has and found != "none":
+            raise files.refusal("has fc_norm and input_norm, which exclude each other")
+        if has:
+            found = kind
+    for kind, _, names, size in kinds:
+        if kind == found:
+            norms = [take_norm(files, tensors, name, size) for name in names]
+            return found, norms[0] if kind == "all" else torch.stack(norms)
+    return found, None

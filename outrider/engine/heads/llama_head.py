@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 
@@ -53,6 +53,10 @@ def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: 
     )
 
 
+AttentionBias = Literal["none", "inputs", "all"]
+"""Which linear layers of an attention have a bias: those of queries, keys and values, or that of the output, too."""
+
+
 class LlamaHead(HeadNetwork):
     """A head whose layers have Llama's shapes and rotary positions. Its class adds `layers`."""
 
@@ -89,8 +93,7 @@ class HeadAttention(nn.Module):
         input_width: int,
         *,
         has_norms: bool,
-        has_bias: bool = False,
-        has_output_bias: bool = False,
+        bias: AttentionBias = "none",
         is_causal: bool = True,
         window: int | None = None,
     ) -> None:
@@ -103,10 +106,10 @@ class HeadAttention(nn.Module):
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         wide, narrow = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(input_width, wide, bias=has_bias)
-        self.k_proj = nn.Linear(input_width, narrow, bias=has_bias)
-        self.v_proj = nn.Linear(input_width, narrow, bias=has_bias)
-        self.o_proj = nn.Linear(wide, config.hidden_size, bias=has_output_bias)
+        self.q_proj = nn.Linear(input_width, wide, bias=bias != "none")
+        self.k_proj = nn.Linear(input_width, narrow, bias=bias != "none")
+        self.v_proj = nn.Linear(input_width, narrow, bias=bias != "none")
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=bias == "all")
         self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
         if has_norms:
             self.q_norm = HeadNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -148,6 +151,29 @@ class HeadAttention(nn.Module):
         if self.window is not None:
             sees &= ahead.abs() < self.window
         return sees[None, None]
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer like Llama's, whose attention may also read what stands before its own tokens."""
+
+    def __init__(self, config: LlamaConfig, index: int, input_width: int, **attention: Any) -> None:
+        """input_width: of what its attention reads. attention: as `HeadAttention`."""
+        super().__init__()
+        self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = HeadAttention(config, index, input_width, **attention)
+        self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, hidden: Tensor, before: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
+        """Return [B, Q, d] of hidden [B, Q, d] and what stands before, [B, C, d], which this layer does not norm."""
+        inner = self.input_layernorm(hidden)
+        return self.add(hidden, self.self_attn(inner, torch.cat([before, inner], dim=1), rotary, cache))
+
+    def add(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output, of what its attention found."""
+        hidden = residual + attended
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 def _rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
