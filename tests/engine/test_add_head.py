@@ -23,15 +23,7 @@ from outrider.engine.checkup import Task, check_draft, read_model
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import Drafting, Family, family_of
-from outrider.engine.heads.head_files import (
-    HeadFiles,
-    Keys,
-    complete,
-    layer_config,
-    llama_facts,
-    read_taps,
-    read_tensors,
-)
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
 from outrider.engine.heads.llama_head import HeadAttention, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
@@ -71,18 +63,15 @@ class GlanceHead(LlamaHead, BlockHead):
 
 def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for what is missing, unknown or does not fit, by its name."""
-    tensors, keys = read_tensors(files), Keys(files)
-    ids = {"hidden_states": (files.config.get("hidden_states"), 0)}
-    taps = read_taps(files, ids, (target.num_layers,), target.num_layers)
-    size = keys.number("block_size", least=2, most=64)
-    mask_id = keys.number("mask_token_id", least=0, most=target.vocab_size - 1)
+    reader = HeadReader(files, target, read_tensors(files))
+    taps = reader.taps({"hidden_states": (files.config.get("hidden_states"), 0)}, (target.num_layers,))
+    size = reader.number("block_size", least=2, most=64)
+    mask_id = reader.number("mask_token_id", least=0, most=target.vocab_size - 1)
     facts = GlanceConfig(
-        **llama_facts(files, tensors, layer_config(files), target, taps),
-        block=BlockShape(size, mask_id, from_anchor=False),
+        **reader.llama_facts(reader.layers(), taps), block=BlockShape(size, mask_id, from_anchor=False)
     )
-    opening = OpeningMap(OpeningSpec(taps, facts.width), {"fc": tensors.pop("fc.weight")})
-    complete(files, tensors, facts, target, GlanceHead, "a glance head")
-    return HeadFiles(facts, tensors, opening)
+    opening = OpeningMap(OpeningSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
+    return reader.complete(facts, GlanceHead, "a glance head", opening)
 
 
 # The row.

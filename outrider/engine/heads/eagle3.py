@@ -7,24 +7,17 @@ accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import (
-    HeadFiles,
-    Keys,
-    complete,
-    layer_config,
-    llama_facts,
-    read_taps,
-    read_tensors,
-    take_norm,
-)
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
 from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
@@ -119,55 +112,50 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = read_tensors(files, _own_name)
-    facts, opening, undecided = _open(files, tensors, target)
-    complete(files, tensors, facts, target, Eagle3Head, "an EAGLE-3 head")
-    return HeadFiles(facts, tensors, opening, undecided)
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    facts, opening, undecided = _open(reader)
+    return reader.complete(facts, Eagle3Head, "an EAGLE-3 head", opening, undecided)
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """As `read_eagle3`: EAGLE-3's tensors, and a stand-in for the hidden states of positions that are not there yet. It
     goes through the opening map here, once.
     """
-    tensors = read_tensors(files, _own_name)
-    hidden = tensors.pop("mask_hidden", None)
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
-    mask_id = Keys(files).number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
-    facts, opening, undecided = _open(files, tensors, target)
+    mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
+    facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
     if hidden.numel() != num_taps * target.width:
         raise files.refusal(
-            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are "
-            f"{num_taps} x {target.width} = {num_taps * target.width}; give the target that it was made for",
+            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are {num_taps} x {target.width} "
+            f"= {num_taps * target.width}; give the target that it was made for",
             of="mask_hidden",
             param="target_model",
         )
-    tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
-    facts = replace(facts, mask_id=mask_id)
-    complete(files, tensors, facts, target, Eagle3Head, "a P-EAGLE head")
+    reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
-    return HeadFiles(facts, tensors, opening, undecided)
+    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, "a P-EAGLE head", opening, undecided)
 
 
 def _own_name(name: str) -> str:
-    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+    return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
-def _open(
-    files: Checkpoint, tensors: dict[str, Tensor], target: TargetFiles
-) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
+def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
     """Return facts, the opening map, whose tensors are taken, and which of the facts the files leave open.
 
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
     output, and its training carries what is not normed, also where its exports for 3.1 say true.
     """
-    config, layers = files.config, layer_config(files)
-    taps = _taps(files, target.num_layers)
-    kind, norm = _take_norm(files, tensors, len(taps), target.width)
+    config, layers, taps = reader.config, reader.layers(), _taps(reader)
+    shared = reader.llama_facts(layers, taps)
+    kind, opened = _take_opening(reader, len(taps))
     norm_output = config.get("norm_output")
     undecided = list[str]()
-    if files.is_wrapped:
+    if reader.files.is_wrapped:
         carries_normed, reads_normed = bool(norm_output), True
         if "norm_before_residual" not in config:
             undecided.append("norm_before_residual")
@@ -176,56 +164,54 @@ def _open(
         if norm_output is True and kind == "each":
             undecided.append("carries_normed")
     facts = Eagle3Config(
-        **llama_facts(files, tensors, layers, target, taps),
+        **shared,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         carries_normed=carries_normed,
         reads_normed=reads_normed,
-        qk_norms="layers.0.self_attn.q_norm.weight" in tensors,
-        qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+        qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
+        qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
     )
-    opened = {"fc": tensors.pop("fc.weight")}
-    if norm is not None:
-        opened["norm"] = norm.to(opened["fc"].dtype)
-    opening = OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened)
-    return facts, opening, tuple(undecided)
+    return facts, OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened), tuple(undecided)
 
 
-def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
+def _taps(reader: HeadReader) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] at the top level, and h[k + 1] in the nested key of
     SpecForge and in DeepSpec's, which name a layer by its output.
     """
-    nested = files.part("eagle_config")
+    config, nested, num_layers = reader.config, reader.files.part("eagle_config"), reader.target.num_layers
     if nested.get("use_aux_hidden_state") is False:
-        raise files.refusal("reads no taps (use_aux_hidden_state is false), and such heads are not served")
+        raise reader.refusal("reads no taps (use_aux_hidden_state is false), and such heads are not served")
     key = "eagle_aux_hidden_state_layer_ids"
     keys = {
-        key: (files.config.get(key), 0),
+        key: (config.get(key), 0),
         f"eagle_config.{key}": (nested.get(key), 1),
-        "target_layer_ids": (files.config.get("target_layer_ids"), 1),
+        "target_layer_ids": (config.get("target_layer_ids"), 1),
     }
-    return read_taps(files, keys, (2, num_layers // 2, num_layers - 3), num_layers)
+    return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _take_norm(files: Checkpoint, tensors: dict[str, Tensor], num_taps: int, width: int) -> tuple[Norm, Tensor | None]:
-    """Take the norm before the opening map out of `tensors`; the configuration must not say otherwise."""
-    kinds: tuple[tuple[Norm, str, list[str], int], ...] = (
-        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)], width),
-        ("all", "norm_before_fc", ["input_norm.weight"], num_taps * width),
-    )
+def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Tensor]]:
+    """Take the opening map's tensors; return them with the norm's kind, of which config.json must not say otherwise."""
+    tensors, width = reader.tensors, reader.target.width
+    fc = tensors.pop("fc.weight")
+    opened = {"fc": fc}
     found: Norm = "none"
-    for kind, key, names, _ in kinds:
-        has = not tensors.keys().isdisjoint(names)
-        if files.config.get(key, has) not in (has, None):
+    kinds: tuple[tuple[Norm, str, list[str]], ...] = (
+        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)]),
+        ("all", "norm_before_fc", ["input_norm.weight"]),
+    )
+    present = [kind for kind, _, names in kinds if not tensors.keys().isdisjoint(names)]
+    if len(present) > 1:
+        raise reader.refusal("has fc_norm and input_norm, which exclude each other")
+    for kind, key, names in kinds:
+        has = kind in present
+        says = reader.config.get(key)
+        if says is not None and bool(says) != has:
             there = "there" if has else "missing"
-            raise files.refusal(
-                f"is {files.config[key]} and {names[0]} {there}; get the file again or correct config.json", of=key
-            )
-        if has and found != "none":
-            raise files.refusal("has fc_norm and input_norm, which exclude each other")
+            raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
         if has:
-            found = kind
-    for kind, _, names, size in kinds:
-        if kind == found:
-            norms = [take_norm(files, tensors, name, size) for name in names]
-            return found, norms[0] if kind == "all" else torch.stack(norms)
-    return found, None
+            norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
+            found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
+    if found == "all":
+        opened["norm"] = opened["norm"][0]
+    return found, opened

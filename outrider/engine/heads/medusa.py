@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import HeadFiles, check_ids, check_shapes, check_values
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 
@@ -97,11 +97,12 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = _named(files)
-    check_values(files, tensors)
+    reader = HeadReader(files, target, _named(files))
+    tensors = reader.tensors
     token_map = tensors.pop("token_map", None)
     num_heads, num_layers = _counts(files, tensors)
-    vocab_size, is_shared = target.vocab_size, bool(files.config.get("original_lm_head"))
+    draft_vocab_size = vocab_size = target.vocab_size
+    is_shared = bool(files.config.get("original_lm_head"))
     if "lm_head.weight" in tensors:
         tensors["lm_heads.0.weight"], is_shared = tensors.pop("lm_head.weight"), True
     if not any(name.startswith("lm_heads.") for name in tensors):
@@ -109,7 +110,6 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     for name in tensors:
         if name.startswith("lm_heads."):
             tensors[name] = _rows(files, name, tensors[name], token_map, vocab_size)
-    draft_vocab_size = vocab_size
     if token_map is not None:
         tensors["draft_ids"] = token_map.to(torch.int64)
         check_ids(files, "token_map", tensors["draft_ids"], vocab_size)
@@ -124,7 +124,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )
-    check_shapes(files, tensors, MedusaHeads, facts, "a Medusa head")
+    reader.check_shapes(facts, MedusaHeads, "a Medusa head")
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
 
 
