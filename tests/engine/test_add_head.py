@@ -67,9 +67,8 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     taps = reader.taps({"hidden_states": (files.config.get("hidden_states"), 0)}, (target.num_layers,))
     size = reader.number("block_size", least=2, most=64)
     mask_id = reader.number("mask_token_id", least=0, most=target.vocab_size - 1)
-    facts = GlanceConfig(
-        **reader.llama_facts(reader.layers(), taps), block=BlockShape(size, mask_id, from_anchor=False)
-    )
+    block = BlockShape(size, mask_id, from_anchor=False)
+    facts = GlanceConfig(**reader.llama_facts(reader.layers(), taps), block=block)
     opening = OpeningMap(OpeningSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
     return reader.complete(facts, GlanceHead, "a glance head", opening)
 

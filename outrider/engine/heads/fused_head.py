@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -42,8 +41,8 @@ class FusedHeadPath(FusedPath):
         given = [features_of(row, head).float() for row in rows]
         read = torch.cat([none, *given])  # [T, d]
         logits = self._run(rows, read)  # [N, Vd]
-        ends = accumulate(row.num_new for row in rows)
-        wanted = [self.features[end - row.num_logits : end, 0] for end, row in zip(ends, rows, strict=True)]
+        parts = self.features[:, 0].split([row.num_new for row in rows])
+        wanted = [part[row.num_new - row.num_logits :] for part, row in zip(parts, rows, strict=True)]
         self.hidden = torch.cat([none, *wanted]).to(head.dtype)
         return head.spread(logits)
 
