@@ -200,7 +200,7 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
     """
     wrong = list[str]()
     shape, embeddings = LookaheadShape.parse(options.shape), read_embeddings(str(options.embeddings), demo_width())
-    most = {Drafter.LOOKAHEAD: shape.most_nodes - shape.num_scaffolds, Drafter.PASS: len(embeddings)}
+    most = {Drafter.LOOKAHEAD: shape.most_nodes - shape.num_window_tokens, Drafter.PASS: len(embeddings)}
     names = (Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL, *most)
     arms = {PLAIN: Speculation(enabled=False)} | {name.value: Speculation(drafter=name) for name in names}
     for name in names:

@@ -48,7 +48,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc
 from target_service.decide import decide, own_draw
 from target_service.decide_on_device import decide_on_device
-from target_service.lease import Ready
+from tests.proposals import chain_proposal
 
 NUM_ROWS = 6
 """Positions of a verify with K = 5."""
@@ -214,7 +214,7 @@ def verifies(values: dict[str, Any], logits: Tensor, num_slots: int) -> tuple[li
             laws.append(draft.law(j, LogitRow(state, tuple(ids))).normalised())
             ids.append(laws[-1].draw(float(generator.uniform(1e-9, 1.0))))
         slot: Any = SimpleNamespace(params=params, committed=prompt)
-        ready.append(Ready(slot, ids, None if params.determined else laws))
+        ready.append(chain_proposal(slot, ids, None if params.determined else laws))
         states.append(state)
     return ready, states, logits.repeat(num_slots, 1)
 

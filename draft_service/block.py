@@ -17,5 +17,5 @@ class Block:
     """[N, V] float32, of what follows that token, and of the next positions."""
     hidden: Tensor | None = None
     """[N, d], what the logits were made of, for a sequential head."""
-    states: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    """States [1, r] of a sequential head, by the draft tokens up to where they were left."""
+    states: dict[int, Tensor] = field(default_factory=dict)
+    """States [1, r] of a sequential head after nodes and ROOT, whose indices stay as long as the block does."""

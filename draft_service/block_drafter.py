@@ -23,8 +23,8 @@ from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said, of_logits
-from outrider.engine.speculation.tree import Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -34,25 +34,25 @@ class BlockDrafter(ABC):
     """Implements `NodeDrafter`."""
 
     takes_trees = True
-    takes_beams = False
+    can_refeed = False
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
-        self.most_depth = num_positions
+        self.max_depth = num_positions
         self._keeper = keeper
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
         has_worked = self._make_blocks([growing for growing, _ in wanted if not has_block(growing)], now)
         said = self._said([(growing, nodes) for growing, nodes in wanted if has_block(growing)])  # there was memory
         for each in said:
             each.tree.feed(each.node)
         return said if said or has_worked else None
 
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
+    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """Return what follows these nodes of slots that have blocks."""
         said = list[Said]()
         for growing, nodes in asked:
-            assert growing.tree is not None and growing.block is not None, "it has none"
+            assert growing.block is not None, "it has none"
             state, logits = self._keeper.sampling_state(growing.slot), HostLogits(growing.block.logits)
             for node in nodes:
                 said.append(of_logits(growing.tree, node, state, logits, growing.tree.depth(node)))
@@ -80,7 +80,7 @@ class BlockDrafter(ABC):
 def has_block(growing: Growing) -> bool:
     """Return whether a slot has a block behind its last committed token."""
     tree, block = growing.tree, growing.block
-    return tree is not None and block is not None and block.position == tree.committed_len - 1
+    return block is not None and block.position == tree.committed_len - 1
 
 
 def give_blocks(asked: Sequence[Growing], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
@@ -180,17 +180,13 @@ class SequentialDrafter(MaskDrafter):
         give_blocks(filled, counts, logits, self._path.hidden)
 
     @torch.inference_mode()
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
+    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
-        places, logits = list[_Place](), list[Tensor]()
-        for growing, nodes in asked:
-            for node in nodes:
-                ids = (growing.slot.committed[-1], *node.path(growing.tree.root))
-                places.append((growing.block, ids))
-                logits.append(growing.block.logits[len(ids) - 1])
-        if not places:
+        pairs = [(growing, node) for growing, nodes in asked for node in nodes]
+        if not pairs:
             return []
-        biases = self._sequential.biases(self._step(places))
+        logits = [growing.block.logits[growing.tree.depth(node)] for growing, node in pairs]
+        biases = self._sequential.biases(self._step(pairs))
         host, said = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
         for growing, nodes in asked:
             state = self._keeper.sampling_state(growing.slot)
@@ -198,28 +194,25 @@ class SequentialDrafter(MaskDrafter):
                 said.append(of_logits(growing.tree, node, state, host, len(said)))
         return said
 
-    def _step(self, places: Sequence[_Place]) -> Tensor:
-        """Return the latents [N, r] after tokens of blocks, and keep the states after them."""
+    def _step(self, pairs: Sequence[tuple[Growing, int]]) -> Tensor:
+        """Return the latents [N, r] after nodes, and keep the states after them."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
-        for block, ids in places:
-            states.append(self._state(block, ids[:-1]))
-            hidden.append(block.hidden[len(ids) - 1])
-            token_ids.append(ids[-1])
+        for growing, node in pairs:
+            states.append(self._state_before(growing, node))
+            hidden.append(growing.block.hidden[growing.tree.depth(node)])
+            token_ids.append(growing.slot.committed[-1] if node == ROOT else growing.tree.ids[node])
         before = torch.cat(states)  # [N, r]
         ids_there = to_device(np.array(token_ids), before.device)
         latents, after = self._sequential.step(ids_there, torch.stack(hidden), before)
-        for index, (block, ids) in enumerate(places):
-            block.states[ids] = after[index : index + 1]
+        for (growing, node), state in zip(pairs, after.split(1), strict=True):
+            growing.block.states[node] = state
         return latents
 
-    def _state(self, block: Block, ids: tuple[int, ...]) -> Tensor:
-        """Return the state [1, r] after tokens of a block, the last committed one first, in which it begins anew."""
-        if not ids:
+    def _state_before(self, growing: Growing, node: int) -> Tensor:
+        """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
+        if node == ROOT:
             return self._sequential.begin()[None]
-        if ids not in block.states:
-            self._step([(block, ids)])
-        return block.states[ids]
-
-
-_Place = tuple[Block, tuple[int, ...]]
-"""A block, and the tokens up to where its sequential head is: the last committed one and draft tokens."""
+        parent = growing.tree.parents[node]
+        if parent not in growing.block.states:
+            self._step([(growing, parent)])
+        return growing.block.states[parent]

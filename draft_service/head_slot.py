@@ -32,7 +32,7 @@ class HeadSlot(Slot):
     draft tokens come true, and are made anew once they do not.
     """
 
-    __slots__ = ("carries", "features", "keeps_cache", "lag", "request_id")
+    __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(
         self,
@@ -53,9 +53,6 @@ class HeadSlot(Slot):
         self.keeps_cache = keeps_cache
         self.first = lag
         self.features = FeatureBuffer(2 * width)
-        self.carries: list[Tensor] = []
-        """Outputs [width] of the head at the last committed token and the fed draft tokens, which stand in for the
-        features of what follows them."""
         self.request_id = 1
         """Of the features that are asked for; another one once what was here was lost."""
         if lag:
@@ -106,10 +103,9 @@ class HeadSlot(Slot):
         return True
 
     def settle(self) -> None:
-        super().settle()
         if not self.keeps_cache:
             self.first = max(self.lag, len(self.committed) - 1)
-            self.features.drop_before(self.next_position)
+        super().settle()
 
     def reconcile(self) -> int:
         """Crop the cache to what was made of committed tokens and the target's features; return its length."""
@@ -119,19 +115,18 @@ class HeadSlot(Slot):
     def rebased(self, start: int, ids: Sequence[int]) -> None:
         self.cached[start:] = ids
 
-    def fed_committed(self, ids: Sequence[int]) -> None:
-        super().fed_committed(ids)
-        self.features.drop_before(self.next_position)
-
     def adopt(self) -> int:
         num_tokens = super().adopt() if self.first == self.lag else 0
         self.features.drop_before(self.next_position)
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt what begins at the beginning: the same ids then have the same features."""
+        """Let others adopt what begins at the beginning: the same ids then have the same features. Those that were made
+        use of go.
+        """
         if self.first == self.lag:
             super().publish()
+        self.features.drop_before(self.next_position)
 
     def _crop(self, num_cached: int) -> int:
         num_freed = super()._crop(max(0, num_cached))

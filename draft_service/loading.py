@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from draft_service.head_slot import HeadSlot
 from draft_service.translated_slot import make_slot
-from outrider.drafting.drafter import SequenceDrafter
-from outrider.engine.drafters import make_drafters
+from outrider.engine.drafters import make_drafters, rows_ahead
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_same, pard_block
 from outrider.engine.heads.loader import LoadedHead, load_head
@@ -19,6 +18,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
@@ -38,8 +38,8 @@ class ModelState(Loaded):
     block: BlockShape | None = None
     """How it fills masks; None for a model that drafts a token at a time."""
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
-    table: SequenceDrafter | None = None
-    """Drafts what it draws."""
+    open_ahead: OpenAhead | None = None
+    """Who has rows fed beside the nodes of its slots."""
 
     @property
     def translates(self) -> bool:
@@ -125,7 +125,8 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":
         by = kinds.Drafter[config.drafted_by.upper()]
-        state.table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
+        table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
+        state.open_ahead = rows_ahead(table)
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
     return state
 

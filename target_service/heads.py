@@ -155,20 +155,18 @@ class Heads:
             return
         upload.timer.cancel()
         num_received, num_new = len(upload.data), len(piece.data)
-        if piece.offset != num_received:
-            self._refuse(stream, f"weights from byte {piece.offset} came, {num_received} was next; send in order")
-        elif not 1 <= num_new <= MAX_PIECE_BYTES:
-            self._refuse(stream, f"a piece of {num_new} bytes came, must be from 1 to {MAX_PIECE_BYTES}")
-        elif num_received + num_new > upload.num_bytes:
-            self._refuse(stream, f"more than the {upload.num_bytes} bytes came that were registered")
-        elif num_received + num_new < upload.num_bytes:
-            upload.data += piece.data
+        max_bytes = min(MAX_PIECE_BYTES, upload.num_bytes - num_received)
+        if piece.offset != num_received or not 1 <= num_new <= max_bytes:
+            why = f"{num_new} bytes from byte {piece.offset} came, must be 1 to {max_bytes} from byte {num_received}"
+            self._refuse(stream, why)
+            return
+        upload.data += piece.data
+        if len(upload.data) < upload.num_bytes:
             upload.timer = self._await_piece(stream)
-        else:
-            upload.data += piece.data
-            reading = asyncio.create_task(self._read(stream, upload))
-            self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
+            return
+        reading = asyncio.create_task(self._read(stream, upload))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
 
     def _await_piece(self, stream: FeatureStream) -> asyncio.TimerHandle:
         why = f"no weights came for {PIECE_S:g} s; register again"

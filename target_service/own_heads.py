@@ -15,31 +15,41 @@ from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, tap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.chain import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from target_service.chains import chain_of_logits
 from target_service.features import Features
-from target_service.lease import Candidate, Scaffold
 
 
-class OwnHeads:
-    """Implements `StepDrafter`: the heads of a slot read the feature of its last token but one."""
+class OwnHeads(TargetDrafter):
+    """The heads of a slot read the feature of its last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
         """Have the target make features for them from now on."""
         self._heads = loaded.network
         self._features = features
-        self._slots: dict[SlotKey, Slot] = {}
-        self._logits: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """Number of committed tokens, and the logits [heads, V] after them."""
+        self._pending: dict[SlotKey, Slot] = {}
+        """Slots whose heads have not run since tokens were committed."""
+        self._logits: dict[SlotKey, HostLogits] = {}
+        """Logits [heads, V] after the last committed token of the others."""
         self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
         features.add_head(self._digest, loaded.opening, lambda error: None)
 
-    def open(self, slot: Slot) -> None:
-        self._slots[slot.key] = slot
+    def open(self, job: OpenJob, slot: Slot) -> None:
+        self._pending[slot.key] = slot
+
+    def commit(self, slot: Slot, num_same: int) -> None:
+        self._logits.pop(slot.key, None)
+        self._pending[slot.key] = slot
+
+    def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
+        self.commit(slot, 0)
+        return ()
 
     def has_next(self, slot: Slot) -> bool:
         return self._feature(slot) is not None
@@ -47,40 +57,28 @@ class OwnHeads:
     def _feature(self, slot: Slot) -> Tensor | None:
         return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
 
-    def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        if self._is_pending(slot):
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        if slot.key in self._pending and self.has_next(slot):
             self._run_heads()
-        logits = self._logits[slot.key][1]
-        return chain_of_logits(slot, state, shares, most, logits, self._heads.facts.num_heads)
+        return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
 
-    def _is_pending(self, slot: Slot) -> bool:
-        return slot.key not in self._logits or self._logits[slot.key][0] != len(slot.committed)
+    def close(self, key: SlotKey, *, is_ended: bool) -> None:
+        self._pending.pop(key, None)
+        self._logits.pop(key, None)
 
     @torch.inference_mode()
     def _run_heads(self) -> None:
-        """Run the heads for all slots whose last feature they have not read: the host waits for all at once."""
-        slots, features = list[Slot](), list[Tensor]()
-        for slot in self._slots.values():
+        """Run the heads for all slots that are pending and have a feature: the host waits for all at once."""
+        keys, features = list[SlotKey](), list[Tensor]()
+        for slot in list(self._pending.values()):
             feature = self._feature(slot)
-            if feature is not None and self._is_pending(slot):
-                slots.append(slot)
+            if feature is not None:
+                keys.append(slot.key)
                 features.append(feature)
+                del self._pending[slot.key]
         logits = self._heads(torch.stack(features))  # [S, heads, V]
-        for slot, own in zip(slots, to_host(*logits.unbind()), strict=True):
-            self._logits[slot.key] = (len(slot.committed), HostLogits(own))
-
-    def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        return None
-
-    def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
-
-    def cut(self, key: SlotKey, end: int) -> None:
-        """Other tokens may come up to the same length."""
-        self._logits.pop(key, None)
-
-    def forget(self, key: SlotKey) -> None:
-        self._slots.pop(key, None)
-        self._logits.pop(key, None)
+        for key, own in zip(keys, to_host(*logits.unbind()), strict=True):
+            self._logits[key] = HostLogits(own)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from target_service.lease import Candidates, Delivered, Lease
+from target_service.lease import DeliveredDrafts as Delivered
+from target_service.lease import Lease
+
+Candidates = Any
 
 MOST_HOLD_S = 1.0
 """Seconds that a request which names how much is verified waits for it at most. Doubling it makes the first step of a
@@ -110,12 +113,10 @@ class RowRule:
         fed = [False] * len(found)
         offers = list[tuple[float, int, int, float]]()
         for index, each in enumerate(found):
-            if each.scaffold is None:
+            if not each.extra_rows:
                 continue
-            drafter = each.scaffold.drafter
-            gain = each.scaffold.gain(each.lease.own_shares[drafter])
-            drafts = each.nodes if each.drafter is drafter else ()  # which came of earlier ones
-            rows = each.num_scaffolds + len(drafts)
+            gain = each.extra_gain
+            rows = each.extra_cost_rows
             if not each.lease.speculation.is_fixed:
                 offers.append((-gain / rows, index, rows, gain))
             elif rows <= most:
@@ -158,7 +159,7 @@ class RowRule:
         for lease, draft, chance in lacking:
             expected = expected_arrival(lease, draft, now)
             if expected is not None:
-                gain = chance + _more(draft, lease.room, chance, rate) if expected.is_first else chance
+                gain = chance + _more(draft, lease.max_drafts, chance, rate) if expected.is_first else chance
                 coming.append(_Coming(expected.until_s, expected.takes_s, gain))
         if not coming or rate <= 0.0:
             return None
@@ -179,7 +180,7 @@ class ExpectedArrival(NamedTuple):
 
 def expected_arrival(lease: Lease, draft: Delivered, now: float) -> ExpectedArrival | None:
     """Return when the next draft tokens should arrive; None where that is unknown, or they are overdue."""
-    is_first = lease.length in draft.lacked
+    is_first = lease.length in draft.starved_since_s
     since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
     if takes_s is None:
         return None

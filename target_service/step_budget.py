@@ -15,10 +15,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
+from typing import Any
 
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.wire.scheduling import Scheduling
-from target_service.lease import Candidates
+
+Candidates = Any
 from target_service.rows import RATE_WEIGHT, Lacking, RowRule
 
 _Item = tuple[int, int]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,11 +16,12 @@ from outrider.engine.native.library import load_at_start
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
-from target_service.lease import Ready
+from target_service.proposal import Proposal
+from tests.proposals import PlainSlot, chain_proposal, tree_draws
 
 VOCAB = 128_256
 K = 4
@@ -40,14 +40,6 @@ RULES: dict[str, dict[str, Any]] = {
     "penalties, greedy": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
     "log-probs, greedy": {"temperature": 0.0, "num_logprobs": 5},
 }
-
-
-@dataclass
-class PlainSlot:
-    """All that a decision reads of a slot."""
-
-    params: SamplingParams
-    committed: list[int]
 
 
 def run(bench: Bench) -> None:
@@ -95,7 +87,7 @@ def decision(
     return decide_all
 
 
-def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Ready:
+def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Proposal:
     numbers = np.random.default_rng(slot)
     num = min(TOPK, vocab // 2)
     ids = np.sort(numbers.choice(vocab, num, replace=False))
@@ -103,9 +95,9 @@ def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Read
     draft_ids = [int(ids[index]) for index in range(K)]
     own: Any = PlainSlot(params, list(PROMPT))
     if not is_tree:
-        return Ready(own, draft_ids, None if params.determined else [law] * K)
-    tree = DraftTree.checked(draft_ids, PARENTS)
+        return chain_proposal(own, draft_ids, None if params.determined else [law] * K)
+    tree = DraftTree.of(draft_ids, PARENTS)
     if params.determined:
-        return Ready(own, draft_ids, None, tree)
-    drawn = {parent: [Drawn(law, tuple(tree.children(parent)))] for parent in (ROOT, 0)}
-    return Ready(own, draft_ids, None, tree, drawn=drawn)
+        return Proposal(own, tree)
+    draws = tree_draws({parent: [(law, tree.children(parent))] for parent in (ROOT, 0)})
+    return Proposal(own, tree, draws)

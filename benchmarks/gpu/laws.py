@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from outrider.engine.sampling.acceptance import Accepted, accept_block, accept_token
+from outrider.engine.sampling.acceptance import Accepted, accept_block
 from outrider.engine.sampling.coupled import device_keys, picked
 from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.sampling import distributions, inverse_cdf
 from outrider.wire.params import SamplingParams
+from tests.proposals import accept_token
 
 VOCAB_SIZE = 10
 NUM_DRAFTS = 2

@@ -29,14 +29,15 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import DraftTree
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.step_plan import Row
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.rpc import tune_malloc
 from target_service.decide import decide
-from target_service.decide_on_device import Decided
-from target_service.lease import Ready
+from target_service.proposal import Proposal
+from target_service.step_rows import Decided
+from tests.proposals import chain_proposal
 
 WIDTHS = (*range(1, 17), 20, 24)
 """Tokens of a step whose cost is measured: more than any step of one answer has."""
@@ -117,18 +118,18 @@ class Pair:
             started = time.perf_counter()
             drafts = self._propose(draft, committed, state, shape)
             drafted = time.perf_counter()
-            decided, num_kept, decide_s = self._step(target, committed, state, drafts)
+            decided, decide_s = self._step(target, committed, state, drafts)
             ended = time.perf_counter()
             self._follow(draft, committed, drafts, decided, shape)
-            committed += [*([drafts.ids[node] for node in decided.path or range(num_kept)]), decided.next_id]
+            committed += [*(drafts.ids[node] for node in decided.path), decided.next_id]
             state.set_output(committed[len(prompt) :])
             if not found.ids:  # what comes after the first step counts
                 began = time.perf_counter()
             else:
                 found.num_steps += 1
-                found.num_tokens += num_kept + 1
+                found.num_tokens += len(decided.path) + 1
                 found.num_drafted += len(drafts.ids)
-                found.num_accepted += num_kept
+                found.num_accepted += len(decided.path)
                 found.num_draft_steps += drafts.num_steps
                 found.draft_s += drafted - started
                 found.forward_s += ended - drafted - decide_s
@@ -147,8 +148,8 @@ class Pair:
 
     def _step(
         self, target: Cached, committed: list[int], state: SamplingState, drafts: Drafts
-    ) -> tuple[Decided, int, float]:
-        """Return the decision, how many drafts it keeps and the seconds that it took; keep these in the cache."""
+    ) -> tuple[Decided, float]:
+        """Return the decision and the seconds that it took; keep what was accepted in the cache."""
         start, tail = len(target.ids), committed[len(target.ids) :]
         parents = None
         if drafts.tree is not None:
@@ -156,13 +157,16 @@ class Pair:
         logits = target.feed([*tail, *drafts.ids], len(drafts.ids) + 1, parents)
         began = time.perf_counter()
         slot: Any = SimpleNamespace(params=state.params, committed=committed)
-        (decided,) = decide([Ready(slot, drafts.ids, drafts.laws, drafts.tree)], [state], logits)
+        proposal = chain_proposal(slot, drafts.ids, drafts.laws)
+        if drafts.tree is not None:
+            proposal = Proposal(slot, drafts.tree)
+        (decided,) = decide([proposal], [state], logits)
         decide_s = time.perf_counter() - began
         if drafts.tree is None:
-            target.crop(len(committed) + decided.num_accepted)
+            target.crop(len(committed) + len(decided.path))
         else:
             target.keep(start, [*range(len(tail)), *(len(tail) + node for node in decided.path)])
-        return decided, decided.num_accepted, decide_s
+        return decided, decide_s
 
     def _follow(
         self, draft: Cached, committed: Sequence[int], drafts: Drafts, decided: Decided, shape: int | Shape
@@ -172,7 +176,7 @@ class Pair:
             fed = [node for level in shape.levels[1:] for node in level]
             draft.keep(len(committed), [place for place, node in enumerate(fed) if node in decided.path])
         elif shape:
-            draft.crop(len(committed) + min(decided.num_accepted, len(drafts.ids) - 1))
+            draft.crop(len(committed) + min(len(decided.path), len(drafts.ids) - 1))
 
 
 def draft_chain(draft: Cached, committed: Sequence[int], state: SamplingState, num: int) -> Drafts:
@@ -199,7 +203,7 @@ def draft_chain(draft: Cached, committed: Sequence[int], state: SamplingState, n
 def draft_tree(draft: Cached, committed: Sequence[int], state: SamplingState, shape: Shape) -> Drafts:
     """Guess what comes in a shape of ranks, a level a step."""
     ids = [0] * len(shape.paths)
-    tree = DraftTree(tuple(ids), shape.parents)
+    shape_tree = DraftTree.of(range(len(ids)), shape.parents)
     fed = list[int]()
     for level in shape.levels:
         if level == (-1,):
@@ -209,11 +213,11 @@ def draft_tree(draft: Cached, committed: Sequence[int], state: SamplingState, sh
             parents = [fed.index(parent) if parent >= 0 else -1 for parent in map(shape.parents.__getitem__, fed)]
             host = HostLogits(draft.feed([ids[node] for node in level], len(level), parents))
         for index, node in enumerate(level):
-            prefix = () if node < 0 else tuple(ids[each] for each in tree.paths[node])
+            prefix = () if node < 0 else tuple(ids[each] for each in shape_tree.path(node))
             guesses = ranked(host, index, LogitRow(state, prefix), len(committed), shape.num_children(node))
-            for child, token_id in zip(tree.children(node), guesses, strict=True):
+            for child, token_id in zip(shape_tree.children(node), guesses, strict=True):
                 ids[child] = token_id
-    return Drafts(ids, None, DraftTree(tuple(ids), shape.parents), len(shape.levels))
+    return Drafts(ids, None, DraftTree.of(ids, shape.parents), len(shape.levels))
 
 
 def ranked(host: HostLogits, index: int, row: LogitRow, committed_len: int, num: int) -> list[int]:

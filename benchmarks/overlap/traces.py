@@ -27,7 +27,7 @@ from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.speculation.drawing import NUM_LIKELY
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
-from target_service.lease import Ready
+from tests.proposals import chain_proposal
 
 MAX_CHAIN = 11
 """Drafts that a simulated round verifies at most."""
@@ -146,9 +146,9 @@ def _along_chains(
         assert drafts.laws is not None
         slot: Any = SimpleNamespace(params=params, committed=committed)
         for length in range(MAX_CHAIN + 1):
-            ready = Ready(slot, drafts.ids[:length], drafts.laws[:length])
-            (decided,) = decide([ready], [state], logits[: length + 1])
-            place = decided.num_accepted
+            proposal = chain_proposal(slot, drafts.ids[:length], drafts.laws[:length])
+            (decided,) = decide([proposal], [state], logits[: length + 1])
+            place = len(decided.path)
             guesses = _guesses(drafts.laws[place], drafts.ids[place], params, len(committed) + place)
             kept[position, length] = place
             guess[position, length] = guesses.index(decided.next_id) if decided.next_id in guesses else NUM_GUESSES

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.draft_limits import speculation_of
-from gateway.rounds.drafting import Drafting, outcomes_of
+from gateway.rounds.drafting import Drafting
 from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
@@ -177,32 +177,36 @@ class Decoder:
         """Count the round, under the models' names or under those of the target's and of what it drafted itself by: of
         several drafts under the first one's of which something was verified.
         """
-        own, metrics = None if self._own is None else self._own.own, self.model.metrics
-        outcomes = list(zip(self.drafts, outcomes_of(verdict), strict=False))
-        verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
-        if verdict.drafter == Drafter.PREDICTION.value:
-            own = Drafter.PREDICTION
+        metrics = self.model.metrics
+        *outcomes, by_target = verdict.outcomes
+        label = None
         if is_forced(verdict):
-            pair, record.draft = self.model.grammar_metrics(), GRAMMAR
-        elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
-            pair, record.draft = self.model.own_metrics(own), own.label
+            label = GRAMMAR
+        elif verdict.drafter == Drafter.PREDICTION.value:
+            label = Drafter.PREDICTION.label
+        elif self._own is not None and self._own.own is not None:
+            label = self._own.own.label
+        verified = list[Drafting]()
+        for draft, outcome in zip(self.drafts, outcomes, strict=True):
+            draft.metrics.wasted_tokens.inc(outcome.num_wasted)
+            note_drafts(draft.metrics, outcome)
+            if outcome.is_verified:
+                verified.append(draft)
+        if label is not None and by_target.num_drafted:
+            note_drafts(self.model.own_metrics(label), by_target)
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_model):
+            pair, record.draft = self.model.own_metrics(label), label
         else:
+            verified = verified or self.drafts[:1]
             names = "&".join(draft.member.name for draft in verified if draft.member is not None)
             pair, record.draft = verified[0].metrics, names or None
-        note_lookups(metrics, verdict, [outcome for _, outcome in outcomes])
-        for each, outcome in outcomes:
-            each.metrics.wasted_tokens.inc(outcome.num_wasted)
-        beside = [(each.metrics, came) for each, came in outcomes if each is not verified[0] and came.num_drafted]
-        if verdict.num_own_drafted and own is not None:
-            came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
-            beside.append((self.model.own_metrics(own), came))
-        note_drafts(pair, verdict, beside)
+        note_lookups(metrics, verdict)
         reason = self._why_plain(verdict, output)
         note_round(pair, verdict, output, reason)
         if not verdict.num_drafted:
             self.session.usage.plain_reasons[reason] += 1
-        self.model.num_rounds += any(outcome.HasField("hit") for _, outcome in outcomes)
-        self.model.num_late += verdict.num_wasted > 0
+        self.model.num_rounds += any(outcome.HasField("hit") for outcome in outcomes)
+        self.model.num_late += any(outcome.num_wasted for outcome in outcomes)
         if self.session.finished:
             num_made = len(verdict.token_ids)
             if verdict.num_drafted and not verdict.levels:

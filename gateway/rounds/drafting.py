@@ -6,7 +6,6 @@ what was committed. An answer for which several pools draft has one of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
@@ -250,7 +249,7 @@ class Drafting:
 
     def note(self, verdict: tpb.Verdict) -> None:
         """Learn from a verdict how the draft does."""
-        outcome = outcomes_of(verdict)[self._place] if self._place < max(1, len(verdict.drafts)) else tpb.DraftOutcome()
+        outcome = verdict.outcomes[self._place]
         self._note_use(verdict, outcome)
         if self._replies is None:
             return
@@ -334,16 +333,3 @@ class Drafting:
         self.slot.open_again()
         self._is_unfit |= error.code == pb.WORKER_ERROR_CODE_INVALID
         self._assignment.answered_with(error.code)
-
-
-def outcomes_of(verdict: tpb.Verdict) -> Sequence[tpb.DraftOutcome]:
-    """Return what a verdict says of each draft."""
-    alone = tpb.DraftOutcome(
-        num_drafted=verdict.num_drafted - verdict.num_own_drafted,
-        num_accepted=verdict.num_accepted - verdict.num_own_accepted,
-        is_verified=verdict.drafter in _DELIVERED,
-        hit=verdict.hit if verdict.HasField("hit") else None,
-        is_refused=verdict.fallback == tpb.FALLBACK_REASON_REFUSED,
-        num_wasted=verdict.num_wasted,
-    )
-    return verdict.drafts or (alone,)

@@ -131,16 +131,14 @@ class Verification:
         """
         self.end_lease()
         self.tickets = [secrets.randbits(64) for _ in drafted]  # nobody can guess them
-        (ticket, is_drafted), *others = zip(self.tickets, drafted, strict=True)
         self._until_len = self._session.committed_len + TOKENS_AHEAD
         verify = tpb.Verify(
             slot=self._session.slot_id,
-            ticket=ticket,
             until_len=self._until_len,
-            is_drafted=is_drafted,
-            others=[tpb.DraftTicket(ticket=each, is_drafted=is_told) for each, is_told in others],
             **self._session.resumed(self.slot.agreed_len),
         )
+        for ticket, is_drafted in zip(self.tickets, drafted, strict=True):
+            verify.tickets.add(ticket=ticket, is_drafted=is_drafted)
         self._verdicts = target.subscribe(tpb.TargetRequest(verify=verify))
 
     async def next_verdict(self, target: Connection) -> tpb.Verdict | None:

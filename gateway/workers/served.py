@@ -28,7 +28,7 @@ from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import DRAFTERS, GRAMMAR, TABLES, Drafter
+from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
@@ -322,13 +322,9 @@ class ServedModel:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
 
-    def own_metrics(self, drafter: Drafter) -> PairMetrics:
-        """Return the series of rounds that the target drafts for itself."""
-        return self.metrics.pair(self._target_name, drafter.label)
-
-    def grammar_metrics(self) -> PairMetrics:
-        """Return the series of rounds whose draft tokens a grammar forced."""
-        return self.metrics.pair(self._target_name, GRAMMAR)
+    def own_metrics(self, label: str) -> PairMetrics:
+        """Return the series of rounds that the target drafts for itself. label: of its own drafter, or GRAMMAR."""
+        return self.metrics.pair(self._target_name, label)
 
     # who may serve
 

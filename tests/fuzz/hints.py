@@ -156,10 +156,11 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
         item.extend.CopyFrom(tpb.Extend(slot=slot, ticket=draw(st.integers(1, 4)), until_len=draw(st.integers(4, 8))))
     else:
         ids = [11] * draw(st.integers(0, 2))
-        ask = tpb.Verify(slot=slot, ticket=draw(st.integers(1, 4)), base_len=3, committed_ids=ids)
-        ask.until_len, ask.is_drafted = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4])), draw(st.booleans())
+        ask = tpb.Verify(slot=slot, base_len=3, committed_ids=ids)
+        ask.until_len = 3 + len(ids) + draw(st.sampled_from([1, 1, 2, 4]))
+        ask.tickets.add(ticket=draw(st.integers(1, 4)), is_drafted=draw(st.booleans()))
         tickets = st.builds(tpb.DraftTicket, ticket=st.integers(1, 9), is_drafted=st.booleans())
-        ask.others.extend(draw(st.lists(tickets, max_size=9)))
+        ask.tickets.extend(draw(st.lists(tickets, max_size=9)))
         item.verify.CopyFrom(ask)
     return item
 
@@ -178,7 +179,7 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
             opened.params.CopyFrom(draw(_PARAMS))
             opened.speculation.CopyFrom(draw(_SPECULATION))
         items.append(tpb.TargetRequest(id=slot, epoch=epoch, open=opened))
-        ask = tpb.Verify(slot=slot, ticket=slot, base_len=3, until_len=4)
+        ask = tpb.Verify(slot=slot, tickets=[tpb.DraftTicket(ticket=slot)], base_len=3, until_len=4)
         items.append(tpb.TargetRequest(id=slot + 10, epoch=epoch, verify=ask))
     return items
 

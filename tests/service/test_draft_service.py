@@ -473,11 +473,11 @@ async def test_draft_and_target_together(draft: ControlClient, target: ControlCl
     message, ids = verify(1, 0, PROMPT, new_ticket(), num_steps=25), list(PROMPT)
     replies = target.follow(message)
     await target.taken()
-    draft.tell(advance(1, 0, ids, message.ticket))
+    draft.tell(advance(1, 0, ids, message.tickets[0].ticket))
     for _ in range(5):
         (verdict,) = await replies.verdicts(1)
         assert (verdict.num_drafted, verdict.num_accepted) == (4, 4)
         base_len = len(ids)
         ids += verdict.token_ids
-        draft.tell(advance(1, base_len, ids[base_len:], message.ticket))
+        draft.tell(advance(1, base_len, ids[base_len:], message.tickets[0].ticket))
     assert replies.empty

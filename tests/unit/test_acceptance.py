@@ -14,13 +14,13 @@ from outrider.engine.sampling.acceptance import (
     Noise,
     accept_block,
     accept_block_one,
-    accept_matching,
-    accept_token,
-    accept_token_one,
 )
 from outrider.engine.sampling.coupled import coupled_place, device_keys
 from outrider.engine.sampling.row_law import Ids, RowLaw, Weights
+from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.params import SamplingParams
+from target_service.step_rows import walk
+from tests.proposals import accept_token, accept_token_one
 from tests.unit.drawing import draw
 
 INF = math.inf
@@ -39,27 +39,24 @@ def pairs(outcome: Accepted) -> list[tuple[int, int]]:
 
 
 class TestGreedy:
-    TARGET = torch.tensor([[3, 4, 5, 6]])
+    TARGET = (3, 4, 5, 6)
 
     @pytest.mark.parametrize(
-        ("draft", "num_drafted", "expected"),
+        ("draft", "expected"),
         [
-            ([3, 4, 5], 3, (3, 6)),  # all kept: bonus
-            ([9, 4, 5], 3, (0, 3)),  # first wrong
-            ([3, 9, 5], 3, (1, 4)),  # a match after a mismatch does not count
-            ([3, 4, 9], 3, (2, 5)),
-            ([3, 4, 5], 2, (2, 5)),  # the third is padding
-            ([3, 4, 5], 0, (0, 3)),  # plain
+            ([3, 4, 5], ((0, 1, 2), 6)),  # all accepted: bonus
+            ([9, 4, 5], ((), 3)),  # first wrong
+            ([3, 9, 5], ((0,), 4)),  # a match after a mismatch does not count
+            ([3, 4, 9], ((0, 1), 5)),
+            ([3, 4], ((0, 1), 5)),
+            ([], ((), 3)),  # plain
         ],
     )
-    def test_walk(self, draft: list[int], num_drafted: int, expected: tuple[int, int]) -> None:
-        outcome = accept_matching(self.TARGET, torch.tensor([draft]), torch.tensor([num_drafted]))
-        assert pairs(outcome) == [expected]
-        assert outcome.num_accepted.dtype == outcome.next_ids.dtype == torch.int64
-
-    def test_nothing_drafted_by_anyone(self) -> None:
-        outcome = accept_matching(torch.tensor([[3], [4]]), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 0]))
-        assert pairs(outcome) == [(0, 3), (0, 4)]
+    def test_walk(self, draft: list[int], expected: tuple[tuple[int, ...], int]) -> None:
+        tree = DraftTree.of(draft, range(-1, len(draft) - 1))
+        decided = walk(tree, lambda node: self.TARGET[1 + node])
+        assert (decided.path, decided.next_id) == expected
+        assert walk(tree, lambda node: self.TARGET[1 + node], max_accepted=0).path == ()
 
 
 def random_batch(num_rows: int, k: int, vocab_size: int, seed: int) -> dict[str, Tensor]:
@@ -104,7 +101,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     [
         (accept_token_one, accept_token),
         (accept_block_one, accept_block),
-        (partial(accept_token_one, lenience=0.9), partial(accept_token, lenience=torch.full((64,), 0.9).double())),
+        (partial(accept_token_one, lenience=0.9), partial(accept_token, lenience=0.9)),
     ],
     ids=["by token", "by block", "lenient"],
 )

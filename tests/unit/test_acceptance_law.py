@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.engine.sampling import acceptance
-from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one, accept_token, accept_token_one
+from outrider.engine.sampling.acceptance import Noise, accept_block, accept_block_one
 from outrider.engine.sampling.coupled import device_keys
 from outrider.engine.sampling.noise import Purpose, host_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
@@ -25,6 +25,7 @@ from outrider.engine.sampling.row_law import RowLaw, draw_place
 from outrider.engine.sampling.sampling import distributions, probabilities
 from outrider.wire.params import SamplingParams
 from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.proposals import accept_token, accept_token_one
 from tests.unit.drawing import cut_dense, draw, draw_weights
 
 TOLERANCE = 1e-12
@@ -212,13 +213,18 @@ class HostBlockRound(HostRound, BlockRound):
 
 
 def by_number(log_weights: Tensor, own: Tensor, places: Tensor) -> Tensor:
-    """Draw by the number of each row's place: log_weights [N, V], own [N, K + 1], places [N] -> [N] int64."""
-    return draw_weights(log_weights.exp(), own[torch.arange(len(own)), places])
+    """Draw by the number of each row's place: log_weights [M, V], M / N rows of each, own [N, K + 1], places [M] ->
+    [M] int64.
+    """
+    slots = torch.arange(len(own)).repeat_interleave(len(log_weights) // len(own))
+    return draw_weights(log_weights.exp(), own[slots, places])
 
 
 def by_numbers_from(first: Tensor, own: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what stands in for `picked`, with numbers own [N, K + 1] from positions first [N] on."""
-    return lambda log_weights, at: by_number(log_weights, own, at[:, 3] - first)
+    return lambda log_weights, at: by_number(
+        log_weights, own, at[:, 3] - first.repeat_interleave(len(log_weights) // len(own))
+    )
 
 
 def sparse(log_probs: Tensor) -> RowLaw:
@@ -415,7 +421,7 @@ def lenient(share: float) -> tuple[type[Round], type[Round]]:
 
     class OnDevice(Round):
         def rule(self, *args: Tensor) -> acceptance.Accepted:
-            return accept_token(*args, torch.full((len(args[0]),), share, dtype=torch.float64))
+            return accept_token(*args, share)
 
     class OneSlot(HostRound):
         ONE = staticmethod(functools.partial(accept_token_one, lenience=share))
@@ -472,9 +478,12 @@ class TestBrokenRulesFail:
         assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2)) > BROKEN
         assert error(TARGET, DRAFT, 4, 2, shipped=best(DRAFT, 2), rounds=HostRound) > BROKEN
 
-    def test_always_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acceptance, "_accept", lambda target, draft, ids, u: torch.ones_like(ids, dtype=torch.bool))
-        assert error(TARGET, DRAFT, 4, 2) > BROKEN
+    def test_always_accepting(self) -> None:
+        class Broken(Round):
+            def rule(self, *args: Tensor) -> acceptance.Accepted:
+                return accept_token(*args[:4], torch.full_like(args[4], TINY), args[5])
+
+        assert error(TARGET, DRAFT, 4, 2, rounds=Broken) > BROKEN
 
 
 NUM_RUNS = 40_000

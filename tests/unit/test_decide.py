@@ -30,12 +30,14 @@ from outrider.engine.sampling.sampling import distributions
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
-from target_service.decide_on_device import Decided, decide_on_device
-from target_service.lease import Ready
+from target_service.decide_on_device import decide_on_device
+from target_service.proposal import Proposal
+from target_service.step_rows import Decided
 from tests import block_rule
 from tests.engine.fake_cuda import fake_cuda
 from tests.grammars import ONE, REGEX, compiled, grammars_of
 from tests.live_bytes import LiveBytes
+from tests.proposals import PlainSlot, chain_proposal
 
 VOCAB = 40
 GRAMMARS = grammars_of(width=VOCAB)
@@ -77,24 +79,16 @@ def waiting_once(logits: Tensor, compute: Callable[[Tensor], Any]) -> Any:
 
 
 @dataclass
-class PlainSlot:
-    """All that a decision reads of a slot."""
-
-    params: SamplingParams
-    committed: list[int]
-
-
-@dataclass
 class Step:
     """Some slots in one forward."""
 
-    ready: list[Ready]
+    ready: list[Proposal]
     states: list[SamplingState]
     logits: Tensor
     """[sum(K_b + 1), V]"""
 
     def subset(self, slots: list[int]) -> Step:
-        parts = self.logits.split([len(r.draft_ids) + 1 for r in self.ready])
+        parts = self.logits.split([len(r.tree.ids) + 1 for r in self.ready])
         return Step(
             [self.ready[b] for b in slots], [self.states[b] for b in slots], torch.cat([parts[b] for b in slots])
         )
@@ -121,9 +115,9 @@ def make_step(kinds: list[int], counts: list[int], seed: int, vocab_size: int = 
             ids.append(laws[-1].draw(u) if guess is None else guess)
             if index % 3 == 2:  # as it comes from who copies
                 laws[-1] = RowLaw(vocab_size, np.zeros(1, dtype=np.float32), np.array(ids[-1:]))
-        slot: Any = PlainSlot(params, [*PROMPT, *output])
         is_guessed = index % 3 == 2 and params.lenience == 1.0
-        ready.append(Ready(slot, ids, None if params.determined or not ids else laws, guessed=is_guessed))
+        slot = PlainSlot(params, [*PROMPT, *output])
+        ready.append(chain_proposal(slot, ids, None if params.determined or is_guessed else laws))
         states.append(state)
         logits.append(own)
     return Step(ready, states, torch.cat(logits))
@@ -135,7 +129,7 @@ def in_words(step: Step) -> list[Decided]:
     """
     outcomes, start = [], 0
     for r, state in zip(step.ready, step.states, strict=True):
-        rows = [LogitRow(state, tuple(r.draft_ids[:j])) for j in range(len(r.draft_ids) + 1)]
+        rows = [LogitRow(state, tuple(r.tree.ids[:j])) for j in range(len(r.tree.ids) + 1)]
         processed = process_unchecked(step.logits[start : start + len(rows)], rows)
         laws = distributions(processed, rows).double().exp().numpy()
         if r.slot.params.greedy:
@@ -146,7 +140,7 @@ def in_words(step: Step) -> list[Decided]:
     return outcomes
 
 
-def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
+def one_in_words(r: Proposal, laws: np.ndarray) -> Decided:
     start = len(r.slot.committed)
 
     def u(j: int) -> float:
@@ -155,44 +149,51 @@ def one_in_words(r: Ready, laws: np.ndarray) -> Decided:
     def own(j: int, weights: np.ndarray) -> int:
         return block_rule.gumbel_max(weights, r.slot.params, start + j)
 
-    if is_coupled(r.slot.params) or r.guessed:
+    if r.is_matched:
         said = [own(j, law) for j, law in enumerate(laws)]
-        kept = [a == b for a, b in zip(said, r.draft_ids, strict=False)]
-        return Decided(n := [*kept, False].index(False), said[n])
-    drafts = [
-        np.eye(VOCAB)[token_id] if r.draft_laws is None else np.exp(r.draft_laws[j].dense_scores(), dtype=float)
-        for j, token_id in enumerate(r.draft_ids)
-    ]
+        kept = [a == b for a, b in zip(said, r.tree.ids, strict=False)]
+        return accepted(n := [*kept, False].index(False), said[n])
+    drafts = [np.exp(law_of(r, j).dense_scores(), dtype=float) for j in range(len(r.draws))]
     if r.slot.params.lenience < 1.0:
         return lenient_in_words(r, laws, drafts, u, own)
-    return Decided(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.draft_ids, u, own))
+    return accepted(*block_rule.verdict(laws, [draft / draft.sum() for draft in drafts], r.tree.ids, u, own))
 
 
 def lenient_in_words(
-    r: Ready,
+    r: Proposal,
     laws: np.ndarray,
     drafts: list[np.ndarray],
     u: Callable[[int], float],
     own: Callable[[int, np.ndarray], int],
 ) -> Decided:
     """Leviathan et al., A.5: a draft's probability counts as `lenience` of it."""
-    share, num = r.slot.params.lenience, len(r.draft_ids)
-    for j, token_id in enumerate(r.draft_ids):
+    share, num = r.slot.params.lenience, len(r.tree.ids)
+    for j, token_id in enumerate(r.tree.ids):
         draft = share * drafts[j] / drafts[j].sum()
         if u(j) >= laws[j][token_id] / draft[token_id]:
-            return Decided(j, own(j, np.maximum(laws[j] - draft, 0.0)))
-    return Decided(num, own(num, laws[num]))
+            return accepted(j, own(j, np.maximum(laws[j] - draft, 0.0)))
+    return accepted(num, own(num, laws[num]))
 
 
-def nearly_best_in_words(r: Ready, processed: np.ndarray) -> Decided:
+def nearly_best_in_words(r: Proposal, processed: np.ndarray) -> Decided:
     """At temperature 0: the best token is kept, and with lenience a draft of that share of its probability."""
     lenience = r.slot.params.lenience
-    for j, token_id in enumerate(r.draft_ids):
+    for j, token_id in enumerate(r.tree.ids):
         best = int(processed[j].argmax())
         near = lenience < 1.0 and processed[j][token_id] >= processed[j][best] + math.log(lenience)
         if token_id != best and not near:
-            return Decided(j, best)
-    return Decided(len(r.draft_ids), int(processed[-1].argmax()))
+            return accepted(j, best)
+    return accepted(len(r.tree.ids), int(processed[-1].argmax()))
+
+
+def accepted(num: int, next_id: int) -> Decided:
+    return Decided(tuple(range(num)), next_id)
+
+
+def law_of(r: Proposal, node: int) -> RowLaw:
+    law = r.draws[node].distribution
+    assert law is not None
+    return law
 
 
 def is_coupled(params: SamplingParams) -> bool:
@@ -243,12 +244,12 @@ class TestDecide:
             r.slot.params = dataclasses.replace(r.slot.params, num_logprobs=num_logprobs)
         on_host = decide(step.ready, step.states, step.logits)
         on_device = waiting_once(step.logits, lambda logits: decide_on_device(step.ready, step.states, logits))
-        assert sum(own.num_accepted > 0 for own in on_host) >= 2
+        assert sum(len(own.path) > 0 for own in on_host) >= 2
         start = 0
         for r, mine, other in zip(step.ready, on_host, on_device, strict=True):
-            laws = step.logits[start : start + mine.num_accepted + 1].double().log_softmax(dim=1)
-            token_ids, most = [*r.draft_ids[: mine.num_accepted], mine.next_id], r.slot.params.num_logprobs
-            start += len(r.draft_ids) + 1
+            laws = step.logits[start : start + len(mine.path) + 1].double().log_softmax(dim=1)
+            token_ids, most = [*r.tree.ids[: len(mine.path)], mine.next_id], r.slot.params.num_logprobs
+            start += len(r.tree.ids) + 1
             if most is None:
                 assert not mine.reported and not other.reported
                 continue
@@ -287,8 +288,8 @@ class TestDecide:
     def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self, kind: int) -> None:
         step = make_step([kind], [4], seed=3)
         wanted = decide(step.ready, step.states, step.logits, by_block=False)
-        assert wanted[0].num_accepted < 4
-        step.logits[wanted[0].num_accepted + 1 :] = math.nan
+        assert len(wanted[0].path) < 4
+        step.logits[len(wanted[0].path) + 1 :] = math.nan
         assert decide(step.ready, step.states, step.logits, by_block=False) == wanted
 
     @given(step=STEPS)
@@ -297,7 +298,7 @@ class TestDecide:
         by_token = decide(step.ready, step.states, step.logits, by_block=False)
         assert by_token == decide_on_device(step.ready, step.states, step.logits, by_block=False)
         for r, token, block in zip(step.ready, by_token, in_words(step), strict=True):
-            assert len(r.draft_ids) > 1 or token == block  # of one draft the rules are one
+            assert len(r.tree.ids) > 1 or token == block  # of one draft the rules are one
 
 
 def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
@@ -311,7 +312,7 @@ def told(method: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
 
 
 def slots_of(rows: tuple[int, ...], step: Step) -> set[int]:
-    owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.draft_ids) + 1)]
+    owner = [b for b, r in enumerate(step.ready) for _ in range(len(r.tree.ids) + 1)]
     return {owner[row] for row in rows}
 
 
@@ -322,8 +323,7 @@ def test_what_a_decision_holds_on_a_device_is_counted(kind: int, share: float, m
     for module in (coupled, memory, sampling):
         monkeypatch.setattr(module, "MAX_NUMBERS", num_slots * vocab_size)
     step = make_step([kind] * num_slots, [5] * num_slots, seed=kind, vocab_size=vocab_size)
-    ready = [dataclasses.replace(each, guessed=False) for each in step.ready]
     with torch.inference_mode(), LiveBytes(step.logits) as live:
-        decide_on_device(ready, step.states, step.logits)
+        decide_on_device(step.ready, step.states, step.logits)
     counted = memory.decision_bytes(step.logits.numel())
     assert share * counted <= live.peak <= counted, live.peak / step.logits.nbytes

@@ -10,49 +10,48 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from target_service.parked import Parked
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
-from outrider.engine.sampling.tree_acceptance import DraftTree, Drawn
 from outrider.engine.speculation.nodes import NodeKind, Nodes
-from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.wire.kinds import Drafter, DraftTokenKind
 from target_service.decide import decide
-from target_service.decide_on_device import Decided, decide_on_device
-from target_service.explaining import NUM_BEST, Asking, explain
+from target_service.decide_on_device import decide_on_device
+from target_service.explaining import NUM_BEST, ExplainRequest, explain, explain_request
 from target_service.jobs import Explanation, Ranked, Rejection
-from target_service.lease import Delivered, Ready, Source
-from target_service.parked import Parked, ParkedNode
+from target_service.lease import Ready, Source
+from target_service.proposal import Proposal
 from target_service.servicer import _explanation
+from target_service.step_rows import Decided
+from tests.proposals import tree_draws
 from tests.unit.test_decide import KINDS, make_step
 from tests.unit.test_tree_decision import KINDS as TREE_KINDS
 from tests.unit.test_tree_decision import make, parents_of
 
 
-def delivered(r: Ready) -> Ready:
-    """The same with what a draft says of its nodes, as it came."""
-    kind = NodeKind.GUESS if r.slot.params.determined else NodeKind.LAW
-    tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
-    drafts = {
-        node: ParkedNode(token_id, tree.children(tree.parents[node]).index(node), kind)
-        for node, token_id in enumerate(tree.ids)
-    }
-    parked = Parked()
-    for node, draft in drafts.items():
-        above = parked.root if tree.parents[node] < 0 else drafts[tree.parents[node]]
-        above.children[draft.token_id] = draft
-    whose = Delivered(1, SlotShares(RankShares()), True, parked)
-    ranks = {node: draft.rank for node, draft in drafts.items()}
-    return dataclasses.replace(r, drafter=Drafter.MODEL, sources=[Source(whose, ranks, drafts)] if drafts else ())
+def requested(proposal: Proposal, state: SamplingState, decided: Decided, start: int = 0) -> ExplainRequest:
+    """What explains a proposal that a draft delivered, of which nothing was left out."""
+    kind = DraftTokenKind.GUESS if proposal.slot.params.determined else DraftTokenKind.DRAWN
+    tree = proposal.tree
+
+    def proposed_after(node: int) -> list[int]:
+        return [tree.ids[child] for child in tree.children(node)]
+
+    return ExplainRequest(proposal, state, decided, start, [kind] * len(tree), proposed_after)
 
 
-def told(ready: Sequence[Ready], states: Sequence[SamplingState], decided: Sequence[Decided], logits: Tensor) -> Any:
-    starts = [0]
-    for r in ready:
-        starts.append(starts[-1] + len(r.draft_ids) + 1)
-    return explain([Asking(*each) for each in zip(ready, states, decided, starts, strict=False)], logits)
+def told(
+    proposals: Sequence[Proposal], states: Sequence[SamplingState], decided: Sequence[Decided], logits: Tensor
+) -> Any:
+    start = 0
+    requests = list[ExplainRequest]()
+    for each in zip(proposals, states, decided, strict=True):
+        requests.append(requested(*each, start))
+        start += len(each[0].tree) + 1
+    return explain(requests, logits)
 
 
 def best(log_probs: Tensor) -> list[Ranked]:
@@ -66,10 +65,9 @@ def check_ranked(found: Sequence[Ranked], expected: Sequence[Ranked]) -> None:
     assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=2e-5)
 
 
-def check(explanation: Explanation, r: Ready, state: SamplingState, decided: Decided, raw: Tensor) -> None:
+def check(explanation: Explanation, r: Proposal, state: SamplingState, decided: Decided, raw: Tensor) -> None:
     """raw: the slot's own logits [K + 1, V]."""
-    tree = r.tree or DraftTree(tuple(r.draft_ids), tuple(r.parents))
-    path = list(range(decided.num_accepted)) if r.tree is None else list(decided.path)
+    tree, path = r.tree, list(decided.path)
     assert (explanation.ids, explanation.parents) == (tree.ids, tree.parents)
     assert list(explanation.accepted) == path
     kind = DraftTokenKind.GUESS if state.params.determined else DraftTokenKind.DRAWN
@@ -88,7 +86,11 @@ def check(explanation: Explanation, r: Ready, state: SamplingState, decided: Dec
     if state.params.determined:
         assert not found.draft_law and list(found.draft_guesses) == [tree.ids[child] for child in children][:NUM_BEST]
         return
-    drew = (r.draft_laws or [])[last + 1] if r.tree is None else r.drawn[last][0].law
+    if r.is_matched:
+        assert not found.draft_law
+        return
+    drew = next(draw.distribution for draw in r.draws if draw.parent == last)
+    assert drew is not None
     check_ranked(found.draft_law, best(torch.from_numpy(drew.dense_scores().copy()).log_softmax(0)))
     assert not found.draft_guesses
 
@@ -100,41 +102,40 @@ def check(explanation: Explanation, r: Ready, state: SamplingState, decided: Dec
 @settings(max_examples=60)
 def test_a_chain_is_told_of_by_the_laws_that_decided_it(slots: list[tuple[int, int]], seed: int) -> None:
     step = make_step([kind for kind, _ in slots], [count for _, count in slots], seed)
-    ready, before = [delivered(r) for r in step.ready], step.logits.clone()
-    decided = decide(ready, step.states, step.logits)
-    found = told(ready, step.states, decided, step.logits)
-    parts = step.logits.split([len(r.draft_ids) + 1 for r in ready])
-    for each in zip(found, ready, step.states, decided, parts, strict=True):
+    before = step.logits.clone()
+    decided = decide(step.ready, step.states, step.logits)
+    found = told(step.ready, step.states, decided, step.logits)
+    parts = step.logits.split([len(r.tree) + 1 for r in step.ready])
+    for each in zip(found, step.ready, step.states, decided, parts, strict=True):
         check(*each)
     assert torch.equal(step.logits, before) and decide(step.ready, step.states, step.logits) == decided
     on_device = decide_on_device(step.ready, step.states, step.logits)
-    assert told(ready, step.states, on_device, step.logits) == found
+    assert told(step.ready, step.states, on_device, step.logits) == found
 
 
 @given(st.integers(0, len(TREE_KINDS) - 1), parents_of(), st.integers(0, 10_000))
 @settings(max_examples=60)
 def test_a_tree_is_told_of_by_the_laws_that_decided_it(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
-    ready, before = delivered(slot.ready), slot.logits.clone()
-    (decided,) = decide([ready], [slot.state], slot.logits)
-    (found,) = told([ready], [slot.state], [decided], slot.logits)
-    check(found, ready, slot.state, decided, slot.logits)
+    before = slot.logits.clone()
+    (decided,) = decide([slot.ready], [slot.state], slot.logits)
+    (found,) = told([slot.ready], [slot.state], [decided], slot.logits)
+    check(found, slot.ready, slot.state, decided, slot.logits)
     assert torch.equal(slot.logits, before) and decide([slot.ready], [slot.state], slot.logits) == [decided]
 
 
 def test_of_several_that_drew_there_the_first_with_a_choice_is_told_of() -> None:
     slot = make(4, [-1, -1], 1)
-    r, flat = delivered(slot.ready), RowLaw(12, torch.zeros(12).numpy())
-    first = r.drawn[-1][0]
-    both = [Drawn(first.law, first.nodes[:1]), Drawn(flat, first.nodes[1:])]
-    other = next(i for i in range(12) if i not in r.draft_ids)
-    (found,) = told([dataclasses.replace(r, drawn={-1: both})], [slot.state], [Decided(0, other)], slot.logits)
-    log_probs = torch.from_numpy(first.law.dense_scores().copy()).log_softmax(0)
-    check_ranked(found.rejection.draft_law, best(log_probs))
-    table = Drawn(one_hot(r.draft_ids[0], 12), first.nodes[:1])  # what a table says, which had no other
-    drawn = {-1: [table, Drawn(first.law, first.nodes[1:])]}
-    (found,) = told([dataclasses.replace(r, drawn=drawn)], [slot.state], [Decided(0, other)], slot.logits)
-    check_ranked(found.rejection.draft_law, best(log_probs))
+    r, flat = slot.ready, RowLaw(12, torch.zeros(12).numpy())
+    law = r.draws[0].distribution
+    assert law is not None
+    other = next(i for i in range(12) if i not in r.tree.ids)
+    log_probs = torch.from_numpy(law.dense_scores().copy()).log_softmax(0)
+    table = one_hot(r.tree.ids[0], 12)  # what a table says, which had no other
+    for drawn in ([(law, [0]), (flat, [1])], [(table, [0]), (law, [1])]):
+        proposal = dataclasses.replace(r, draws=tree_draws({-1: drawn}))
+        (found,) = told([proposal], [slot.state], [Decided((), other)], slot.logits)
+        check_ranked(found.rejection.draft_law, best(log_probs))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +145,13 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
     drafter: Drafter | None, kind: DraftTokenKind
 ) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
-    ready = dataclasses.replace(slot.ready, draft_laws=None, guessed=True, drafter=drafter)
-    other = next(i for i in range(12) if i not in ready.draft_ids)
-    (found,) = told([ready], [slot.state], [Decided(1, other)], slot.logits)
+    ids = list(slot.ready.tree.ids)
+    ready = Ready(slot.ready.slot, ids, None, guessed=True, drafter=drafter)
+    other = next(i for i in range(12) if i not in ids)
+    (found,) = explain([explain_request(ready, slot.state, Decided((0,), other), 0)], slot.logits)
     assert set(found.kinds) == {kind} and found.draft_us is None
-    assert (found.rejection.parent, found.rejection.draft_guesses) == (0, ready.draft_ids[1:])
-    assert not found.rejection.draft_law
+    assert found.rejection is not None and not found.rejection.draft_law
+    assert (found.rejection.parent, found.rejection.draft_guesses) == (0, ids[1:])
 
 
 def test_a_delivery_tells_once_what_it_took() -> None:
@@ -169,9 +171,8 @@ def test_a_delivery_tells_once_what_it_took() -> None:
     def spent(*nodes: int) -> int | None:
         drafts: dict[int, Any] = {place: chain[node] for place, node in enumerate(nodes)}
         source = Source(Drafter.MODEL, dict.fromkeys(drafts, 0), drafts)
-        ready = dataclasses.replace(slot.ready, drafter=Drafter.MODEL, sources=[source])
-        us: int | None = told([ready], [slot.state], [Decided(3, 0)], slot.logits)[0].draft_us
-        return us
+        ready = Ready(slot.ready.slot, list(slot.ready.tree.ids), None, drafter=Drafter.MODEL, sources=[source])
+        return explain_request(ready, slot.state, Decided((0, 1, 2), 0), 0).draft_us
 
     assert (spent(0, 1), spent(2)) == (140, 0)
     came([4, 5, 6, 7], 3, 0)

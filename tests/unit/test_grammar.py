@@ -27,7 +27,6 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
-from target_service.lease import Ready
 from tests.grammars import (
     CHOICE,
     CLOSE,
@@ -43,6 +42,7 @@ from tests.grammars import (
     grammars_of,
     tokenizer_of,
 )
+from tests.proposals import chain_proposal
 from tests.stack import DEMO_TARGET
 
 VOCAB = 8
@@ -225,9 +225,9 @@ class TestForcedTokens:
             slot: Any = _Slot(params, [*PROMPT, ELEVEN])
             made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
             made.set_output((ELEVEN,))
-            (decided,) = decide([Ready(slot, [ONE], None, guessed=True)], [made], logits)
+            (decided,) = decide([chain_proposal(slot, [ONE])], [made], logits)
             own = coupled_id(HostLogits(logits).law(0, LogitRow(made)), params, len(PROMPT) + 1)
-            assert (decided.num_accepted, decided.next_id if own != ONE else ONE) == (own == ONE, own)
+            assert (len(decided.path), decided.next_id if own != ONE else ONE) == (own == ONE, own)
             answers.add(own)
         assert answers == {ONE, ELEVEN}
 
@@ -237,7 +237,7 @@ def test_log_probs_under_an_expression_are_the_models_own_and_finite() -> None:
     params = SamplingParams(seed=1, num_logprobs=VOCAB)
     slot: Any = _Slot(params, [*PROMPT])
     made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
-    (decided,) = decide([Ready(slot, [], None)], [made], torch.zeros(1, VOCAB))
+    (decided,) = decide([chain_proposal(slot, [])], [made], torch.zeros(1, VOCAB))
     ((_, top_ids, top_logprobs),) = decided.reported
     assert decided.next_id == ONE and len(top_ids) == VOCAB and np.isfinite(top_logprobs).all()
 

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_token_one
+from outrider.engine.sampling.acceptance import Noise, accept_block_one
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn, TreeNoise, accept_tree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.wire.params import SamplingParams
+from target_service.decide import accept_by_draws
+from target_service.proposal import Proposal
 from tests.enumeration import Chooser, Law, Number, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.proposals import PlainSlot, accept_token_one, tree_draws
 
 __all__ = ["every_draw"]
 TOLERANCE = 1e-12
@@ -474,27 +478,23 @@ class TreeStep:
                 queue.append((len(ids), (*prefix, token_id)))
                 ids.append(token_id)
                 parents.append(node)
-        return DraftTree.checked(ids, parents)
+        return DraftTree.of(ids, parents)
 
     def decide(self, tree: DraftTree) -> tuple[Prefix, int]:
         """Return what is kept and the next id."""
         now = len(self.start)
-        noise = TreeNoise(
-            {
-                (depth := tree.depth(node) - 1, tree.children(tree.parents[node]).index(node)): self.numbers[
-                    Purpose.ACCEPT, now + depth, now, tree.children(tree.parents[node]).index(node)
-                ]
-                for node in range(len(tree.ids))
-            },
-            own_draw(lambda place: self.numbers["own", now + place]),
+        parents = dict.fromkeys(tree.parents)
+        draws = tree_draws(
+            {node: [(self.pair.draft((*self.start, *tree.prefix(node))), tree.children(node))] for node in parents}
         )
-        drawn = {
-            node: [Drawn(self.pair.draft((*self.start, *tree.prefix(node))), tuple(tree.children(node)))]
-            for node in dict.fromkeys(tree.parents)
-        }
-        walk = accept_tree(tree, lambda node: self.pair.target((*self.start, *tree.prefix(node))), drawn, noise)
-        last = walk.path[-1] if walk.path else ROOT
-        return tree.prefix(last), walk.next_id
+        uniforms: Any = [
+            self.numbers[Purpose.ACCEPT, now + tree.depth(draw.parent), now, tree.ranks[draw.node]] for draw in draws
+        ]
+        noise = Noise(uniforms, own_draw(lambda place: self.numbers["own", now + place]))
+        slot: Any = PlainSlot(SamplingParams(), [])
+        proposal = Proposal(slot, tree, draws)
+        decided = accept_by_draws(proposal, lambda node: self.pair.target((*self.start, *tree.prefix(node))), noise)
+        return tree.prefix(decided.last), decided.next_id
 
 
 def next_tree_state(pair: Pair, arrived: Arrived, state: TreeState, chooser: Chooser) -> TreeState:

@@ -73,7 +73,7 @@ async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_wher
 ) -> None:
     target, draft = await opened(NGRAM, drafter)
     assert target.all_of("open")[0].drafter == own
-    assert target.lease.is_drafted is ("advance" in draft.names) is asks_draft
+    assert target.lease.tickets[0].is_drafted is ("advance" in draft.names) is asks_draft
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ async def test_a_prediction_goes_before_who_else_drafts(
     target, draft = await opened((*NGRAM, Drafter.PREDICTION), default, (3, 4, 5), named)
     message = target.all_of("open")[0]
     assert (list(message.prediction_ids), message.drafter) == ([3, 4, 5], own)
-    assert target.lease.is_drafted is ("advance" in draft.names) is asks_draft
+    assert target.lease.tickets[0].is_drafted is ("advance" in draft.names) is asks_draft
     assert all(not each.prediction_ids for each in draft.all_of("open"))
 
 
 async def test_of_two_that_draft_into_one_tree_the_target_is_told_both() -> None:
     target, draft = await opened((*NGRAM, Drafter.NGRAM_AND_MODEL), "ngram&model")
     assert target.all_of("open")[0].drafter == pb.DRAFTER_NGRAM_AND_MODEL
-    assert target.lease.is_drafted and "advance" in draft.names
+    assert target.lease.tickets[0].is_drafted and "advance" in draft.names
 
 
 async def test_a_request_without_drafts_has_no_drafter() -> None:

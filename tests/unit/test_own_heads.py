@@ -14,9 +14,9 @@ WIDTH = 8
 
 
 def best(own: OwnHeads, slot: Any) -> int:
-    if own._is_pending(slot):
+    if slot.key in own._pending:
         own._run_heads()
-    return own._logits[slot.key][1].raw_best_id(0)
+    return own._logits[slot.key].raw_best_id(0)
 
 
 def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_place_of_theirs() -> None:
@@ -30,11 +30,12 @@ def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_plac
     features: Any = SimpleNamespace(add_head=lambda *_: None, feature=lambda digest, key, position: rows[key])
     loaded: Any = SimpleNamespace(network=heads, opening=None)
     own = OwnHeads(loaded, features)
+    job: Any = None
     slots: list[Any] = [SimpleNamespace(key=key, committed=[5, 6, 7]) for key in rows]
     for slot in slots:
-        own.open(slot)
+        own.open(job, slot)
     assert [best(own, slot) for slot in slots] == [3, 4]
     assert best(own, slots[0]) == 3 and fed == [2], "what was computed is kept"
-    own.cut(1, 1)
+    own.commit(slots[0], 1)
     rows[1] = torch.eye(WIDTH)[2]
     assert best(own, slots[0]) == 2 and fed == [2, 1]

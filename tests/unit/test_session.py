@@ -47,7 +47,7 @@ def apply(session: Session, ids: Sequence[int], **fields: Any) -> RoundOutput:
 def test_a_stop_id_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the quick brown fox")
     session = session_of(tokenizer, stop_ids=(ids[-1],))
-    output = apply(session, ids, finish_reason=pb.FINISH_REASON_STOP, stop_token_id=ids[-1])
+    output = apply(session, ids, finish_reason=pb.FINISH_REASON_STOP)
     assert output.text_delta == tokenizer.decode(ids[:-1])
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, ids[-1])
     assert session.finished and session.committed == [*PROMPT, *ids]

@@ -19,15 +19,16 @@ from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, truncate_topk
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from target_service import trees_on_device
+from target_service import decide_on_device as device_rules
 from target_service.decide import decide
 from target_service.decide_on_device import decide_on_device
-from target_service.lease import Ready
+from target_service.proposal import Proposal
 from tests.live_bytes import LiveBytes
-from tests.unit.test_decide import PROMPT, PlainSlot, waiting_once
+from tests.proposals import PlainSlot, chain_proposal, tree_draws
+from tests.unit.test_decide import PROMPT, waiting_once
 
 VOCAB = 12
 KINDS: tuple[dict[str, Any], ...] = (
@@ -42,7 +43,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Slot:
-    ready: Ready
+    ready: Proposal
     state: SamplingState
     logits: Tensor
 
@@ -57,7 +58,7 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
     off = HostLogits(own + 0.7 * torch.randn(own.shape, generator=generator))
     ids, laws, left = list[int](), dict[int, RowLaw](), dict[int, RowLaw]()
     for node, parent in enumerate(parents):
-        prefix = DraftTree(tuple(ids), tuple(parents[:node])).prefix(parent)
+        prefix = DraftTree.of(ids, parents[:node]).prefix(parent)
         if parent not in laws:
             laws[parent] = left[parent] = off.law(parent + 1, LogitRow(state, prefix)).normalised()
         if made.greedy:
@@ -68,12 +69,12 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
         else:
             ids.append(left[parent].draw(float(numbers.uniform(1e-9, 1))))
         left[parent] = left[parent].without(ids[-1])
-    tree = None if chain else DraftTree.checked(ids, parents)
     slot: Any = PlainSlot(made, PROMPT)
-    if tree is None or made.determined:
-        return Slot(Ready(slot, ids, None if made.determined else list(laws.values()), tree), state, own)
-    drawn = {parent: [Drawn(law, tuple(tree.children(parent)))] for parent, law in laws.items()}
-    return Slot(Ready(slot, ids, None, tree, drawn=drawn), state, own)
+    if chain:
+        return Slot(chain_proposal(slot, ids, None if made.determined else list(laws.values())), state, own)
+    tree = DraftTree.of(ids, parents)
+    draws = [] if made.determined else tree_draws({at: [(law, tree.children(at))] for at, law in laws.items()})
+    return Slot(Proposal(slot, tree, draws), state, own)
 
 
 def decided(*slots: Slot) -> list[Any]:
@@ -97,7 +98,6 @@ def parents_of(draw: st.DrawFn) -> list[int]:
 def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], seed: int) -> None:
     slot = make(kind, parents, seed)
     tree = slot.ready.tree
-    assert tree is not None
     found = decided(slot)[0]
     node, host = ROOT, HostLogits(slot.logits)
     for kept in (*found.path, None):
@@ -109,7 +109,6 @@ def test_guesses_are_walked_as_far_as_they_match(kind: int, parents: list[int], 
         else:
             assert tree.parents[kept] == node and tree.ids[kept] == says
             node = kept
-    assert found.num_accepted == len(found.path)
 
 
 @given(st.integers(0, len(KINDS) - 1), st.integers(1, 5), st.integers(0, 10_000))
@@ -118,8 +117,7 @@ def test_a_tree_of_one_branch_is_decided_as_the_chain(kind: int, num: int, seed:
     """Of the same numbers of the generator: by token, under `rejection`."""
     parents = list(range(-1, num - 1))
     tree, chain = (decided(make(kind, parents, seed, chain=is_chain))[0] for is_chain in (False, True))
-    assert (tree.num_accepted, tree.next_id) == (chain.num_accepted, chain.next_id)
-    assert tree.path == tuple(range(tree.num_accepted))
+    assert tree == chain and tree.path == tuple(range(len(tree.path)))
 
 
 def on_device(*slots: Slot) -> list[Any]:
@@ -152,7 +150,7 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
     own = SamplingParams(max_tokens=100, seed=seed, temperature=1.0, top_k=int(numbers.integers(4, 9)))
     own = dataclasses.replace(own, **params)
     state = SamplingState(own, PROMPT, (0,))
-    ids, parents, drawn = list[int](), list[int](), dict[int, list[Drawn]]()
+    ids, parents, drawn = list[int](), list[int](), dict[int, list[tuple[RowLaw, list[int]]]]()
     for parent in range(ROOT, 3):
         if parent >= len(ids):
             break
@@ -174,20 +172,21 @@ def merged(seed: int, vocab_size: int = VOCAB, **params: Any) -> Slot:
                 token_id = left.draw(float(numbers.uniform(1e-9, 1)))
                 left = left.without(token_id)
                 nodes.append(child(token_id))
-            drawn.setdefault(parent, []).append(Drawn(law, tuple(nodes)))
+            drawn.setdefault(parent, []).append((law, nodes))
         child(int(numbers.integers(vocab_size)))
     slot: Any = PlainSlot(own, PROMPT)
     logits = torch.from_numpy(2 * numbers.normal(size=(len(ids) + 1, vocab_size)).astype(np.float32))
-    return Slot(Ready(slot, ids, None, DraftTree.checked(ids, parents), drawn=drawn), state, logits)
+    draws = tree_draws(drawn)
+    return Slot(Proposal(slot, DraftTree.of(ids, parents), draws), state, logits)
 
 
 def test_draws_of_several_sources_and_guesses_beside_them_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [merged(seed) for seed in range(60)]
     expected = decided(*slots)
     assert on_device(*slots) == expected
-    num_accepted = [found.num_accepted for found in expected]
+    num_accepted = [len(found.path) for found in expected]
     assert 0 in num_accepted and max(num_accepted) > 1
-    monkeypatch.setattr(trees_on_device, "MAX_NUMBERS", 7 * VOCAB)  # in parts of a few rows
+    monkeypatch.setattr(device_rules, "MAX_NUMBERS", 7 * VOCAB)  # in parts of a few rows
     assert on_device(*slots) == expected
 
 
@@ -195,7 +194,7 @@ def test_what_trees_hold_on_a_device_is_counted(monkeypatch: pytest.MonkeyPatch)
     vocab_size = 16384
     slots = [merged(seed, vocab_size, repetition_penalty=1.2) for seed in range(6)]
     logits = torch.cat([slot.logits for slot in slots])
-    for module in (coupled, memory, trees_on_device):
+    for module in (coupled, memory, device_rules):
         monkeypatch.setattr(module, "MAX_NUMBERS", logits.numel())
     with torch.inference_mode(), LiveBytes(logits) as live:
         decide_on_device([slot.ready for slot in slots], [slot.state for slot in slots], logits)
@@ -207,8 +206,6 @@ def test_what_trees_hold_on_a_device_is_counted(monkeypatch: pytest.MonkeyPatch)
 def test_logits_off_the_path_may_be_anything(where: str) -> None:
     decide_there = decided if where == "host" else on_device
     slot = make(0, [-1, -1, 0, 1], 3)
-    tree = slot.ready.tree
-    assert tree is not None
     before = decide_there(slot)[0]
     off = next(node for node in range(4) if node not in before.path)
     slot.logits[off + 1] = torch.nan

@@ -7,28 +7,33 @@ weighs what they are worth together. So drafting, keeping, replacing and followi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from outrider.engine.sampling import tree_acceptance
+from outrider.engine.sampling import acceptance
+from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.sampling.tree_acceptance import ROOT, DraftTree, Drawn, TreeNoise, accept_tree
 from outrider.engine.speculation import drawing
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.plan import Plan
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.tree import GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.decide import accept_by_draws
+from target_service.proposal import Proposal
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, own_draw, random_law
 from tests.grammars import compiled, grammars_of
 from tests.law.table import ENUMERATED, Row, enumerated_row
+from tests.proposals import PlainSlot, tree_draws
 
 __all__ = ["every_draw"]
 TOLERANCE = 1e-12
@@ -65,39 +70,30 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
     return tree
 
 
-def delivered(growing: GrowingTree) -> tuple[DraftTree, dict[int, list[Drawn]]]:
-    """Return the drafts, and what was drawn after each that has children."""
-    ids, parents, drawn = list[int](), list[int](), dict[int, list[Drawn]]()
-    queue: list[tuple[int, Node]] = [(ROOT, growing.root)]
-    for index, node in queue:
-        if node.children:
-            law, first = node.children[0].law, len(ids)
-            assert law is not None
-            drawn[index] = [Drawn(law, tuple(range(first, first + len(node.children))))]
-        for child in node.children:
-            queue.append((len(ids), child))
-            ids.append(child.token_id)
-            parents.append(index)
-    return DraftTree.checked(ids, parents), drawn
+def delivered(growing: GrowingTree) -> Proposal:
+    """Return the drafts, each with its draw."""
+    drawn = dict[int, list[tuple[RowLaw, Sequence[int]]]]()
+    for node in range(ROOT, len(growing)):
+        children = growing.children(node)
+        if children:
+            drawn[node] = [(growing.distributions[children[0]], children)]
+    slot: Any = PlainSlot(PARAMS, [])
+    return Proposal(slot, growing, tree_draws(drawn))
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
     numbers = Numbers(chooser)
-    tree, drawn = delivered(grow(draft, shape, numbers))
-    assert 1 <= len(tree.ids) <= shape.most_nodes
-    return decided(target, tree, drawn, numbers)
+    proposal = delivered(grow(draft, shape, numbers))
+    assert 1 <= len(proposal.tree) <= shape.most_nodes
+    return decided(target, proposal, numbers)
 
 
-def decided(target: Law, tree: DraftTree, drawn: Mapping[int, Sequence[Drawn]], numbers: Numbers) -> Prefix:
-    keys = {
-        (tree.depth(node), place)
-        for node, each in drawn.items()
-        for place in range(sum(len(source.nodes) for source in each))
-    }
-    accept = dict(zip(sorted(keys), numbers.fresh(len(keys)), strict=True))
-    noise = TreeNoise(accept, own_draw(lambda place: numbers["own", place]))
-    walk = accept_tree(tree, lambda node: target(tree.prefix(node)), drawn, noise)
-    return (*(tree.ids[node] for node in walk.path), walk.next_id)
+def decided(target: Law, proposal: Proposal, numbers: Numbers) -> Prefix:
+    """Return the tokens of a step, decided draw by draw."""
+    tree = proposal.tree
+    noise = Noise(numbers.fresh(len(proposal.draws)), own_draw(lambda place: numbers["own", place]))  # type: ignore[arg-type]
+    found = accept_by_draws(proposal, lambda node: target(tree.prefix(node)), noise)
+    return (*(tree.ids[node] for node in found.path), found.next_id)
 
 
 def emitted(target: Law, draft: Law, shape: TreeShape, vocab_size: int, grow: Grow = grow) -> np.ndarray:
@@ -191,7 +187,7 @@ class TestBrokenRulesFail:
         assert error(*pair, "1x1", vocab_size=4) < TOLERANCE  # a chain has no siblings
 
     def test_the_residual_forgotten_between_siblings(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tree_acceptance, "residual", lambda target_probs, draft_probs: target_probs)
+        monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)
         assert error(TARGET, DRAFT, "2") > BROKEN
 
     def test_a_child_left_out_for_its_own_value(self) -> None:
@@ -199,7 +195,8 @@ class TestBrokenRulesFail:
 
         def choosy(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
             growing, law = grow(draft, shape, numbers), draft(())
-            growing.root.children.remove(min(growing.root.children, key=lambda node: law.prob(node.token_id)))
+            unlikely = min(growing.children(ROOT), key=lambda node: law.prob(growing.ids[node]))
+            growing.reroot(ROOT, [unlikely])
             return growing
 
         assert error(TARGET, DRAFT, "2", grow=choosy) > BROKEN

@@ -84,7 +84,7 @@ class SlotSpans:
             self._traced.pop((owner, item.close.slot), None)
         elif kind == "verify":
             place = self._traced.get((owner, item.verify.slot))
-            if place is not None:
+            if place is not None and item.verify.tickets:
                 return self._asked(item.verify, place)
         return None
 
@@ -99,7 +99,7 @@ class SlotSpans:
             self._traced.pop(key, None)
 
     def _asked(self, message: Any, request: TraceParent) -> Respond:
-        ticket, facts = message.ticket, {"outrider.slot": message.slot}
+        ticket, facts = message.tickets[0].ticket, {"outrider.slot": message.slot}
 
         def add_spans(reply: Any) -> None:
             now_ns = time.time_ns()
@@ -161,6 +161,19 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         scheduling=Scheduling.from_proto(message.scheduling),
         vocabulary=vocabulary,
     )
+
+
+class WorkerFacts:
+    """Serves the RPCs that describe a worker, of either kind."""
+
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
+        return self._service.info()
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
+        return self._service.tokenizer
 
 
 class WorkerService:

@@ -1,0 +1,135 @@
+"""The draft tree: draft tokens that may follow a slot's committed tokens, as arrays over its nodes. Pure.
+
+A node comes after its parent, and siblings stand in the order in which they were proposed. ROOT is the last committed
+token, which is no node itself.
+
+    the -> cat -> sat        node      0    1    2    3
+        -> dog -> ran        ids     cat  dog  sat  ran
+                             parents  -1   -1    0    1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+ROOT = -1
+"""Index of the last committed token, the parent of the first draft tokens."""
+
+T = TypeVar("T")
+
+
+def moved(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]:
+    """Return values by node as they are after nodes have moved; those of nodes without a new index go."""
+    return {new_index[node]: value for node, value in column.items() if node in new_index}
+
+
+class DraftTree:
+    """A growable tree. Whoever keeps further columns of its nodes compacts them as `reroot` says."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        """Token ids, [N]."""
+        self.parents: list[int] = []
+        """Index of each node's parent, or ROOT, [N]."""
+        self.ranks: list[int] = []
+        """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
+        self.probs: list[float] = []
+        """Acceptance probability of each node, that of its ancestors included, [N]."""
+        self._children: dict[int, list[int]] = {}
+
+    @classmethod
+    def of(cls, ids: Iterable[int], parents: Iterable[int]) -> DraftTree:
+        """Create a tree whose acceptance probabilities do not matter.
+
+        Raises ValueError where a parent does not come before its child, or two siblings are the same token.
+        """
+        tree = cls()
+        for token_id, parent in zip(ids, parents, strict=True):
+            if not ROOT <= parent < len(tree):
+                raise ValueError(
+                    f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}"
+                )
+            if tree.child(parent, token_id) is not None:
+                raise ValueError(f"draft tokens that follow {parent} repeat the id {token_id}")
+            tree.add(parent, token_id)
+        return tree
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, parent: int, token_id: int, rank: int | None = None, prob: float = 1.0) -> int:
+        """Append a child of `parent` and return its index. rank: the number of its siblings so far unless given."""
+        siblings = self._children.setdefault(parent, [])
+        node = len(self.ids)
+        self.ids.append(token_id)
+        self.parents.append(parent)
+        self.ranks.append(len(siblings) if rank is None else rank)
+        self.probs.append(prob)
+        siblings.append(node)
+        return node
+
+    def children(self, node: int) -> Sequence[int]:
+        """Return the children of a node or ROOT, in the order in which they were added."""
+        return self._children.get(node, ())
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """Return the child of a node or ROOT that is this token; None where there is none."""
+        for child in self._children.get(node, ()):
+            if self.ids[child] == token_id:
+                return child
+        return None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before it."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the first draft token to `node`, both included; none for ROOT."""
+        nodes = list[int]()
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def prefix(self, node: int) -> tuple[int, ...]:
+        """Return the draft token ids up to a node, its own the last; none for ROOT."""
+        return tuple(self.ids[each] for each in self.path(node))
+
+    def depth(self, node: int) -> int:
+        """Return the number of draft tokens up to a node; 0 for ROOT."""
+        return len(self.path(node))
+
+    @property
+    def max_depth(self) -> int:
+        """Number of draft tokens on the longest path; 0 for an empty tree."""
+        return max((self.depth(node) for node in range(len(self.ids))), default=0)
+
+    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+        """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
+        theirs.
+
+        Returns the previous indices of the nodes that remain, ascending: the new node i was node `kept[i]`.
+        """
+        new_index = {node: ROOT}
+        kept = list[int]()
+        for old, parent in enumerate(self.parents):
+            if parent in new_index and old != node and old not in dropped:
+                new_index[old] = len(kept)
+                kept.append(old)
+        ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs
+        self.ids, self.parents, self.ranks, self.probs, self._children = [], [], [], [], {}
+        above = 1.0 if node == ROOT else probs[node]
+        for old in kept:
+            self.add(new_index[parents[old]], ids[old], ranks[old], probs[old] / above)
+        return kept
+
+    def select(self, nodes: Iterable[int]) -> DraftTree:
+        """Return the tree of some nodes, parents before their children; each one's parent is among them."""
+        new_index = {ROOT: ROOT}
+        tree = DraftTree()
+        for node in nodes:
+            parent = new_index[self.parents[node]]
+            new_index[node] = tree.add(parent, self.ids[node], self.ranks[node], self.probs[node])
+        return tree

@@ -1,0 +1,119 @@
+"""The proposals of a step side by side, in arrays, and what is decided on each of them.
+
+A slot has a row of logits after its last committed token, and one after each node of its tree. Rows of all slots lie
+one after the other, and so do their draws. Whatever the rule, a slot's decision is a walk: what the target says after
+the last accepted node is the next accepted one where it is a child of it, and the next token where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
+from outrider.engine.sampling.reported import Reported
+from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from target_service.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The decision on one slot."""
+
+    path: tuple[int, ...]
+    """Accepted nodes, from the first to the deepest."""
+    next_id: int
+    """The target's own token: recovered where draft tokens follow the path, else bonus, or plain."""
+    reported: Sequence[Reported] = ()
+    """Log-probs of the accepted tokens and of the next one, when the request asks for them."""
+
+    @property
+    def last(self) -> int:
+        """Return the last accepted node, or ROOT."""
+        return self.path[-1] if self.path else ROOT
+
+
+def walk(tree: DraftTree, next_id: Callable[[int], int], max_accepted: int | None = None) -> Decided:
+    """Accept draft tokens as far as they are what the target says.
+
+    next_id(node): the target's token after a node or ROOT, asked for along one path. max_accepted: length of the path
+    at which it ends, whatever follows.
+    """
+    node = ROOT
+    path = list[int]()
+    while True:
+        token_id = next_id(node)
+        child = tree.child(node, token_id)
+        if child is None or len(path) == max_accepted:
+            return Decided(tuple(path), token_id)
+        path.append(child)
+        node = child
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Rows and draws of B proposals."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    """First row of each proposal, and the number of all rows R, [B + 1]."""
+    depths: list[int] = field(default_factory=list)
+    """Draft tokens before the position that each row decides, [R]."""
+    draw_starts: list[int] = field(default_factory=lambda: [0])
+    """First draw of each proposal, and the number of all draws D, [B + 1]."""
+    draw_rows: list[int] = field(default_factory=list)
+    """Row of the node that each draw follows, [D]."""
+    draw_places: list[int] = field(default_factory=list)
+    """Place of each draw among those after its node, [D]."""
+    draw_ids: list[int] = field(default_factory=list)
+    """[D]."""
+    distributions: list[RowLaw | None] = field(default_factory=list)
+    """What each was drawn from; None: what is left of that of the draw before it, [D]."""
+    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """Number by which each draw is accepted: that of its position and place, independent of all draws and of those of
+    earlier rounds. Only one node of a depth is ever walked to, so that all of equal depth share theirs. [D]."""
+
+    @classmethod
+    def of(cls, proposals: Sequence[Proposal]) -> StepRows:
+        """Lay proposals side by side."""
+        step = cls()
+        for proposal in proposals:
+            start = step.starts[-1]
+            step.depths.append(0)
+            for parent in proposal.tree.parents:
+                step.depths.append(step.depths[start + 1 + parent] + 1)
+            num_drawn: dict[int, int] = {}
+            for draw in proposal.draws:
+                place = num_drawn.get(draw.parent, 0)
+                num_drawn[draw.parent] = place + 1
+                step.draw_rows.append(start + 1 + draw.parent)
+                step.draw_places.append(place)
+                step.draw_ids.append(proposal.tree.ids[draw.node])
+                step.distributions.append(draw.distribution)
+            step.starts.append(len(step.depths))
+            step.draw_starts.append(len(step.draw_rows))
+        if step.draw_rows:
+            step.uniforms = step._uniforms(proposals)
+        return step
+
+    def _uniforms(self, proposals: Sequence[Proposal]) -> NDArray[np.float64]:
+        params, rounds = [], []
+        for proposal in proposals:
+            params += [proposal.slot.params] * len(proposal.draws)
+            rounds += [len(proposal.slot.committed)] * len(proposal.draws)
+        positions = [start + self.depths[row] for start, row in zip(rounds, self.draw_rows, strict=True)]
+        places = self.draw_places if any(self.draw_places) else None
+        return host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)[0]
+
+
+def is_block(proposal: Proposal) -> bool:
+    """Return whether a proposal is a chain that one drafter drew as a whole, and exactness is asked for.
+
+    Whether the draft tokens of two drafters make a chain follows from what was drawn, which must not choose the rule.
+    """
+    if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
+        return False
+    return bool(proposal.draws) and len(proposal.draws) == len(proposal.tree)
