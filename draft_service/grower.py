@@ -143,11 +143,12 @@ class Grower:
         """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
         be. A stop string ends the answer.
         """
-        growing = self._slots.get((job.owner, job.slot_id))
-        is_ahead = growing is not None and growing.is_growing and job.reason != "stop"
-        if growing is not None and growing.is_growing and not is_ahead:
-            growing.is_growing, growing.block = False, None
-            growing.slot.truncate(len(growing.slot.committed) + 1)
+        growing, is_ahead = self._slots.get((job.owner, job.slot_id)), False
+        if growing is not None and growing.is_growing:
+            is_ahead = job.reason != "stop"
+            if not is_ahead:
+                growing.is_growing, growing.block = False, None
+                growing.slot.truncate(len(growing.slot.committed) + 1)
         self._keeper.truncate(job, keeps=is_ahead)
 
     def _advance(self, job: AdvanceJob) -> None:
