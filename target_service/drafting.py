@@ -202,11 +202,10 @@ class Drafting:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        found = [(source, tree) for source, tree in parts if tree.tree.ids]
         if not self._takes_trees or not _is_exact(lease):
-            del found[1:]
-        sources = [source for source, _ in found]
-        trees = [tree for _, tree in found]
+            parts = [(source, tree) for source, tree in parts if tree.tree.ids][:1]
+        sources = [source for source, _ in parts]
+        trees = [tree for _, tree in parts]
         if len(trees) < 2:
             return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
@@ -245,8 +244,8 @@ class Drafting:
             if are_sampled and num_own:
                 continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
             prob = draft.shares.share(0) ** (len(draft.buffer.chain(lease.max_drafts)) + 1)
-            for source in found.sources:
-                if source is not draft:
+            for source, num in num_here.items():
+                if source is not draft and num:
                     prob *= 1.0 - source.shares.share(0)
             pending.append(PendingDraft(lease, draft, prob))
         return pending

@@ -15,8 +15,8 @@ from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.growth import OpenAhead
-from outrider.engine.speculation.slot_tree import SlotTree
 from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.papers.beam_drafts import BeamDrafts
 from outrider.papers.beam_growth import BeamGrowth
 from outrider.papers.cascade import CascadeTable
@@ -128,9 +128,9 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
     return ids
 
 
-def growth_of(params: SamplingParams) -> type[SlotTree] | type[BeamGrowth]:
+def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
     """Return what grows in the slots of a draft worker."""
-    return SlotTree if params.beams is None else BeamGrowth
+    return GrowingTree if params.beams is None else BeamGrowth
 
 
 def rows_ahead(table: SequenceDrafter) -> OpenAhead:

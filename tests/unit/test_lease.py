@@ -121,7 +121,7 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
     course, metrics = Course(), WorkerMetrics("target")
     lease, slot = course.lease, course.lease.slot
     own = lease.own_sources[Drafter.LOOKAHEAD] = DraftSource(Drafter.LOOKAHEAD, SlotShares(RankShares()))
-    rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], 1, width=2, depth=3)
+    rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
     before = rows.gain(own.shares)
     slot.committed += [1, 2]
     learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), [own], [{0: 0}], rows), [0], 2, [], metrics)
