@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.draft_buffer import DraftBuffer
@@ -121,6 +121,8 @@ class Lease:
         """Most draft tokens of a step that may follow each other: it commits one more than it accepts."""
         if self.beams is not None:
             return self.beams.drafts.max_depth
+        if self.speculation.is_plain:
+            return 0
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property
