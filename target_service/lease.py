@@ -56,7 +56,7 @@ class DeliveredDrafts(DraftSource):
     skipped_len: int = 0
     """Committed length of the step that excludes this draft; later deliveries count for the next step."""
     reads_features: bool = False
-    """It subscribes to features of the slot's committed tokens."""
+    """It has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
         """Record the arrival of draft tokens that follow `root_len` committed ones, of use or not."""
