@@ -14,7 +14,7 @@ from draft_service.growing import Growing
 from draft_service.head_slot import is_fed
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.loader import AnyHeadPath
-from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -37,10 +37,10 @@ class HeadDrafter(ModelDrafter):
         if not growing.tree.is_root_fed:
             growing.slot.settle()  # what was made of carries on the way is made anew of features
 
-    def _features_of(self, tree: GrowingTree, nodes: Sequence[int]) -> Tensor:
+    def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor:
         return torch.stack([tree.carries[tree.parents[node]] for node in nodes])
 
-    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[int], row: Row, index: int) -> None:
+    def _note_fed(self, slot: Slot, tree: Growth, nodes: Sequence[int], row: Row, index: int) -> None:
         if tree.is_root_fed:
             slot.fed(row.new_ids)
         else:

@@ -116,9 +116,6 @@ class Features:
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:
                 del self._subscriptions[ticket]
-                lease = self._leases.of_ticket(ticket)
-                if lease is not None:
-                    lease.of_ticket(ticket).reads_features = False
         self._answer(done)
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[Probe | JobError], None]) -> None:

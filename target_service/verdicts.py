@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine.speculation.candidates import outcomes
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from target_service.jobs import DraftOutcome, Timings
 from target_service.lease import DeliveredDrafts, Lease
@@ -48,9 +48,9 @@ def learn(
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
     """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
-    buffered. path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each
-    was right.
+    buffered.
 
+    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each was right.
     Returns the outcome of each draft worker, and last of what the target itself drafted.
     """
     for is_right in foretold:
@@ -105,7 +105,7 @@ def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: Wor
 def drafter_of(proposal: Proposal) -> Drafter | None:
     """Return the name of those who drafted; None for nobody, and for the grammar."""
     names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
-    own = next((name for name in names if name is not Drafter.MODEL), None)
     if len(names) < 2:
         return names[0] if names else None
-    return next(union for union in Drafter if union.unites and union.own is own)
+    own = next((name for name in names if name is not Drafter.MODEL), Drafter.MODEL)
+    return own.merged()
