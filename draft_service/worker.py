@@ -140,9 +140,9 @@ def _parts(
     vocabularies: TargetVocabularies | None = None
     if translates:
         service = base.service
-        vocabularies = TargetVocabularies(service.info(), service.tokenizer, service.own_vocabulary, deliverer.facts)
+        vocabularies = TargetVocabularies(service.info(), service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
-        base.loaded.translations = vocabularies.infos
+        base.loaded.translations = vocabularies.infos.copy
 
     async def pair(address: str, target_epoch: int) -> str | None:
         if vocabularies is not None:
