@@ -21,10 +21,10 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     ends: list[int] = []
 
     class Target:
-        async def GetInfo(self, request: pb.GetInfoRequest, timeout: float) -> pb.WorkerInfo:
+        async def GetInfo(self, request: pb.GetInfoRequest, **options: float) -> pb.WorkerInfo:
             return pb.WorkerInfo(epoch=1, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
 
-        async def GetTokenizer(self, request: pb.GetTokenizerRequest, timeout: float) -> pb.TokenizerFiles:
+        async def GetTokenizer(self, request: pb.GetTokenizerRequest, **options: float) -> pb.TokenizerFiles:
             return files
 
     vocabularies = TargetVocabularies(own, files, default, lambda address: Target())  # type: ignore[arg-type,return-value]
