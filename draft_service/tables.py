@@ -12,7 +12,6 @@ from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.speculation.drafter import Said, of_table
-from outrider.engine.speculation.tree import Node
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
@@ -116,8 +115,8 @@ class TableDrafter:
     """Asks the follower of each slot."""
 
     takes_trees = True
-    takes_beams = False
-    most_depth: int | None = None
+    can_refeed = False
+    max_depth: int | None = None
 
     def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
         """flush: lets what is to be sent leave."""
@@ -125,12 +124,12 @@ class TableDrafter:
         self._vocab_size = vocab_size
         self._flush = flush
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
         self._flush()  # no forward does, and with enough slots one always grows
         said = list[Said]()
         for growing, nodes in wanted:
             slot, tree = growing.slot, growing.tree
-            assert isinstance(slot, TableSlot) and tree is not None, "a table's slot has a follower"
+            assert isinstance(slot, TableSlot), "a table's slot has a follower"
             state = self._keeper.sampling_state(slot)
             for node in nodes:
                 tree.feed(node)

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 from outrider.engine.speculation.candidates import EncodedDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, InsertedNodes, NodeKind, Nodes
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.tree_shape import TreeShape
 
-MAX_BUFFERED_NODES = 1024
-"""Nodes of one slot. It bounds what a draft worker that never stops may fill."""
 NODE_BYTES = 256
 """Bytes of a delivery of one token without its distribution: 60 of ticket, epoch and position, and 10 for each node up
 to it."""
@@ -57,18 +55,6 @@ class BufferedToken:
     """Of all nodes of its delivery; None where the draft worker does not say."""
     is_ended: bool = False
     """Nothing that is waited for will follow it."""
-
-
-@dataclass(frozen=True, slots=True)
-class InsertedNodes:
-    """What became of the nodes of a delivery."""
-
-    num_late: int = 0
-    """Nodes on the committed tokens: their step is over."""
-    num_dropped: int = 0
-    """Nodes without a parent here, or without room."""
-    is_full: bool = False
-    """Some were too many bytes."""
 
 
 class DraftBuffer:

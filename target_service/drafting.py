@@ -13,7 +13,6 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import BadTensor

@@ -16,6 +16,7 @@ from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, exactly_best
+from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import Drafter
 from target_service.lease import DeliveredDrafts
@@ -43,14 +44,15 @@ class ExplainRequest:
         return bool(tree.children(last)) and tree.child(last, self.decided.next_id) is None
 
 
-def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> list[pb.Explanation]:
-    """Explain each decision, before anything of it is committed. logits: [sum(N_b + 1), V] float32 of the step, where
-    they are; the rows that are read are copied to the host at once.
+def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
+    """Explain each decision, by slot, before anything of it is committed.
+
+    logits: [sum(N_b + 1), V] float32 of the step, where they are; the rows that are read are copied to the host at once.
     """
     rejected = [request for request in requests if request.is_rejection]
     rows = [request.start + 1 + request.decided.last for request in rejected]
     host = HostLogits(logits[to_device(np.array(rows, dtype=np.int64), logits.device)])
-    explanations = list[pb.Explanation]()
+    explanations = dict[SlotKey, pb.Explanation]()
     for request in requests:
         proposal, path = request.proposal, request.decided.path
         explanation = pb.Explanation(draft_us=_take_draft_us(proposal))
@@ -59,7 +61,7 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> list[pb.Expla
             explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in path)
         if request.is_rejection:
             _add_rejection(explanation.rejection, request, host, rejected.index(request))
-        explanations.append(explanation)
+        explanations[proposal.slot.key] = explanation
     return explanations
 
 

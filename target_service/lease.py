@@ -121,7 +121,7 @@ class Lease:
     def max_drafts(self) -> int:
         """Most draft tokens of a step that may follow each other: it commits one more than it accepts."""
         if self.beams is not None:
-            return self.beams.depth
+            return self.beams.drafts.max_depth
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property
@@ -140,7 +140,7 @@ class Lease:
     def is_ended(self) -> bool:
         """Whether no more draft tokens will come for the next step."""
         if self.beams is not None:
-            return self.beams.ended
+            return self.beams.drafts.is_ended
         return all(draft.buffer.is_ended for draft in self.drafts)
 
     def begin_step(self, now: float) -> None:
@@ -149,7 +149,7 @@ class Lease:
         self.held_from_s = None
         self.is_passed_over = False
         for draft in self.drafts:
-            has_drafts = bool(draft.buffer.chain(1) if self.beams is None else self.beams.num_here)
+            has_drafts = bool(draft.buffer.chain(1) if self.beams is None else self.beams.drafts.depth)
             draft.begin_step(self.length, has_drafts, now)
 
 

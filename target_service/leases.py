@@ -145,7 +145,7 @@ class Leases:
             return
         draft = lease.of_ticket(nodes.ticket)
         if lease.beams is not None:
-            inserted = lease.beams.insert(nodes)
+            inserted = lease.beams.drafts.insert(nodes)
         else:
             max_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
             inserted = draft.buffer.insert(nodes, lease.slot.committed, max_bytes, in_step=in_step)

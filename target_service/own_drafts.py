@@ -23,9 +23,11 @@ class OwnDrafts:
 
     def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, takes_trees: bool = False) -> None:
         """takes_trees: whether steps may verify token trees."""
-        self._drafters = drafters
-        self._takes_trees = takes_trees
-        self._slots: dict[SlotKey, tuple[Drafter, ...]] = {}
+        self._drafters = dict(drafters)
+        for drafter in Drafter:
+            if drafter.unites and takes_trees and drafter.own in drafters:
+                self._drafters[drafter] = drafters[drafter.own]
+        self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
         """Drafters of each slot that has some."""
         self._candidates: dict[tuple[SlotKey, Drafter], tuple[int, CandidateTree]] = {}
         """Limit of draft tokens, and the proposal, until tokens are committed. A slot that waits for its part of a step
@@ -37,19 +39,14 @@ class OwnDrafts:
 
     @property
     def offered(self) -> tuple[Drafter, ...]:
-        return tuple(drafter for drafter in Drafter if self._is_offered(drafter))
-
-    def _is_offered(self, drafter: Drafter) -> bool:
-        if drafter.unites:
-            return self._takes_trees and drafter.own in self._drafters
-        return drafter in self._drafters
+        return tuple(drafter for drafter in Drafter if drafter in self._drafters)
 
     def refuses(self, drafter: Drafter | None) -> JobError | None:
         """Return the error for a drafter that this worker does not offer, else None."""
-        by_name = [each for each in self.offered if each is not Drafter.PREDICTION]
+        by_name = [offered for offered in self.offered if offered is not Drafter.PREDICTION]
         if drafter is None or drafter in by_name:
             return None
-        labels = ", ".join(each.label for each in by_name)
+        labels = ", ".join(offered.label for offered in by_name)
         why = f"drafter is {drafter.label}, this target has {labels}; name one of them, or none"
         needs = needs_of(drafter)
         if needs is not None:
@@ -60,23 +57,23 @@ class OwnDrafts:
         """Draft for a slot that has been opened, perhaps in place of an older one."""
         self.drop(slot.key)
         if job.own_drafters:
-            self._slots[slot.key] = job.own_drafters
-        for drafter in self._of(slot.key):
+            self._slots[slot.key] = {name: self._drafters[name] for name in job.own_drafters}
+        for drafter in self._of(slot.key).values():
             drafter.open(job, slot)
 
     def commit(self, slot: Slot, num_same: int) -> None:
         """Follow a slot whose committed tokens were set: the first num_same of them are those from before."""
-        self._forget_candidates(slot.key)
-        for drafter in self._of(slot.key):
+        for name, drafter in self._of(slot.key).items():
+            self._candidates.pop((slot.key, name), None)
             drafter.commit(slot, num_same)
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
         """Follow a slot that a step has committed these tokens of; return, for each of them that a prediction proposed,
         verified or not, whether it was right.
         """
-        self._forget_candidates(slot.key)
         found = list[bool]()
-        for drafter in self._of(slot.key):
+        for name, drafter in self._of(slot.key).items():
+            self._candidates.pop((slot.key, name), None)
             found += drafter.append(slot, token_ids)
         return found
 
@@ -84,11 +81,10 @@ class OwnDrafts:
         """Yield those of the slot's drafters that have something worth verifying, in order; then, where the request
         insists on drafts, and of no draft worker or beside it, the last whatever it has.
         """
-        names = self._slots.get(slot.key, ())
         last = None
-        for name in names:
+        for name, drafter in self._of(slot.key).items():
             last = name
-            if self._drafter(name).has_next(slot):
+            if drafter.has_next(slot):
                 yield name
                 last = None
         if last is not None and insists and (last.unites or not is_drafted):
@@ -100,18 +96,18 @@ class OwnDrafts:
         """Return at most max_tokens draft tokens of one of those that are asked, best first; an empty tree where it has
         none. They stay the same until tokens are committed.
         """
-        known = self._candidates.get((slot.key, name))
-        if known is None or known[0] != max_tokens:
-            known = max_tokens, self._drafter(name).propose(slot, state, shares, max_tokens)
-            self._candidates[slot.key, name] = known
-        return known[1]
+        limit, known = self._candidates.get((slot.key, name), (None, None))
+        if known is None or limit != max_tokens:
+            known = self._drafters[name].propose(slot, state, shares, max_tokens)
+            self._candidates[slot.key, name] = max_tokens, known
+        return known
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return what the slot's next step is to feed beside draft tokens with these parents; None for nothing. Call it
         with all that the step might verify, and again with the first of them that it does.
         """
-        for name in self._slots.get(slot.key, ()):
-            rows = self._drafter(name).rows_beside(slot, parents)
+        for drafter in self._of(slot.key).values():
+            rows = drafter.rows_beside(slot, parents)
             if rows is not None:
                 return rows
         return None
@@ -120,33 +116,22 @@ class OwnDrafts:
         """Let the drafter of the rows read the logits [R, V] float32 after them, before anything is committed. path:
         the accepted nodes.
         """
-        self._drafter(rows.drafter).read(slot, logits, path, rows)
+        self._drafters[rows.drafter].read(slot, logits, path, rows)
 
-    def close(self, key: SlotKey) -> None:
-        """Stop drafting for a closed slot, whose tokens may be remembered."""
-        self._end(key, is_ended=True)
+    def close(self, key: SlotKey, *, is_ended: bool = True) -> None:
+        """Stop drafting for a slot. is_ended: its tokens may be remembered."""
+        for name, drafter in self._slots.pop(key, {}).items():
+            self._candidates.pop((key, name), None)
+            drafter.close(key, is_ended=is_ended)
 
     def drop(self, key: SlotKey) -> None:
         """Stop drafting for a slot that begins anew or must not be remembered."""
-        self._end(key, is_ended=False)
+        self.close(key, is_ended=False)
 
     def close_owner(self, owner: int) -> None:
-        for key in [key for key in self._slots if key[0] == owner]:
-            self.close(key)
+        for key in list(self._slots):
+            if key[0] == owner:
+                self.close(key)
 
-    def _end(self, key: SlotKey, *, is_ended: bool) -> None:
-        self._forget_candidates(key)
-        for drafter in self._of(key):
-            drafter.close(key, is_ended=is_ended)
-        self._slots.pop(key, None)
-
-    def _forget_candidates(self, key: SlotKey) -> None:
-        for name in self._slots.get(key, ()):
-            self._candidates.pop((key, name), None)
-
-    def _of(self, key: SlotKey) -> list[TargetDrafter]:
-        return [self._drafter(name) for name in self._slots.get(key, ())]
-
-    def _drafter(self, name: Drafter) -> TargetDrafter:
-        """Return the drafter of a name, or the part of a union that works here."""
-        return self._drafters[name.own or name]
+    def _of(self, key: SlotKey) -> Mapping[Drafter, TargetDrafter]:
+        return self._slots.get(key, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault
 from outrider.wire.kinds import Drafter, TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.beams import Beams, BestTokens, Fed, ReadBest, best_reader
+from target_service.beams import Beams, Fed, best_tokens
 from target_service.commit import kind_of_next
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
@@ -44,7 +43,7 @@ def decide_searches(
     """Decide on the searches whose rows have logits; end those whose logits are not finite. logits: [sum(num_logits),
     V] float32, slots in order.
     """
-    read = best_reader(logits, max(search.beams.search.num_candidates for search in searches))
+    best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
     decided = list[tuple[SearchShare, list[Level]]]()
     start = 0
     for search in searches:
@@ -53,17 +52,13 @@ def decide_searches(
         if not search.row.num_logits:
             continue
         try:
-            levels = search.beams.decide(search.fed, partial(_read_from, read, first))
+            levels = search.beams.decide(search.fed, best, first)
         except NonFiniteLogits as error:
             search.lease.slot.distrust()
             leases.end(search.lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
             continue
         decided.append((search, levels))
     return decided
-
-
-def _read_from(read: ReadBest, first: int, rows: Sequence[int], num: int) -> BestTokens:
-    return read([first + row for row in rows], num)
 
 
 def commit_search(
@@ -83,9 +78,9 @@ def commit_search(
         finish = Finish.STOP if levels[-1].live else Finish.LENGTH
     else:
         finish = None
-        metrics.note_parked("pruned", beams.go_on(slot, fed, levels, runner))
+        metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
     metrics.note_parked("verified", fed.num_drafts)
-    beams.learn(draft.shares, fed, num_accepted)
+    beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
     outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.num_wasted)
     timings = replace(times, decided_s=time.monotonic()).timings(lease)

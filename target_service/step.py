@@ -21,11 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling.penalties import NonFiniteLogits, SamplingState
+from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
@@ -43,7 +42,7 @@ from target_service.budget import (
     waits_until,
 )
 from target_service.commit import commit_tokens, kind_of_next
-from target_service.decide import all_accepted, decide
+from target_service.decide import all_accepted, decide, until_grammar_fails
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
@@ -272,68 +271,34 @@ class Step:
         each of its N_b draft tokens. beside: of slots that have rows beside, those after them.
         """
         states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
-        try:
-            decided = decide([share.proposal for share in shares], states, logits)
-        except NonFiniteLogits as error:
-            sound, logits = self._without_non_finite(error, shares, logits)
-            return self._decide(sound, logits, beside, times) if sound else 0
+        decisions = decide([share.proposal for share in shares], states, logits)
         times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
-        going = list[tuple[StepShare, Decided]]()
-        start = 0
-        for share, state, own in zip(shares, states, decided, strict=True):
-            sound_decision = self._until_grammar_fails(share, state, own)
-            if sound_decision is not None:
-                going.append((share, sound_decision))
-                if share.lease.speculation.explain:
-                    explained.append(ExplainRequest(share.proposal, state, sound_decision, start))
-            start += len(share.proposal.tree) + 1
-        explanations = dict[SlotKey, pb.Explanation]()
-        for request, explanation in zip(explained, explain(explained, logits) if explained else (), strict=True):
-            explanations[request.proposal.slot.key] = explanation
+        end = 0
+        for share, state, decision in zip(shares, states, decisions, strict=True):
+            slot = share.lease.slot
+            start, end = end, end + len(share.proposal.tree) + 1
+            if isinstance(decision, NonFiniteLogits):
+                slot.distrust()
+                self._leases.end(slot.key, f"verify failed: {decision.message}", Fault.INTERNAL)
+                continue
+            sound = until_grammar_fails(share.proposal, state, decision)
+            if sound is None:
+                why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
+                self._leases.end(slot.key, why, Fault.GRAMMAR)
+                continue
+            decided.append((share, sound))
+            if share.lease.speculation.explain:
+                explained.append(ExplainRequest(share.proposal, state, sound, start))
+        explanations = explain(explained, logits) if explained else {}
         times = replace(times, decided_s=time.monotonic())
         self._leases.take_delivered(in_step=True)
         num_committed = 0
-        for share, own in going:
+        for share, sound in decided:
             key = share.lease.slot.key
-            num_committed += self._commit(share, own, beside.get(key), explanations.get(key), times)
+            num_committed += self._commit(share, sound, beside.get(key), explanations.get(key), times)
         return num_committed
-
-    def _without_non_finite(
-        self, error: NonFiniteLogits, shares: Sequence[StepShare], logits: Tensor
-    ) -> tuple[list[StepShare], Tensor]:
-        """Fail the slots whose logits are not finite, and those alone; return the others with theirs."""
-        sound = list[StepShare]()
-        parts = list[Tensor]()
-        start = 0
-        for share in shares:
-            end = start + len(share.proposal.tree) + 1
-            if any(start <= row < end for row in error.rows):
-                share.lease.slot.distrust()
-                self._leases.end(share.lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
-            else:
-                sound.append(share)
-                parts.append(logits[start:end])
-            start = end
-        return sound, torch.cat(parts) if parts else logits[:0]
-
-    def _until_grammar_fails(self, share: StepShare, state: SamplingState, decided: Decided) -> Decided | None:
-        """Return the decision up to where the request's grammar can be followed no further; None where it cannot be
-        followed at all, which fails the request.
-        """
-        tree = share.proposal.tree
-        ids = tree.prefix(decided.last)
-        if not state.params.grammar or state.failure(ids) is None:
-            return decided
-        num_sound = 0
-        while state.failure(ids[:num_sound]) is None:
-            num_sound += 1
-        if num_sound == 0:
-            why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
-            self._leases.end(share.lease.slot.key, why, Fault.GRAMMAR)
-            return None
-        # The next step fails; the draft token that leads there stands in place of the target's own.
-        return replace(decided, path=decided.path[: num_sound - 1], next_id=ids[num_sound - 1])
 
     # commit
 

@@ -48,9 +48,9 @@ def learn(
     metrics: WorkerMetrics,
 ) -> list[DraftOutcome]:
     """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
-    buffered. path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each
-    was right.
+    buffered.
 
+    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each was right.
     Returns the outcome of each draft worker, and last of what the target itself drafted.
     """
     for is_right in foretold:

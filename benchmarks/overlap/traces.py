@@ -148,6 +148,7 @@ def _along_chains(
         for length in range(MAX_CHAIN + 1):
             proposal = chain_proposal(slot, drafts.ids[:length], drafts.laws[:length])
             (decided,) = decide([proposal], [state], logits[: length + 1])
+            assert isinstance(decided, Decided), decided
             place = len(decided.path)
             guesses = _guesses(drafts.laws[place], drafts.ids[place], params, len(committed) + place)
             kept[position, length] = place

@@ -37,6 +37,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
+from outrider.papers.tables import Bigram, Unigram
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule, Drafter

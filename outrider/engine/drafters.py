@@ -14,7 +14,12 @@ from outrider.drafting.answer_start import AnswerStart
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
 from outrider.engine.speculation.followers import TableDrafter
+from outrider.engine.speculation.growth import OpenAhead
+from outrider.engine.speculation.slot_tree import SlotTree
 from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.papers.beam_drafts import BeamDrafts
+from outrider.papers.beam_growth import BeamGrowth
+from outrider.papers.cascade import CascadeTable
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
@@ -22,6 +27,7 @@ from outrider.papers.tables import Bigram, Unigram
 from outrider.wire import kinds
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_json import parse_object
+from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
@@ -33,6 +39,8 @@ OF_TEXT: dict[kinds.Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     kinds.Drafter.BIGRAM: Bigram,
 }
 """Tables that are counted in a text."""
+search_drafts = BeamDrafts
+"""Makes what holds the draft tokens of a beam search in the target."""
 _NEEDS = {
     **dict.fromkeys(OF_TEXT, "start it with --drafter-text FILE"),
     kinds.Drafter.HEADS: "start it with --heads FOLDER",
@@ -118,3 +126,13 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
             param="drafter_text",
         )
     return ids
+
+
+def growth_of(params: SamplingParams) -> type[SlotTree] | type[BeamGrowth]:
+    """Return what grows in the slots of a draft worker."""
+    return SlotTree if params.beams is None else BeamGrowth
+
+
+def rows_ahead(table: SequenceDrafter) -> OpenAhead:
+    """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
+    return CascadeTable(table).open

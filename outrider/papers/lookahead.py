@@ -9,7 +9,6 @@ of another's text.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 from random import Random
@@ -31,7 +30,7 @@ MAX_STARTS = 1024
 """First tokens of n-grams that are kept, about 500 bytes for each with G = 5; then the one met longest ago goes."""
 
 
-class Lookahead:
+class Window:
     """The window and the pool of one sequence. Neither knows a position: what is committed otherwise than it seemed
     leaves both of use.
     """
@@ -39,51 +38,37 @@ class Lookahead:
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
         """Begin with any of these tokens: the sequence's, and what an encoder reads."""
         self.shape = shape
-        some_ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens)
-        first_len = shape.window - 1
-        self._levels = [some_ids[:first_len]]
-        """By depth, the window's tokens by column; the first column's first is the sequence's last token, and not
-        here."""
-        for start in range(first_len, len(some_ids), shape.window):
-            self._levels.append(some_ids[start : start + shape.window])
-        self._pool: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()
-        """By first token, what follows it in n-grams, the latest last."""
+        self.last_id: int | None = None
+        """Token that the window followed, where it has yet to learn what the target said."""
+        self._levels = list[list[int]]()
+        """By depth, the window's tokens by column; the first of all stands for the sequence's last token."""
+        for _ in range(shape.ngram - 1):
+            self._levels.append(Random(len(token_ids) + len(self._levels)).choices(token_ids, k=shape.window))
+        self._pool = dict[int, list[tuple[int, ...]]]()
+        """By first token, what follows it in n-grams, the latest first."""
 
     @property
     def ids(self) -> list[int]:
-        """The window's tokens, level by level: what is fed with the sequence's last token."""
-        return list(chain.from_iterable(self._levels))
+        """The window's tokens, level by level: what is fed after the sequence's last token."""
+        return list(chain.from_iterable(self._levels))[1:]
 
-    @property
-    def parents(self) -> list[int]:
-        """For each of `ids`, the index of the one that it follows: on the first level the one in the column before,
-        else the one above; ROOT for the sequence's last token.
-        """
-        window, num_ids = self.shape.window, self.shape.num_window_tokens
-        return [*range(-1, window - 2), *range(-1, window - 1), *range(window - 1, num_ids - window)]
+    def learn(self, new_ids: list[int]) -> None:
+        """Take what the target says after each column, in order, and move on by a token."""
+        assert self.last_id is not None, "the window was not fed"
+        self._levels[0][0] = self.last_id
+        self.last_id = None
+        for start, *following in zip(*self._levels, new_ids, strict=True):
+            known = self._pool.pop(start, [])
+            if tuple(following) in known:
+                known.remove(tuple(following))
+            self._pool[start] = [tuple(following), *known[: self.shape.guesses - 1]]
+            if len(self._pool) > MAX_STARTS:
+                del self._pool[next(iter(self._pool))]
+        self._levels = [*self._levels[1:], new_ids]
 
-    def learn(self, last_id: int, new_ids: Sequence[int]) -> None:
-        """Take what the target says after the last of `ids`, of each column in order, and move on by a token. last_id:
-        the token that the window followed.
-        """
-        first, *deeper = self._levels
-        for start, *following in zip((last_id, *first), *deeper, new_ids, strict=True):
-            self._keep(start, tuple(following))
-        self._levels = [deeper[0][1:], *deeper[1:], list(new_ids)]
-
-    def _keep(self, start: int, following: tuple[int, ...]) -> None:
-        known = self._pool.setdefault(start, {})
-        known.pop(following, None)
-        known[following] = None
-        if len(known) > self.shape.guesses:
-            del known[next(iter(known))]
-        self._pool.move_to_end(start)
-        if len(self._pool) > MAX_STARTS:
-            self._pool.popitem(last=False)
-
-    def after(self, last_id: int) -> list[tuple[int, ...]]:
-        """Return what may follow the token, N - 1 ids each, the latest first; none where no n-gram begins with it."""
-        return list(reversed(self._pool.get(last_id, {})))
+    def after(self, last_id: int) -> Sequence[tuple[int, ...]]:
+        """Return what may follow a token, N - 1 ids each, the latest first; none where no n-gram begins with it."""
+        return self._pool.get(last_id, ())
 
 
 class LookaheadDrafter(TargetDrafter):
@@ -95,18 +80,15 @@ class LookaheadDrafter(TargetDrafter):
         """
         self._shape = LookaheadShape.parse(shape)
         self._max_committed = context_limit - (self._shape.window - 1) - (self._shape.ngram - 2)
-        self._windows: dict[SlotKey, Lookahead] = {}
-        self._last_ids: dict[SlotKey, int] = {}
-        """Of slots whose windows have not learnt yet what the last step said: the token that it was said after."""
+        self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
-        """What it said."""
+        """What the target said most likely after each column, [W]."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        self._windows[slot.key] = Lookahead(self._shape, [*job.source_ids, *slot.committed])
+        self._windows[slot.key] = Window(self._shape, [*job.source_ids, *slot.committed])
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
         del self._windows[key]
-        self._last_ids.pop(key, None)
         self._best_ids.drop(key)
 
     def has_next(self, slot: Slot) -> bool:
@@ -129,23 +111,25 @@ class LookaheadDrafter(TargetDrafter):
         return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        shape, window = self._shape, self._window(slot.key)
         if len(slot.committed) > self._max_committed:
             return None
+        ids, shape, num_drafts = self._window(slot.key).ids, self._shape, len(parents)
         placed = list[int]()
-        for parent in window.parents:
-            placed.append(parent if parent == ROOT else len(parents) + parent)
-        return ExtraRows(Drafter.LOOKAHEAD, window.ids, placed, len(parents), shape.guesses, shape.ngram - 1)
+        for index in range(len(ids)):
+            # a token of the first level follows the column before, others the one above; ROOT is the first of all
+            parent = index - 1 if index < shape.window - 1 else index - shape.window
+            placed.append(ROOT if parent == ROOT else num_drafts + parent)
+        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        self._last_ids[slot.key] = slot.committed[-1]
+        self._windows[slot.key].last_id = slot.committed[-1]
         self._best_ids.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # after the last level
 
-    def _window(self, key: SlotKey) -> Lookahead:
+    def _window(self, key: SlotKey) -> Window:
         """Return a slot's window, which has learnt what the last step said."""
-        window, last_id = self._windows[key], self._last_ids.pop(key, None)
-        if last_id is not None:
+        window = self._windows[key]
+        if window.last_id is not None:
             best_ids = self._best_ids.get(key)
             assert best_ids is not None, "a step has said nothing"
-            window.learn(last_id, best_ids.tolist())
+            window.learn(best_ids.tolist())
         return window

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
-from outrider.engine.cuda.host_copy import DeferredCopies, to_device
+from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
@@ -36,7 +35,8 @@ class PassDrafter(TargetDrafter):
 
     def __init__(self, first_id: int, num_ids: int) -> None:
         """first_id: of the look-ahead ids, which follow each other."""
-        self._ids = range(first_id, first_id + num_ids)
+        self._first_id = first_id
+        self._num_ids = num_ids
         self._known: dict[SlotKey, tuple[int, int]] = {}
         """Number of committed tokens, and of the tokens after them of which there are logits."""
         self._logits = DeferredCopies[SlotKey]()
@@ -71,30 +71,32 @@ class PassDrafter(TargetDrafter):
         rows = None if logits is None else HostLogits(logits)
         return propose_by_logits(slot, state, shares, max_tokens, rows)
 
+    def _num_after(self, slot: Slot, depth: int) -> int:
+        """Return how many ids are fed after so many draft tokens: the id at depth j stands for the token after the next
+        j, and the target says the output's last one itself.
+        """
+        return max(0, min(self._num_ids, slot.max_len - 2 - len(slot.committed) - depth))
+
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return the ids one after the other, after the last committed token and after each draft token, the first of
         them where not all have room.
         """
         ids, placed = list[int](), list[int]()
-        for draft, depth in enumerate([0, *(1 + depth for depth in depths(parents))], start=ROOT):
-            # the id at depth j stands for the token after the next j, and the target says the output's last one itself
-            own = self._ids[: max(0, slot.max_len - 1 - (len(slot.committed) + depth + 1))]
-            if len(ids) + len(own) > MAX_DRAFT_TOKENS:
+        for node, depth in enumerate([0, *(1 + depth for depth in depths(parents))], start=ROOT):
+            num = self._num_after(slot, depth)
+            if len(ids) + num > MAX_DRAFT_TOKENS:
                 break
-            parent = draft
-            for token_id in own:
-                placed.append(parent)
-                parent = len(parents) + len(ids)
-                ids.append(token_id)
+            for index in range(num):
+                placed.append(len(parents) + len(ids) - 1 if index else node)
+                ids.append(self._first_id + index)
         if not ids:
             return None
-        return ExtraRows(Drafter.PASS, ids, placed, len(parents), width=1, depth=len(self._ids))
+        return ExtraRows(Drafter.PASS, ids, placed, width=1, depth=self._num_ids)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        end, found = path[-1] if path else ROOT, list[int]()
-        for index, parent in enumerate(rows.parents):
-            if parent == end:
-                found.append(index)
-                end = rows.num_drafts + index
-        self._known[slot.key] = (len(slot.committed) + len(path) + 1, len(found))
-        self._logits.add(slot.key, logits[to_device(np.array(found, dtype=np.int64), logits.device)])
+        end = path[-1] if path else ROOT
+        first = num = 0
+        if end in rows.parents:
+            first, num = rows.parents.index(end), self._num_after(slot, len(path))
+        self._known[slot.key] = (len(slot.committed) + len(path) + 1, num)
+        self._logits.add(slot.key, logits[first : first + num])

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engine.speculation.candidates import CandidateTree, Offer
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.candidates import CandidateTree, Offer, join
+from outrider.engine.speculation.draft_tree import ROOT
 
 
 def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[Offer]:
@@ -47,32 +47,25 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
     Where earlier drafters propose after the same node, the probabilities of a later one are scaled by what those leave.
     A token that several propose after one node has the largest of theirs, which its descendants' are multiplied by.
     """
-    tree = DraftTree()
-    factors = list[float]()
-    proposed = list[list[tuple[int, int]]]()
+    merged = join(trees, _in_turn(trees))
+    factors = [0.0] * len(merged.tree)
+    proposed: list[list[tuple[int, int]]] = [[] for _ in factors]
     remaining = dict[int, float]()
-    for index, candidates in enumerate(trees):
+    for index, (candidates, node_of) in enumerate(zip(trees, merged.nodes, strict=True)):
         own = candidates.tree
-        node_of = {ROOT: ROOT}
         parents = set[int]()
-        for own_node, own_parent in enumerate(own.parents):
-            parent = node_of[own_parent]
+        for own_node, node in node_of.items():
+            parent = merged.tree.parents[node]
             factor = own.probs[own_node] * remaining.get(parent, 1.0)
-            if own_parent != ROOT:
-                factor /= own.probs[own_parent]
-            node = tree.child(parent, own.ids[own_node])
-            if node is None:
-                node = tree.add(parent, own.ids[own_node])
-                factors.append(factor)
-                proposed.append([])
+            if parent != ROOT:
+                factor /= own.probs[own.parents[own_node]]
             factors[node] = max(factors[node], factor)
             proposed[node].append((index, own_node))
-            node_of[own_node] = node
             parents.add(parent)
         for parent in parents:
             remaining[parent] = remaining.get(parent, 1.0) * (1.0 - candidates.prob)
     offers = list[Offer]()
-    for factor, parent, nodes in zip(factors, tree.parents, proposed, strict=True):
+    for factor, parent, nodes in zip(factors, merged.tree.parents, proposed, strict=True):
         above = 1.0 if parent == ROOT else offers[parent].prob
         offers.append(Offer(above * factor, tuple(nodes)))
     return offers

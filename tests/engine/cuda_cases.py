@@ -40,8 +40,8 @@ ROW_BYTES = 320 * 4
 LATER = {
     "features:_send_staying": "rows of features are made of what was accepted, and come down once more for all heads",
     "own_heads:_run_heads": "the target's own heads read these rows: logits come down once more, all slots' together",
-    "own_pass:candidates": "logits behind look-ahead embeddings come down once more, all slots' together",
-    "own_lookahead:_window": "guesses of windows come down once more, all slots' together",
+    "lookahead_embeddings:propose": "logits behind look-ahead embeddings come down once more, all slots' together",
+    "lookahead:_window": "guesses of windows come down once more, all slots' together",
     "explaining:explain": "what explains a step is read from rows of logits once the step is decided",
     "dense:_forward_one": "transformers asks a mask of padded columns for its values",
 }
@@ -111,7 +111,7 @@ MODEL_CASES = (
     Case("plain, T = 1", DRAWN, NONE, is_drafted=False),
     Case("own n-grams", SEVENS, CHAIN, NGRAMS, is_drafted=False, prompts=((5, *[7] * 8),)),
     Case("own prediction", SEVENS, CHAIN, {"prediction_ids": (7,) * 8}, is_drafted=False),
-    Case("own lookahead", SEVENS, CHAIN, LOOKAHEAD, is_drafted=False, later=("own_lookahead:_window",)),
+    Case("own lookahead", SEVENS, CHAIN, LOOKAHEAD, is_drafted=False, later=("lookahead:_window",)),
     Case("n-grams & model", GREEDY, TREE, {"drafter": Drafter.NGRAM_AND_MODEL}),
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from target_service.parked import Parked
 from torch import Tensor
 from transformers import DeepseekV3Config
 
@@ -32,7 +33,6 @@ from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.parked import Parked
 from tests.engine.test_turns import AtOnce
 
 VOCAB_SIZE = 40

@@ -94,9 +94,9 @@ class Draft(Base):
             num_steps -= 1
         self.sent_nodes.clear()
         growing = self.grower._slots[1, 1]
-        assert growing.tree is not None
         growing.tree.resend()
-        self.grower._pusher.push_due(growing, goes_on=False)
+        growing.num_urgent = 1
+        self.grower._pusher.push_due(growing)
 
     @property
     def slot(self) -> TranslatedSlot:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from outrider.engine.speculation.growing_beams import GrowingBeams
 
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.growing_beams import GrowingBeams
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.speculation import Speculation

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from target_service.parked import Parked, ParkedNode
 
 from draft_service import pushing
 from draft_service.growing import Growing
@@ -17,7 +18,6 @@ from outrider.engine.speculation.tree import Node
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
-from target_service.parked import Parked, ParkedNode
 from tests.unit.test_growing_tree import COUPLED, PROMPT, REJECTION, RULES, Draft
 
 PLENTY = 1 << 30

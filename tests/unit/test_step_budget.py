@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from target_service.parked import ParkedNode
 
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
@@ -15,7 +16,6 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from target_service.lease import Candidates, Delivered, Lease
-from target_service.parked import ParkedNode
 from target_service.rows import Lacking, RowRule
 from target_service.step_budget import StepBudget
 

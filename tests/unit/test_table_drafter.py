@@ -9,25 +9,25 @@ from functools import partial
 from typing import Any
 
 import pytest
+from target_service.parked import Parked
 
 from draft_service.grower import Grower
 from draft_service.jobs import AdvanceJob
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.tables import Bigram
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.speculation.tree import MAX_DEPTH
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
+from outrider.papers.tables import Bigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
-from target_service.parked import Parked
 
 VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]

@@ -27,8 +27,6 @@ class ExtraRows:
     parents: Sequence[int]
     """Index of the token that each follows, the step's draft tokens counted before these; ROOT: the last committed
     token."""
-    num_drafts: int
-    """Draft tokens of the step."""
     width: int
     """Most draft tokens of a later step that follow the same token."""
     depth: int
