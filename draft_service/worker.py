@@ -45,41 +45,21 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
 
 
 def _with_model(base: Base[WorkerState]) -> Parts:
-    from draft_service.block_drafter import MedusaDrafter, PardDrafter, PEagleDrafter
-    from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
-    from draft_service.feeding import Feeder
-    from draft_service.head_drafter import HeadDrafter
-    from draft_service.loading import HeadState, MedusaState, ModelState, PardState
-    from draft_service.model_drafter import ModelDrafter
-    from outrider.engine.heads.block_path import BlockHeadPath
-    from outrider.engine.loading.loaded import Loaded
+    from draft_service.drafters import create_drafter
+    from draft_service.loading import HeadState, ModelState
 
-    state, keeper, engine = base.loaded, base.keeper, base.engine
+    state = base.loaded
 
     def make_drafter(growing: Mapping[SlotKey, Growing]) -> NodeDrafter[Growing]:
-        if isinstance(state, MedusaState):
-            return MedusaDrafter(state.heads.heads, keeper, engine.flush)
-        assert isinstance(state, Loaded), "all others are run as models are"
-        feeder = Feeder(state.runner, keeper, base.metrics, state.max_prefill_tokens, growing, engine.flush)
-        if isinstance(state, HeadState):
-            path, mask = state.head.path, state.head.mask
-            if isinstance(path, BlockHeadPath):
-                markov = path.head.markov_head
-                if markov is None:
-                    return DFlashDrafter(feeder, keeper, path)
-                return DSparkDrafter(feeder, keeper, path, markov)
-            return HeadDrafter(feeder, keeper, path) if mask is None else PEagleDrafter(feeder, keeper, mask)
-        if isinstance(state, PardState):
-            return PardDrafter(feeder, keeper, state.mask_id)
-        return ModelDrafter(feeder, keeper)
+        return create_drafter(state, base.keeper, base.metrics, growing, base.engine.flush)
 
     vocab_size = state.info().vocab_size
-    if isinstance(state, HeadState | MedusaState):
+    if isinstance(state, HeadState):
         from draft_service.pairing import WiringTest
         from draft_service.registration import HeadOffer
 
-        make_test = partial(WiringTest, state, engine, base.metrics)
-        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), make_test)
+        make_test = partial(WiringTest, state, base.engine, base.metrics)
+        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.head.opening), make_test)
     if isinstance(state, ModelState):
         return _parts(base, vocab_size, make_drafter, translates=state.translates, open_ahead=state.open_ahead)
     return _parts(base, vocab_size, make_drafter)

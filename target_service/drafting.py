@@ -236,7 +236,7 @@ class Drafting:
             num_own = num_here.get(draft, 0)
             if not draft.is_active or num_own >= lease.max_drafts or draft.buffer.is_ended:
                 continue
-            if draft.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+            if draft.reads_features and len(lease.slot.cached) < len(lease.slot.committed) - 1:
                 continue  # it reads hidden states of what is fed in this step
             if lease.speculation.is_fixed:
                 if num_own < num_named:

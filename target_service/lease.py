@@ -11,7 +11,6 @@ from outrider.wire.kinds import Drafter
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.draft_buffer import DraftBuffer
-from target_service.feature_jobs import Wanting
 from target_service.jobs import VerifyJob
 
 MAX_STARVED = 8
@@ -56,8 +55,8 @@ class DeliveredDrafts(DraftSource):
     """Draft tokens that arrived too late since the last verdict."""
     skipped_len: int = 0
     """Committed length of the step that excludes this draft; later deliveries count for the next step."""
-    wanting: Wanting | None = None
-    """The draft's subscription to hidden states, where it reads them."""
+    reads_features: bool = False
+    """It subscribes to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
         """Record the arrival of draft tokens that follow `root_len` committed ones, of use or not."""

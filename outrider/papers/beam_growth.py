@@ -61,7 +61,6 @@ class BeamGrowth(BeamTree):
         self.purpose = Purpose.DRAFT
         self.topk: int | None = None
         self.distributions: dict[int, RowLaw] = {}
-        self.states: dict[int, Any] = {}
         self.kinds: dict[int, NodeKind] = {}
         self.unsent: list[int] = []
         self.ended: list[int] = []

@@ -19,11 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.head_network import shape_of
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head, read_eagle3
+from outrider.engine.heads.llama_head import shape_of
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, write_tensors
 from outrider.training.teacher import Batch, Seen, places_of

@@ -25,7 +25,7 @@ from tests.shrunk import shrunk
 from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
-FEATURES = ("features:_send_staying",)
+FEATURES = ("features:_project",)
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+from draft_service.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import MakeDrafter
-from draft_service.head_slot import ContextSlot
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import RowsJob
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.block_run import biased
-from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
-from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
@@ -48,11 +49,10 @@ def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead
         draft_vocab_size=VOCAB_SIZE,
         taps=(1, 2),
         target_width=WIDTH,
+        num_layers=2,
         windows=(None, None),
         causal=(False, False),
-        block_size=BLOCK,
-        mask_id=MASK,
-        from_anchor=from_anchor,
+        block=BlockShape(BLOCK, MASK, from_anchor),
         markov_rank=0 if kind is None else RANK,
         markov_kind=kind or "vanilla",
     )
@@ -74,17 +74,18 @@ class Drafting(Draft):
     """A worker's parts over a head."""
 
     def __init__(self, head: DFlashHead, prompt: Sequence[int], num_blocks: int = 64) -> None:
-        path = BlockHeadPath(head)
+        path = HeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
         self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
-        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(ContextSlot, WIDTH))
+        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(HeadSlot, WIDTH, 0))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            def drafter(growing: Any) -> DFlashDrafter:
+            def drafter(growing: Any) -> MaskDrafter:
+                shape = head.block
                 feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
                 if head.markov_head is None:
-                    return DFlashDrafter(feeder, keeper, path)
-                return DSparkDrafter(feeder, keeper, path, head.markov_head)
+                    return MaskDrafter(feeder, keeper, shape)
+                return SequentialDrafter(feeder, keeper, shape, path)
 
             return drafter
 
@@ -95,26 +96,26 @@ class Drafting(Draft):
         self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
 
     @property
-    def slot(self) -> ContextSlot:
+    def slot(self) -> HeadSlot:
         slot = self.grower._slots[1, 1].slot
-        assert isinstance(slot, ContextSlot)
+        assert isinstance(slot, HeadSlot)
         return slot
 
 
 def said(head: DFlashHead, committed: Sequence[int], path: Sequence[int], first: int = 0) -> Tensor:
     """Return the logits after the last committed token and each of a path behind it, without a cache."""
-    facts, num = head.facts, len(path) + 1
+    num = len(path) + 1
     block = torch.tensor([[committed[-1], *[MASK] * (BLOCK - 1)]])
     output = head(block, ROWS[None, first : len(committed) - 1].float())
-    start = 0 if facts.from_anchor else 1
+    start = 0 if head.block.from_anchor else 1
     logits, hidden = (each[0, start : start + num] for each in (output.logits, output.hidden))
-    return biased(head, logits, hidden, [committed[-1], *path])
+    return head.biased(logits, hidden, [committed[-1], *path])
 
 
 def expected(head: DFlashHead, committed: Sequence[int], first: int = 0, path: Sequence[int] = ()) -> list[int]:
     """The best guess after each token, given the one before it; what follows a path that is known already."""
     path = list(path)
-    while len(path) < head.facts.num_drafts:
+    while len(path) < head.block.num_drafts:
         path.append(int(said(head, committed, path, first)[-1].argmax()))
     return path
 
@@ -161,7 +162,7 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     draft.send(0, len(PROMPT) - 1)
     draft.run()
     hit = draft.chain()[:num_hit]
-    missed = next(i for i in range(38) if i not in [node.token_id for node in _children(draft, hit)])
+    missed = next(i for i in range(38) if i not in _followers(draft, hit))
     draft.tell([*hit, missed], is_missed=True)
     assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
     draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
@@ -169,13 +170,21 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     assert draft.chain() == expected(head, draft.committed)
 
 
-def _children(draft: Drafting, path: Sequence[int]) -> Sequence[Any]:
-    tree = draft.grower._slots[1, 1].tree
-    assert tree is not None
-    node = tree.root
+def _followers(draft: Drafting, path: Sequence[int]) -> Sequence[int]:
+    """Return the tokens that the tree knows to follow a path."""
+    tree = _tree(draft)
+    node: int | None = ROOT
     for token_id in path:
-        node = next(child for child in node.children if child.token_id == token_id)
-    return [*node.children, *[type(node)(token_id, 0, None) for token_id, _ in node.ranked]]
+        assert node is not None
+        node = tree.child(node, token_id)
+    assert node is not None
+    return [*(tree.ids[child] for child in tree.children(node)), *(ranked for ranked, _ in tree.ranked.get(node, ()))]
+
+
+def _tree(draft: Drafting) -> GrowingTree:
+    tree = draft.grower._slots[1, 1].tree
+    assert isinstance(tree, GrowingTree)
+    return tree
 
 
 def test_goes_on_below_a_hit(head: DFlashHead) -> None:
@@ -197,15 +206,13 @@ def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
     draft.tell()
     draft.send(0, len(PROMPT) - 1)
     draft.run()
-    tree = draft.grower._slots[1, 1].tree
-    assert tree is not None
-    num_siblings = 0
-    for node in [tree.root, *tree.fed]:
-        if node.children:
-            path = node.path(tree.root)
-            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(node.children)]
-            assert [child.token_id for child in node.children] == best.tolist()
-            num_siblings += len(node.children) > 1
+    tree, num_siblings = _tree(draft), 0
+    for node in (ROOT, *tree.fed):
+        ids = [tree.ids[child] for child in tree.children(node)]
+        if ids:
+            best = said(head, PROMPT, tree.prefix(node))[-1].argsort(descending=True)[: len(ids)]
+            assert ids == best.tolist()
+            num_siblings += len(ids) > 1
     assert num_siblings > 2
 
 
@@ -226,8 +233,8 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing() -> None:
     draft.run()
     first = draft.chain()
     other = draft.table.open(1, 2, LONG, len(LONG), draft.slot.params)
-    assert isinstance(other, ContextSlot)
-    other.take_rows(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
+    assert isinstance(other, HeadSlot)
+    other.take_features(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
     assert (other.first, other.cached) == (0, LONG[:64])
     assert first == expected(HEADS["DFlash"], LONG)
 

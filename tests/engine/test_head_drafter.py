@@ -13,19 +13,20 @@ from target_service.parked import Parked
 from torch import Tensor
 from transformers import DeepseekV3Config
 
-from draft_service import feature_rows
+from draft_service import head_slot
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
+from outrider.engine.heads.network import CarryHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.worker.jobs import OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -64,7 +65,7 @@ def mtp() -> JoinedHead:
         v_head_dim=6,
         first_k_dense_replace=1,
     )
-    return JoinedHead(JoinedConfig(layers, joins_normed=True))
+    return JoinedHead(JoinedConfig.of(layers, joins_normed=True))
 
 
 def eagle3() -> Eagle3Head:
@@ -102,7 +103,7 @@ class Draft:
         self.runner = ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
         self.runner.tree_refusal = None
         metrics, engine = WorkerMetrics("draft"), AtOnce()
-        self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH))
+        self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
             lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
@@ -163,7 +164,7 @@ def expected(head: CarryHead, committed: Sequence[int], num: int, first: int = 1
         output = head(torch.tensor([ids]), features[None])
         guesses.append(int(output.logits[0, -1].argmax()))
         ids.append(guesses[-1])
-        features = torch.cat([features, output.carries[0, -1:]])
+        features = torch.cat([features, output.hidden[0, -1:]])
     return guesses
 
 
@@ -201,7 +202,7 @@ def test_rows_in_any_cut_late_repeated_and_for_others(head: CarryHead) -> None:
         draft.send(start, end)
         draft.run()
     draft.tell([5])
-    assert draft.requests[-1] == draft.slot.next_row > 0, "what is fed already is not asked for"
+    assert draft.requests[-1] == draft.slot.next_position > 0, "what is fed already is not asked for"
     draft.send(60, 75)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
@@ -215,13 +216,14 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     draft.run()
     guessed = draft.chain()[:3]
     other = (expected(head, [*PROMPT, *guessed], 1, first=1)[0] + 1) % VOCAB_SIZE
-    while other in [node.token_id for node in draft.grower._slots[1, 1].tree.root.children]:  # type: ignore[union-attr]
+    tree = draft.grower._slots[1, 1].tree
+    while other in [tree.ids[child] for child in tree.children(ROOT)]:  # type: ignore[attr-defined]
         other = (other + 1) % VOCAB_SIZE
     draft.send(8, 12)
     draft.tell([*guessed, other], is_missed=True)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
-    assert draft.slot.next_row >= len(draft.committed) - 1, "all committed tokens are sound"
+    assert draft.slot.next_position >= len(draft.committed) - 1, "all committed tokens are sound"
 
 
 def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
@@ -232,7 +234,7 @@ def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
     before = draft.chain()
     draft.tell(before[:2])
     assert draft.chain()[:2] == before[2:4], "what hung below is parked"
-    assert draft.requests[-1] == draft.slot.next_row, "rows of these tokens are wanted all the same"
+    assert draft.requests[-1] == draft.slot.next_position, "rows of these tokens are wanted all the same"
     draft.run()
     assert len(draft.chain()) == 4
     assert all(node.kind is NodeKind.GUESS for node in draft.parked.chain(4))
@@ -252,16 +254,16 @@ def test_rows_past_the_end_of_an_answer_are_not_taken(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(200, 300)  # it has 135 tokens at most
-    assert (draft.slot.first, draft.slot.rows.end) == (1, 0)
+    assert (draft.slot.first, draft.slot.features.end) == (1, 0)
 
 
 def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_rows, "MAX_ROWS_BYTES", 50 * ROWS[0].nbytes)
+    monkeypatch.setattr(head_slot, "MAX_FEATURE_BYTES", 50 * ROWS[0].nbytes)
     draft = Draft(head, LONG)
     draft.tell()
     for start in range(0, 74, 20):
         draft.send(start, min(start + 20, 74))
-        assert draft.slot.rows.end - draft.slot.rows.start <= 50
+        assert draft.slot.features.end - draft.slot.features.start <= 50
     draft.send(60, 74)
     draft.run()
     assert draft.slot.first == 41

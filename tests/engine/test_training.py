@@ -15,12 +15,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from outrider.engine.heads import wiring
-from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Config
-from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.families import EAGLE3, MEDUSA, family_of
 from outrider.engine.heads.loader import load_head
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import _HeadRun
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.papers.lookahead_embeddings import PassDrafter
@@ -207,7 +205,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
     files = Checkpoint(str(tmp_path / "head"))
-    assert kind_of(files) is DraftKind.EAGLE3
+    assert family_of(files) is EAGLE3
     assert files.names & {"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"} == vocabulary
     loaded = Eagle3.load(str(tmp_path / "head"), target, "cpu")
     says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher)
@@ -239,12 +237,11 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     runner.set_taps((0, 1))
     runner.forward([Row.of(runner.pool.new_table(), ids, 0, 1)])
     taps = dict(enumerate(runner.features.unbind(1)))
-    loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma)
-    run = _HeadRun(loaded, wiring.Seen(ids, taps, torch.empty(0)), (0, 1))
+    loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma, EAGLE3)
+    seen = wiring.Seen(ids, taps, torch.empty(0))
+    steps = (wiring.first_logits(loaded, seen, (0, 1)), wiring.second_logits(loaded, seen))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
-    for guess, logits in zip(
-        student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), (run.first, run.second()), strict=True
-    ):
+    for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]
         said = said if kept is None else said[:, kept]
         assert (said - guess.logits).abs().max() < 0.05 * guess.logits.std(), "as far as bfloat16 lets it"
@@ -267,7 +264,7 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
             parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(1))
     student.save(tmp_path)
     files = Checkpoint(str(tmp_path))
-    assert kind_of(files) is DraftKind.MEDUSA and not any("lm_head" in name for name in files.names)
+    assert family_of(files) is MEDUSA and not any("lm_head" in name for name in files.names)
     says_the_same(student, Medusa.load(str(tmp_path), target, "cpu"), batch, teacher)
 
 

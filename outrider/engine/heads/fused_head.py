@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Head
 from outrider.engine.heads.head_path import features_of
-from outrider.engine.heads.reduced_vocab import spread
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.library import NO_LAYER, Vector
 from outrider.engine.paths.forward_path import NORMED, PathUnavailable
@@ -22,29 +20,28 @@ from outrider.engine.step_plan import Row
 
 
 class FusedHeadPath(FusedPath):
-    """Runs a head in C++. Implements `RunsHead`; a carry is the hidden state tapped behind the last layer."""
+    """Runs a head in C++. What it hands on is the hidden state tapped behind the last layer."""
 
-    def __init__(self, head: CarryHead, facts: ModelFacts) -> None:
+    def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
         """Pack the head's weights. Raises PathUnavailable, naming what this path cannot run."""
-        if not isinstance(head, Eagle3Head):
-            raise PathUnavailable("is made for heads of EAGLE-3's kind")
         shape = _shape(head, facts)
         self._hold(shape, *pack_weights(head, head.lm_head, shape))
         self.head = head
-        self.carries = torch.empty(0, shape.hidden)
+        self.hidden = torch.empty(0, shape.hidden)
         self._follows: tuple[Any, ...] = ()
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does and set `carries`. Raises InvalidRequest as `features_of`."""
+        """Return logits as `ForwardPath` does and set `hidden`. Raises InvalidRequest as `features_of`."""
         head = self.head
         self._follow(head.layers[0])
         none = torch.empty(0, head.facts.width)
-        read = torch.cat([none, *(features_of(row, head).float() for row in rows)])  # [T, d]
+        given = [features_of(row, head).float() for row in rows]
+        read = torch.cat([none, *given])  # [T, d]
         logits = self._run(rows, read)  # [N, Vd]
         ends = accumulate(row.num_new for row in rows)
         wanted = [self.features[end - row.num_logits : end, 0] for end, row in zip(ends, rows, strict=True)]
-        self.carries = torch.cat([none, *wanted]).to(head.dtype)
-        return spread(logits, head.draft_ids, head.facts.vocab_size)
+        self.hidden = torch.cat([none, *wanted]).to(head.dtype)
+        return head.spread(logits)
 
     def _follow(self, first: Any) -> None:
         """Take over what the packed weights do not say, where it has changed since the last forward."""

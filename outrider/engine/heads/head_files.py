@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.head_network import HeadFacts, HeadNetwork, shape_of
-from outrider.engine.heads.maps import target_ids
-from outrider.engine.heads.opening import DTYPES
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.llama_head import shape_of
+from outrider.engine.heads.network import HeadFacts, HeadNetwork
+from outrider.engine.heads.opening import DTYPES, OpeningMap
 from outrider.engine.loading.model_files import first_line
 from outrider.engine.loading.weight_headers import bounded_build
 from outrider.engine.paths.block_cache import layer_limits
@@ -26,9 +26,85 @@ log = get_logger(__name__)
 
 IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
 """Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
-ROW_PER_ID = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-ROW_PER_DRAFT = ("lm_head.weight", "markov_head.markov_w2.weight")
-"""Tensors that may have rows of padding."""
+MAPS = ("d2t", "t2d", "token_map")
+"""Tensors of ids."""
+PADDED = {
+    "embed_tokens.weight": "vocab_size",
+    "markov_head.markov_w1.weight": "vocab_size",
+    "lm_head.weight": "draft_vocab_size",
+    "markov_head.markov_w2.weight": "draft_vocab_size",
+}
+"""Tensors that may have rows of padding, and the fact that counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A head as its files give it."""
+
+    facts: Any
+    """HeadFacts, of the head's kind."""
+    tensors: Mapping[str, Tensor]
+    """For the `of` of its class, in the files' dtype; embedding and lm_head may be the target's."""
+    opening: OpeningMap
+    """For the target, in the files' dtype."""
+    undecided: tuple[str, ...] = ()
+    """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
+
+
+class Keys:
+    """A configuration whose keys may stand at the top level or in parts of it."""
+
+    def __init__(self, files: Checkpoint, *parts: str) -> None:
+        self._model = files.model
+        self._places = [files.config, *(files.part(part) for part in parts)]
+
+    def get(self, *names: str) -> Any:
+        """Return the value of a key that has these names, None where it is not there.
+
+        Raises ConfigError where it is there twice and differs.
+        """
+        found = list[Any]()
+        for name in names:
+            found += [place[name] for place in self._places if place.get(name) is not None]
+        for value in found:
+            if value != found[0]:
+                raise ConfigError(
+                    f"{' or '.join(names)} of {self._model} is both {found[0]} and {value}; leave one of them in "
+                    "config.json",
+                    param="model",
+                )
+        return found[0] if found else None
+
+    def number(self, *names: str, least: int, most: int | None = None) -> int:
+        """Return a whole number. Raises ConfigError for anything else, and outside these bounds."""
+        value = self.get(*names)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise ConfigError(
+                f"{names[0]} of {self._model} is {value!r}, must be a whole number {bounds}; correct its config.json",
+                param="model",
+            )
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.get(name)
+        if value is not None and type(value) is not bool:
+            raise ConfigError(f"{name} of {self._model} is {value!r}, must be true or false", param="model")
+        return value
+
+
+def masked_id(files: Checkpoint, names: Sequence[str], vocab_size: Any) -> int:
+    """Return the id that stands for a masked position, under the first of these keys that is there.
+
+    Raises ConfigError for one that is no id of the vocabulary.
+    """
+    name = next((name for name in names if files.config.get(name) is not None), names[0])
+    token = files.config.get(name)
+    if type(token) is not int or not isinstance(vocab_size, int) or not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"{name} of {files.model} is {token!r}, must be an id of its vocabulary of {vocab_size}", param="model"
+        )
+    return token
 
 
 def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name: name) -> dict[str, Tensor]:
@@ -40,7 +116,7 @@ def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name
 
 def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if name in ("d2t", "t2d"):
+        if name in MAPS:
             continue
         if tensor.dtype not in DTYPES:
             raise ConfigError(
@@ -52,19 +128,14 @@ def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
             raise ConfigError(f"{name} of {files.model} has numbers that are not finite; get the file again or retrain")
 
 
-def is_wrapped(files: Checkpoint) -> bool:
-    """Return whether the layout is speculators'."""
-    return "speculators_model_type" in files.config
-
-
 def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
     """Read the layers' configuration through its class: files leave out what equals the class's defaults.
 
-    raw: what config.json says of them, where that is not the whole of it, or speculators' part. has_windows: whether
+    raw: what config.json has of them, where that is not the whole of it, or speculators' part. has_windows: whether
     layers may have a sliding window.
     """
     if raw is None:
-        raw = files.config.get("transformer_layer_config") if is_wrapped(files) else files.config
+        raw = files.config.get("transformer_layer_config") if files.is_wrapped else files.config
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
     fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
@@ -91,7 +162,7 @@ def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = Fals
 def agreed_taps(
     files: Checkpoint, said: Mapping[str, tuple[int, ...] | None], default: tuple[int, ...], num_layers: int
 ) -> tuple[int, ...]:
-    """Return the hidden states that the keys of a configuration say; the default where none says any."""
+    """Return the hidden states that the keys of a configuration name; the default where none names any."""
     given = {name: taps for name, taps in said.items() if taps is not None}
     if len(set(given.values())) > 1:
         raise ConfigError(
@@ -116,6 +187,7 @@ def agreed_taps(
 
 
 def layer_ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
+    """Return the hidden states of a list of layers' ids, each moved by `shift`; None where there is no list."""
     if ids is None or ids == []:  # some exporters write an empty list for the default
         return None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
@@ -134,6 +206,7 @@ def llama_facts(
     width, vocab_size = _opened_width(files, tensors, target, taps), vocab_size_of(files, layers, target)
     return {
         **shape_of(layers),
+        "num_layers": layers.num_hidden_layers,
         "width": width,
         "rope": _rope_of(files, layers),
         "vocab_size": vocab_size,
@@ -145,24 +218,24 @@ def llama_facts(
 
 def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
     fc = tensors.get("fc.weight")
-    wanted = files.config.get("target_hidden_size")
+    target_width = files.config.get("target_hidden_size")
     if fc is None or fc.dim() != 2:
         raise ConfigError(f"{files.model} has no matrix fc.weight", param="model")
-    if fc.shape[1] != len(taps) * target.width or wanted not in (None, target.width):
+    if fc.shape[1] != len(taps) * target.width or target_width not in (None, target.width):
         raise ConfigError(
             f"fc.weight of {files.model} reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {target.model} "
-            f"are {len(taps)} x {target.width} = {len(taps) * target.width}"
-            f"{'' if wanted is None else f' (target_hidden_size is {wanted})'}; give the target that it was made for",
+            f"are {len(taps)} x {target.width} = {len(taps) * target.width} (target_hidden_size is {target_width}); "
+            "give the target that it was made for",
             param="target_model",
         )
     return int(fc.shape[0])
 
 
-def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFiles) -> int:
+def vocab_size_of(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles) -> int:
     """Return V, of the target; a head may have rows of padding more, which are never kept."""
-    if inner.vocab_size < target.vocab_size:
+    if layers.vocab_size < target.vocab_size:
         raise ConfigError(
-            f"{files.model} knows {inner.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
+            f"{files.model} knows {layers.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
             "give the target that it was made for",
             param="target_model",
         )
@@ -170,41 +243,36 @@ def vocab_size_of(files: Checkpoint, inner: PreTrainedConfig, target: TargetFile
 
 
 def _draft_vocab_size_of(
-    files: Checkpoint, tensors: Mapping[str, Tensor], inner: PreTrainedConfig, vocab_size: int
+    files: Checkpoint, tensors: Mapping[str, Tensor], layers: PreTrainedConfig, vocab_size: int
 ) -> int:
     """Return Vd, rows of the lm_head; vocab_size, the target's, where it has a row for each id: rows of padding are cut
     with the target's.
     """
-    said = files.config.get("draft_vocab_size")
-    if said is not None and (type(said) is not int or said < 1):
-        raise ConfigError(
-            f"draft_vocab_size of {files.model} is {said!r}, must be a whole number from 1 on; correct its config.json",
-            param="model",
-        )
+    num_rows: int = layers.vocab_size
+    configured = files.config.get("draft_vocab_size")
+    if configured is not None:
+        num_rows = configured = Keys(files).number("draft_vocab_size", least=1)
     lm_head = tensors.get("lm_head.weight")
-    if lm_head is not None and lm_head.dim() != 2:
+    if lm_head is not None:
+        if lm_head.dim() != 2:
+            raise ConfigError(
+                f"lm_head.weight of {files.model} is {list(lm_head.shape)}, must be a matrix; get the file again",
+                param="model",
+            )
+        num_rows = lm_head.shape[0]
+    if configured not in (None, num_rows):
         raise ConfigError(
-            f"lm_head.weight of {files.model} is {list(lm_head.shape)}, must be a matrix; get the file again",
+            f"lm_head.weight of {files.model} has {num_rows} rows, and draft_vocab_size is {configured}; correct its "
+            "config.json or get the file again",
             param="model",
         )
-    rows: int = said or inner.vocab_size if lm_head is None else lm_head.shape[0]
-    if said not in (None, rows):
-        raise ConfigError(
-            f"lm_head.weight of {files.model} has {rows} rows, and draft_vocab_size is {said}; correct its config.json "
-            "or get the file again",
-            param="model",
-        )
-    return vocab_size if rows == inner.vocab_size else rows
+    return vocab_size if num_rows == layers.vocab_size else num_rows
 
 
-def _rope_of(files: Checkpoint, inner: PreTrainedConfig) -> dict[str, Any]:
-    rope = dict(inner.rope_parameters or {})
-    kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor")
-    if (
-        (kind != "default" and kind not in ROPE_INIT_FUNCTIONS)
-        or partial not in (None, 1, 1.0)
-        or "rope_theta" not in rope
-    ):
+def _rope_of(files: Checkpoint, layers: PreTrainedConfig) -> dict[str, Any]:
+    rope = dict(layers.rope_parameters or {})
+    is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
+    if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
         raise ConfigError(
             f"rotary positions of {files.model} are {rope}, which heads are not served with", param="model"
         )
@@ -232,22 +300,63 @@ def complete(
 
     kind: as in "an EAGLE-3 head". Raises ConfigError where they do not fit.
     """
+    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if facts.draft_vocab_size != facts.vocab_size:
-        tensors["draft_ids"] = target_ids(files.model, tensors, facts.draft_vocab_size, facts.vocab_size)
-    else:
-        _check_identity(files, tensors, facts)
-    for name in ("d2t", "t2d"):
-        tensors.pop(name, None)
+        tensors["draft_ids"] = target_ids(files.model, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
+    elif d2t is not None and bool(d2t.any()):
+        raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
+    elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
+        raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
     fill_from_target(files, tensors, facts, target)
     check_shapes(files, tensors, head_class, facts, kind)
 
 
-def _check_identity(files: Checkpoint, tensors: Mapping[str, Tensor], facts: HeadFacts) -> None:
-    """Raise ConfigError for maps of a head with all rows that are not the identity."""
-    if "d2t" in tensors and bool(tensors["d2t"].any()):
-        raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
-    if "t2d" in tensors and not bool(tensors["t2d"][: facts.vocab_size].all()):
-        raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
+def target_ids(model: str, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
+    """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d.
+
+    Raises ConfigError where there is neither, or they disagree or do not fit.
+    """
+    for name, given in (("d2t", d2t), ("t2d", t2d)):
+        if given is not None and given.dim() != 1:
+            raise ConfigError(
+                f"{name} of {model} is {list(given.shape)}, must be a list; get the file again", param="model"
+            )
+    kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
+    if d2t is not None:
+        name, ids = "d2t", torch.arange(len(d2t)) + d2t.to(torch.int64)
+    elif kept is not None:
+        name, ids = "t2d", kept
+    else:
+        raise ConfigError(
+            f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; "
+            "correct draft_vocab_size of its config.json, or get the file again",
+            param="model",
+        )
+    if len(ids) != num_rows:
+        raise ConfigError(f"{name} of {model} keeps {len(ids)} ids and its lm_head has {num_rows} rows", param="model")
+    check_ids(model, name, ids, vocab_size)
+    if kept is not None and not torch.equal(ids, kept):
+        raise ConfigError(
+            f"d2t and t2d of {model} disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order "
+            "of the ids that t2d keeps",
+            param="model",
+        )
+    return ids
+
+
+def check_ids(model: str, name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise ConfigError(
+            f"{name} of {model} leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; "
+            "give the target that it was made for, or get the file again",
+            param="model",
+        )
+    numbers, counts = ids.unique(return_counts=True)
+    if len(numbers) != len(ids):
+        twice = int(numbers[counts > 1][0])
+        raise ConfigError(f"{name} of {model} leads to an id twice, {twice}; get the file again", param="model")
 
 
 def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
@@ -255,10 +364,9 @@ def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadF
 
     A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
     """
+    ids = tensors.get("draft_ids")
     if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        own, ids = tensors["embed_tokens.weight"], tensors.get("draft_ids")
-        tensors.setdefault("lm_head.weight", own if ids is None else own.index_select(0, ids))
-    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
+        tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
     missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
     if missing and facts.width != target.width:
         raise ConfigError(
@@ -266,15 +374,18 @@ def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadF
             f"{facts.width}",
             param="model",
         )
-    if "embed_tokens.weight" in missing:
-        tensors["embed_tokens.weight"] = target.embedding().to(dtype)
-    if "lm_head.weight" in missing:
-        rows, ids = target.projection(), tensors.get("draft_ids")
-        tensors["lm_head.weight"] = (rows if ids is None else rows.index_select(0, ids)).to(dtype)
-    for names, num_rows in ((ROW_PER_ID, facts.vocab_size), (ROW_PER_DRAFT, facts.draft_vocab_size)):
-        for name in names:
-            if name in tensors and len(tensors[name]) > num_rows:
-                tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
+    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
+    for name in missing:
+        lent = target.embedding() if name == "embed_tokens.weight" else _rows(target.projection(), ids)
+        tensors[name] = lent.to(dtype)
+    for name, count in PADDED.items():
+        num_rows = getattr(facts, count)
+        if name in tensors and len(tensors[name]) > num_rows:
+            tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
+
+
+def _rows(table: Tensor, ids: Tensor | None) -> Tensor:
+    return table if ids is None else table.index_select(0, ids)
 
 
 def check_shapes(
@@ -288,7 +399,8 @@ def check_shapes(
     for name, shape in shapes.items():
         if list(tensors[name].shape) != shape:
             raise ConfigError(
-                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json must be {shape}",
+                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json and the target's must "
+                f"be {shape}",
                 param="model",
             )
 

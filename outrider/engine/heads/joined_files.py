@@ -17,24 +17,21 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import (
     IGNORED,
+    HeadFiles,
     check_shapes,
     check_values,
     fill_from_target,
-    is_wrapped,
     layer_config,
     read_tensors,
     refuse,
     vocab_size_of,
 )
-from outrider.engine.heads.head_network import HeadFiles
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.loading.model_files import first_line
-from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 
 IN_LAYER = {
@@ -68,11 +65,14 @@ _FURTHER = re.compile(r"(mtp_)?layers\.[1-9]")
 _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 
-def num_mtp_layers(config: Mapping[str, Any]) -> int:
+def num_mtp_layers(files: Checkpoint) -> int:
     """Return how many MTP layers a target's config.json says that its checkpoint has."""
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    said = (text.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
-    return next((number for number in said if isinstance(number, int) and number > 0), 0)
+    text = files.part("text_config") or files.config
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        number = text.get(key)
+        if isinstance(number, int) and number > 0:
+            return number
+    return 0
 
 
 def has_mtp(names: frozenset[str]) -> bool:
@@ -86,11 +86,11 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
     tensors = read_tensors(files)
-    raw = files.config["model"] if isinstance(files.config.get("model"), dict) else files.config  # vLLM nests it
-    if {"layers.0.self_attn.q_proj.bias"} & tensors.keys() and raw.get("model_type", "llama") == "llama":
+    raw = files.part("model") or files.config  # vLLM nests it
+    if "layers.0.self_attn.q_proj.bias" in tensors and raw.get("model_type", "llama") == "llama":
         raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
     layers = layer_config(files, raw)
-    layers.vocab_size, layers.pad_token_id = vocab_size_of(files, layers, target), None
+    vocab_size_of(files, layers, target)
     has_bias = "fc.bias" in tensors
     if files.config.get("bias", has_bias) != has_bias:
         raise ConfigError(
@@ -98,12 +98,11 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
             "correct its config.json or get the file again",
             param="model",
         )
-    facts = JoinedConfig(layers, joins_normed=False, join_bias=has_bias)
-    _check_width(files, facts, target)
+    facts = _facts(files, layers, target, joins_normed=False, join_bias=has_bias)
     fill_from_target(files, tensors, facts, target)
     named = {_own_name(name): tensor for name, tensor in tensors.items()}
     check_shapes(files, named, JoinedHead, facts, "an EAGLE-1 head")
-    return HeadFiles(facts, named, _opening(facts))
+    return HeadFiles(facts, named, OpeningMap.identity(facts.width))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -112,7 +111,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises ConfigError as `read_eagle1` does.
     """
     layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
-    if is_wrapped(files):
+    if files.is_wrapped:
         layers = layer_config(files)
         vocab_size_of(files, layers, target)
         tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
@@ -122,30 +121,26 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
         carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
     _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
-    layers.vocab_size, layers.pad_token_id = target.vocab_size, None
     check_values(files, tensors)
-    facts = JoinedConfig(layers, joins_normed=True, carries_normed=carries_normed)
-    _check_width(files, facts, target)
+    facts = _facts(files, layers, target, joins_normed=True, carries_normed=carries_normed)
     fill_from_target(files, tensors, facts, target)
     for name in JOINING - {"eh_proj.bias"} - tensors.keys():
         raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
     named = _converted(files, layers, tensors)
     check_shapes(files, named, JoinedHead, facts, "an MTP head")
-    return HeadFiles(facts, named, _opening(facts), undecided)
+    return HeadFiles(facts, named, OpeningMap.identity(facts.width), undecided)
 
 
-def _opening(facts: JoinedConfig) -> OpeningMap:
-    """Return the identity of the last hidden state after its norm."""
-    return OpeningMap(OpeningSpec((NORMED,), facts.width), {})
-
-
-def _check_width(files: Checkpoint, facts: JoinedConfig, target: TargetFiles) -> None:
-    if facts.width != target.width:
+def _facts(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles, **facts: bool) -> JoinedConfig:
+    """Return the facts of a head of these layers, of which it has the target's vocabulary."""
+    layers.vocab_size, layers.pad_token_id = target.vocab_size, None
+    if layers.hidden_size != target.width:
         raise ConfigError(
-            f"{files.model} is {facts.width} wide and {target.model} {target.width}; give the target that it was made "
-            "for",
+            f"{files.model} is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it "
+            "was made for",
             param="target_model",
         )
+    return JoinedConfig.of(layers, **facts)
 
 
 def _own_name(name: str) -> str:
@@ -227,9 +222,13 @@ def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
     """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
-    found = {(match[1], match[2]) for name in names if (match := _EXPERT.fullmatch(name))}
-    experts, parts = {expert for expert, _ in found}, {part for _, part in found}
-    return [f"experts.{expert}.{part}" for expert in experts for part in parts if (expert, part) not in found]
+    found = dict[str, set[str]]()
+    for name in names:
+        match = _EXPERT.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[1], set()).add(match[2])
+    parts = set[str]().union(*found.values())
+    return [f"experts.{expert}.{part}" for expert, own in found.items() for part in parts - own]
 
 
 def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:

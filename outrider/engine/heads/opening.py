@@ -24,8 +24,7 @@ from outrider.wire.errors import InvalidRequest
 Norm = Literal["none", "each", "all"]
 """The RMS norm before the map: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
 MAX_OPENING_BYTES = 1 << 30
-"""Bytes of a serialised map: three taps of 8192 to as many take 400 MB in bfloat16. Doubling it lets a draft take that
-much more of the target's memory."""
+"""Bytes of a serialised map: three taps of 8192 to as many take 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -92,6 +91,11 @@ class OpeningMap(nn.Module):
         self.norm: Tensor | None
         self.output_norm: Tensor | None
 
+    @classmethod
+    def identity(cls, width: int) -> OpeningMap:
+        """Return the map that hands the last hidden state on as it is after its norm."""
+        return cls(OpeningSpec((NORMED,), width), {})
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.named_buffers())
@@ -116,9 +120,9 @@ class OpeningMap(nn.Module):
         if self.norm is not None and self.spec.norm == "all":
             line = rms_norm(line, line.shape[-1:], eps=self.spec.epsilon) * self.norm
         rows = linear(line, self.fc)
-        return (
-            rows if self.output_norm is None else rms_norm(rows, rows.shape[-1:], self.output_norm, self.spec.epsilon)
-        )
+        if self.output_norm is None:
+            return rows
+        return rms_norm(rows, rows.shape[-1:], self.output_norm, self.spec.epsilon)
 
     def to_bytes(self) -> bytes:
         """Return spec and tensors in safetensors' format. The same map gives the same bytes."""

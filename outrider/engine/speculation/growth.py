@@ -45,8 +45,6 @@ class Growth(Protocol):
     """Of the numbers that they are drawn with."""
     topk: int | None
     """Number of ids to which these are cut; None = whole."""
-    states: dict[int, Any]
-    """What the drafter keeps of a node or ROOT."""
     fed: list[int]
     is_root_fed: bool
     unsent: list[int]

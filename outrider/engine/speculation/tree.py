@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree, moved
@@ -24,6 +24,9 @@ from outrider.engine.speculation.growth import NumberKey
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE, Place, Plan
 from outrider.wire.params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GrowingTree(DraftTree):
@@ -47,7 +50,8 @@ class GrowingTree(DraftTree):
         self.segments = {node: segment for node, segment in self.segments.items() if node == ROOT}
         self.kinds: dict[int, NodeKind] = {}
         self.distributions: dict[int, RowLaw] = {}
-        self.states: dict[int, Any] = {}
+        self.carries: dict[int, Tensor] = {}
+        """Outputs [width] of a head after fed nodes and ROOT, where one drafts."""
         self.ranked: dict[int, list[tuple[int, float]]] = {}
         """By node or ROOT: guesses of what else follows, best first, that are no nodes yet. What is near the root gets
         more children than what is far from it."""
@@ -259,7 +263,7 @@ class GrowingTree(DraftTree):
         self.distributions = moved(self.distributions, new_index)
         new_index[node] = ROOT
         self.ended = [new_index[each] for each in self.ended if each in new_index]
-        self.states = moved(self.states, new_index)
+        self.carries = moved(self.carries, new_index)
         self.ranked = moved(self.ranked, new_index)
         self.segments = moved(self.segments, new_index)
         self._begin_offers()
