@@ -18,7 +18,7 @@ from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.drafters import growth_of
 from outrider.engine.speculation.drafter import NodeDrafter, Said
 from outrider.engine.speculation.drawing import grow
-from outrider.engine.speculation.growth import Growth, OpenAhead
+from outrider.engine.speculation.growth import Growth, OpenAhead, SlotGrowth
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
@@ -108,7 +108,7 @@ class Grower:
             growing.ahead = self._open_ahead(job, slot)
         self._slots[slot.key] = growing
 
-    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> Growth:
+    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> SlotGrowth:
         """Return what grows under a slot's committed tokens."""
         num_ids = self._vocab_size if job.vocabulary is None else job.vocabulary.size
         topk = self._topk(job, num_ids)
@@ -227,7 +227,7 @@ class Grower:
         said = self._drafter.say(chosen, now)
         if said is None:
             return False
-        slots = {growing.tree: growing for growing, _ in chosen}
+        slots: dict[Growth, Growing] = {growing.tree: growing for growing, _ in chosen}
         num_rows, began_s = len(said), now
         while said:
             for tree, why in grow(said).items():

@@ -65,27 +65,26 @@ class FeatureStream:
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
-        if kind == "weights":
-            self._heads.add_piece(self, ask.weights)
-        elif kind == "probe":
-            try:
-                self._check_epoch(ask.probe)
+        try:
+            if kind == "weights":
+                self._heads.add_piece(self, ask.weights)
+            elif kind == "head":
+                self._check_epoch(ask.head.target_epoch)
+                self._heads.register(self, ask.head)
+            elif kind == "rows":
+                self._check_epoch(ask.rows.target_epoch)
+                self._subscribe(ask.rows)
+            elif kind == "probe":
+                self._check_epoch(ask.probe.target_epoch)
                 self._probe(ask.probe)
-            except InvalidRequest as error:
+        except InvalidRequest as error:
+            if kind == "probe":
                 self._put_probe(tpb.ProbeReply(id=ask.probe.id, why=error.message))
-        elif kind is not None:
-            request = getattr(ask, kind)
-            try:
-                self._check_epoch(request)
-                if kind == "head":
-                    self._heads.register(self, request)
-                else:
-                    self._subscribe(request)
-            except InvalidRequest as error:
+            else:
+                request = getattr(ask, kind)
                 self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
 
-    def _check_epoch(self, request: tpb.HeadSpec | tpb.FeatureRequest | tpb.ProbeRequest) -> None:
-        epoch = request.target_epoch
+    def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise InvalidRequest(f"it is for target epoch {epoch}, this is {self._epoch}")
 

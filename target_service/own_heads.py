@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -32,14 +33,23 @@ class OwnHeads(TargetDrafter):
         """Have the target make features for them from now on."""
         self._heads = loaded.network
         self._features = features
-        self._slots: dict[SlotKey, Slot] = {}
-        self._logits: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """Number of committed tokens, and the logits [heads, V] after them."""
+        self._pending: dict[SlotKey, Slot] = {}
+        """Slots whose heads have not run since tokens were committed."""
+        self._logits: dict[SlotKey, HostLogits] = {}
+        """Logits [heads, V] after the last committed token of the others."""
         self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
         features.add_head(self._digest, loaded.opening, lambda error: None)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        self._slots[slot.key] = slot
+        self._pending[slot.key] = slot
+
+    def commit(self, slot: Slot, num_same: int) -> None:
+        self._logits.pop(slot.key, None)
+        self._pending[slot.key] = slot
+
+    def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
+        self.commit(slot, 0)
+        return ()
 
     def has_next(self, slot: Slot) -> bool:
         return self._feature(slot) is not None
@@ -48,37 +58,27 @@ class OwnHeads(TargetDrafter):
         return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        logits = None
-        if self.has_next(slot):
-            if self._is_pending(slot):
-                self._run_heads()
-            logits = self._logits[slot.key][1]
-        return propose_by_logits(slot, state, shares, max_tokens, logits)
-
-    def commit(self, slot: Slot, num_same: int) -> None:
-        """Other tokens may come up to the same length."""
-        self._logits.pop(slot.key, None)
+        if slot.key in self._pending and self.has_next(slot):
+            self._run_heads()
+        return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """The features are dropped with the slot's."""
-        del self._slots[key]
+        self._pending.pop(key, None)
         self._logits.pop(key, None)
-
-    def _is_pending(self, slot: Slot) -> bool:
-        return slot.key not in self._logits or self._logits[slot.key][0] != len(slot.committed)
 
     @torch.inference_mode()
     def _run_heads(self) -> None:
-        """Run the heads for all slots whose last feature they have not read: the host waits for all at once."""
-        slots, features = list[Slot](), list[Tensor]()
-        for slot in self._slots.values():
+        """Run the heads for all slots that are pending and have a feature: the host waits for all at once."""
+        keys, features = list[SlotKey](), list[Tensor]()
+        for slot in list(self._pending.values()):
             feature = self._feature(slot)
-            if feature is not None and self._is_pending(slot):
-                slots.append(slot)
+            if feature is not None:
+                keys.append(slot.key)
                 features.append(feature)
+                del self._pending[slot.key]
         logits = self._heads(torch.stack(features))  # [S, heads, V]
-        for slot, own in zip(slots, to_host(*logits.unbind()), strict=True):
-            self._logits[slot.key] = (len(slot.committed), HostLogits(own))
+        for key, own in zip(keys, to_host(*logits.unbind()), strict=True):
+            self._logits[key] = HostLogits(own)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:

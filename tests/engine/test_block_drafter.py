@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from target_service.parked import Parked
 from transformers import AutoModelForCausalLM
 
 from draft_service.block_drafter import MaskDrafter, MedusaDrafter
@@ -31,6 +30,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.speculation import Speculation
+from target_service.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 from tests.tiny_models import tiny_llama
 
@@ -51,25 +51,25 @@ class Draft:
             self.requests.append(request.start)
 
         self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, vocab_size, asked)
-        self.committed, self.parked = list(prompt), Parked()
+        self.committed, self.buffer = list(prompt), DraftBuffer()
         params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), params, lambda result: None, **rest))
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
-        self.parked.insert(nodes, self.committed, 1 << 20)
+        self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(list(ids), base_len, None)
+        self.buffer.advance(list(ids), base_len, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids), is_missed))
 
     def run(self) -> int:
         return next((n for n in range(60) if not self.grower.step(0.0)), 60)
 
     def chain(self) -> list[int]:
-        return [node.token_id for node in self.parked.chain(9)]
+        return [self.buffer.tree.ids[node] for node in self.buffer.chain(9)]
 
 
 @pytest.fixture(scope="module")

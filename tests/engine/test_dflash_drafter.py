@@ -23,7 +23,6 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
@@ -162,7 +161,7 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     draft.send(0, len(PROMPT) - 1)
     draft.run()
     hit = draft.chain()[:num_hit]
-    missed = next(i for i in range(38) if i not in _followers(draft, hit))
+    missed = next(i for i in range(38) if i not in _following(draft, hit))
     draft.tell([*hit, missed], is_missed=True)
     assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
     draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
@@ -170,21 +169,13 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     assert draft.chain() == expected(head, draft.committed)
 
 
-def _followers(draft: Drafting, path: Sequence[int]) -> Sequence[int]:
-    """Return the tokens that the tree knows to follow a path."""
-    tree = _tree(draft)
-    node: int | None = ROOT
+def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
+    """What is thought to follow a path, made a child or not."""
+    tree: Any = draft.grower._slots[1, 1].tree
+    node = ROOT
     for token_id in path:
-        assert node is not None
         node = tree.child(node, token_id)
-    assert node is not None
-    return [*(tree.ids[child] for child in tree.children(node)), *(ranked for ranked, _ in tree.ranked.get(node, ()))]
-
-
-def _tree(draft: Drafting) -> GrowingTree:
-    tree = draft.grower._slots[1, 1].tree
-    assert isinstance(tree, GrowingTree)
-    return tree
+    return [*(tree.ids[child] for child in tree.children(node)), *(token_id for token_id, _ in tree.ranked[node])]
 
 
 def test_goes_on_below_a_hit(head: DFlashHead) -> None:
@@ -206,11 +197,13 @@ def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
     draft.tell()
     draft.send(0, len(PROMPT) - 1)
     draft.run()
-    tree, num_siblings = _tree(draft), 0
-    for node in (ROOT, *tree.fed):
+    tree: Any = draft.grower._slots[1, 1].tree
+    num_siblings = 0
+    for node in [ROOT, *tree.fed]:
         ids = [tree.ids[child] for child in tree.children(node)]
         if ids:
-            best = said(head, PROMPT, tree.prefix(node))[-1].argsort(descending=True)[: len(ids)]
+            path = tree.prefix(node)
+            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(ids)]
             assert ids == best.tolist()
             num_siblings += len(ids) > 1
     assert num_siblings > 2

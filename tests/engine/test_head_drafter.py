@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from target_service.parked import Parked
 from torch import Tensor
 from transformers import DeepseekV3Config
 
@@ -34,6 +33,7 @@ from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+from target_service.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 
 VOCAB_SIZE = 40
@@ -109,7 +109,7 @@ class Draft:
             lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
             *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
         )
-        self.committed, self.parked, self.requests, self.said = list(prompt), Parked(), list[int](), list[Any]()
+        self.committed, self.buffer, self.requests, self.said = list(prompt), DraftBuffer(), list[int](), list[Any]()
         self.request_id = 0
         """Of the last request."""
         self.params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, **params}
@@ -127,7 +127,7 @@ class Draft:
         self.request_id = request.id
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
-        self.parked.insert(nodes, self.committed, 1 << 20)
+        self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def send(
         self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH, request_id: int | None = None
@@ -139,7 +139,7 @@ class Draft:
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(list(ids), base_len, None)
+        self.buffer.advance(list(ids), base_len, None)
         self.grower.handle(AdvanceJob(1, 1, TICKET, base_len, tuple(ids), is_missed))
 
     def run(self, steps: int = 60) -> int:
@@ -147,7 +147,7 @@ class Draft:
         return next((n for n in range(steps) if not self.grower.step(0.0)), steps)
 
     def chain(self) -> list[int]:
-        return [node.token_id for node in self.parked.chain(4)]
+        return [self.buffer.tree.ids[node] for node in self.buffer.chain(4)]
 
     @property
     def slot(self) -> HeadSlot:
@@ -216,8 +216,8 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     draft.run()
     guessed = draft.chain()[:3]
     other = (expected(head, [*PROMPT, *guessed], 1, first=1)[0] + 1) % VOCAB_SIZE
-    tree = draft.grower._slots[1, 1].tree
-    while other in [tree.ids[child] for child in tree.children(ROOT)]:  # type: ignore[attr-defined]
+    tree: Any = draft.grower._slots[1, 1].tree
+    while tree.child(ROOT, other) is not None:
         other = (other + 1) % VOCAB_SIZE
     draft.send(8, 12)
     draft.tell([*guessed, other], is_missed=True)
@@ -237,7 +237,7 @@ def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
     assert draft.requests[-1] == draft.slot.next_position, "rows of these tokens are wanted all the same"
     draft.run()
     assert len(draft.chain()) == 4
-    assert all(node.kind is NodeKind.GUESS for node in draft.parked.chain(4))
+    assert all(draft.buffer.tokens[node].kind is NodeKind.GUESS for node in draft.buffer.chain(4))
 
 
 def test_begins_behind_a_gap(head: CarryHead) -> None:
@@ -276,7 +276,7 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing(head: CarryHead
     draft.send(0, 74)
     draft.run()
     first = draft.chain()
-    draft.parked = Parked()
+    draft.buffer = DraftBuffer()
     draft.open()
     draft.tell()
     draft.send(48, 74)

@@ -314,7 +314,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
-    monkeypatch.setattr("target_service.verifier.DORMANT_S", 0.0)
+    monkeypatch.setattr("target_service.step.DORMANT_S", 0.0)
     target, fed = Target(runner, LARGE), list[int]()
     target.open(0, prompt(0), max_tokens=30)
     while not target.ids[0][NUM_PROMPT:]:
@@ -453,7 +453,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     target = Fixed(runner)
     for _ in range(3):
         assert target.step_after(MOST_HOLD_S)
-        target.slot_lease.first.live = True  # something is on its way
+        target.slot_lease.first.is_active = True  # something is on its way
     assert not target.step_after(0.0)
     target.features.subscribe(FeatureSubscription(Reading(), b"a head", ticket=0, next_position=0))
     assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"

@@ -14,9 +14,9 @@ WIDTH = 8
 
 
 def best(own: OwnHeads, slot: Any) -> int:
-    if own._is_pending(slot):
+    if slot.key in own._pending:
         own._run_heads()
-    return own._logits[slot.key][1].raw_best_id(0)
+    return own._logits[slot.key].raw_best_id(0)
 
 
 def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_place_of_theirs() -> None:

@@ -20,10 +20,11 @@ from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.plan import Plan
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.tree import GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -71,19 +72,13 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
 
 def delivered(growing: GrowingTree) -> Proposal:
     """Return the drafts, each with its draw."""
-    ids, parents, drawn = list[int](), list[int](), dict[int, list[tuple[RowLaw, range]]]()
-    queue: list[tuple[int, Node]] = [(ROOT, growing.root)]
-    for index, node in queue:
-        if node.children:
-            law, first = node.children[0].law, len(ids)
-            assert law is not None
-            drawn[index] = [(law, range(first, first + len(node.children)))]
-        for child in node.children:
-            queue.append((len(ids), child))
-            ids.append(child.token_id)
-            parents.append(index)
+    drawn = dict[int, list[tuple[RowLaw, Sequence[int]]]]()
+    for node in range(ROOT, len(growing)):
+        children = growing.children(node)
+        if children:
+            drawn[node] = [(growing.distributions[children[0]], children)]
     slot: Any = PlainSlot(PARAMS, [])
-    return Proposal(slot, DraftTree.of(ids, parents), tree_draws(drawn))
+    return Proposal(slot, growing, tree_draws(drawn))
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
@@ -200,7 +195,8 @@ class TestBrokenRulesFail:
 
         def choosy(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
             growing, law = grow(draft, shape, numbers), draft(())
-            growing.root.children.remove(min(growing.root.children, key=lambda node: law.prob(node.token_id)))
+            unlikely = min(growing.children(ROOT), key=lambda node: law.prob(growing.ids[node]))
+            growing.reroot(ROOT, [unlikely])
             return growing
 
         assert error(TARGET, DRAFT, "2", grow=choosy) > BROKEN

@@ -28,31 +28,59 @@ CheckCommit = Callable[["BareSlot", int, Sequence[int]], "JobError | None"]
 
 
 class Growth(Protocol):
-    """Draft tokens that grow under what is committed of a slot. Nodes are indices, ROOT is the last committed token.
-    Positions are decided by what an Advance carries: token ids, or what stands for them.
-
-    `fed` are its nodes in the cache, in order, after all committed tokens. `unsent` are those that are new, parents
-    before their children, and `ended` those that nothing will follow: whoever sends them empties both.
+    """Draft tokens that grow under what is committed of a slot, as drafters see them. Nodes are indices, ROOT is the
+    last committed token.
     """
 
     ids: list[int]
     parents: list[int]
-    ranks: list[int]
-    kinds: dict[int, NodeKind]
-    distributions: dict[int, RowLaw]
-    """What sampled nodes were drawn from."""
-    purpose: Purpose
-    """Of the numbers that they are drawn with."""
-    topk: int | None
-    """Number of ids to which these are cut; None = whole."""
     fed: list[int]
+    """Nodes in the cache, in order, after all committed tokens."""
     is_root_fed: bool
-    unsent: list[int]
-    ended: list[int]
+    purpose: Purpose
+    """Of the numbers that nodes are sampled with."""
 
     @property
     def committed_len(self) -> int:
         """Number of tokens that are committed; ROOT is the last."""
+
+    def depth(self, node: int) -> int:
+        """Return the number of draft tokens up to a node."""
+
+    def offers(self, max_num: int) -> list[tuple[float, int]]:
+        """Return up to `max_num` nodes worth feeding, each with its acceptance probability, the best first."""
+
+    def feed(self, node: int) -> None:
+        """Record that a node lies in the cache behind all that was fed before."""
+
+    def number_keys(self, node: int) -> Sequence[NumberKey]:
+        """Return the keys of the numbers with which tokens are sampled after a node, one a token."""
+
+    def extend(self, said: Said, numbers: Sequence[float]) -> None:
+        """Take what follows a node. numbers: uniforms for what is sampled there. Raises NonFiniteLogits."""
+
+    def finish_step(self) -> None:
+        """Make what follows from all that was taken in a step."""
+
+    def restart(self) -> None:
+        """Grow anew: what was fed is gone."""
+
+
+class SlotGrowth(Growth, Protocol):
+    """What grows in a slot of a draft worker. Positions are decided by what an Advance carries: token ids, or what
+    stands for them.
+    """
+
+    ranks: list[int]
+    kinds: dict[int, NodeKind]
+    distributions: dict[int, RowLaw]
+    """What sampled nodes were drawn from."""
+    topk: int | None
+    """Number of ids to which these are cut; None = whole."""
+    unsent: list[int]
+    """New nodes, parents before their children. Whoever sends them empties it."""
+    ended: list[int]
+    """Nodes that nothing will follow. Whoever sends that empties it."""
 
     @property
     def known_len(self) -> int:
@@ -69,18 +97,6 @@ class Growth(Protocol):
     @property
     def has_drafts(self) -> bool:
         """Whether anything follows what is decided."""
-
-    def depth(self, node: int) -> int:
-        """Return the number of draft tokens up to a node."""
-
-    def offers(self, max_num: int) -> list[tuple[float, int]]:
-        """Return up to `max_num` nodes worth feeding, each with its acceptance probability, the best first."""
-
-    def feed(self, node: int) -> None:
-        """Record that a node lies in the cache behind all that was fed before."""
-
-    def number_keys(self, node: int) -> Sequence[NumberKey]:
-        """Return the keys of the numbers with which tokens are sampled after a node, one a token."""
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -101,17 +117,8 @@ class Growth(Protocol):
         ascending indices: committed ones and what is below them.
         """
 
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
-        """Take what follows a node. numbers: uniforms for what is sampled there. Raises NonFiniteLogits."""
-
-    def finish_step(self) -> None:
-        """Make what follows from all that was taken in a step."""
-
     def resend(self) -> None:
         """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
-
-    def restart(self) -> None:
-        """Grow anew: what was fed is gone."""
 
 
 class RowAhead(NamedTuple):
