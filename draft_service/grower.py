@@ -18,7 +18,8 @@ from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.drafters import growth_of
 from outrider.engine.speculation.drafter import NodeDrafter, Said
 from outrider.engine.speculation.drawing import grow
-from outrider.engine.speculation.growth import Growth, OpenAhead, SlotGrowth
+from outrider.engine.speculation.growth import Growth, GrowthSetup, OpenAhead
+from outrider.engine.speculation.plan import MAX_FED
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
@@ -32,6 +33,10 @@ FULL_LOGPROBS_BUDGET_BYTES = 1 << 16
 what is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
 DISTRIBUTIONS_OF_A_ROUND = 8
 """Distributions that a slot's round is taken to send."""
+MAX_DISTRIBUTION_BYTES = 64 << 20
+"""Bytes of distributions that one slot's tree keeps, in case they are to be sent again."""
+BYTES_AN_ID = 20
+"""Of a distribution that is kept: a float32 score, an int64 id and a float64 weight."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, Growing]], NodeDrafter[Growing]]
 """Makes the drafter of a worker's slots, which it may look at."""
@@ -108,12 +113,14 @@ class Grower:
             growing.ahead = self._open_ahead(job, slot)
         self._slots[slot.key] = growing
 
-    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> SlotGrowth:
+    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> Growth:
         """Return what grows under a slot's committed tokens."""
         num_ids = self._vocab_size if job.vocabulary is None else job.vocabulary.size
-        topk = self._topk(job, num_ids)
-        growth = growth_of(job.params)
-        return growth(slot, job.speculation, shares, self._drafter, topk, num_ids, self._eos_token_ids)
+        topk, max_fed = self._topk(job, num_ids), MAX_FED
+        if not job.params.determined:
+            max_fed = min(MAX_FED, MAX_DISTRIBUTION_BYTES // (BYTES_AN_ID * (topk or num_ids)))
+        setup = GrowthSetup(slot, job.speculation, shares, self._drafter, topk, max_fed, self._eos_token_ids)
+        return growth_of(job.params)(setup)
 
     def _topk(self, job: OpenJob, num_ids: int) -> int | None:
         """Return to how many ids a slot's distributions are cut, None for whole ones; `auto` goes by the budget."""
@@ -136,11 +143,12 @@ class Grower:
         """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
         be. A stop string ends the answer.
         """
-        growing = self._slots.get((job.owner, job.slot_id))
-        is_ahead = growing is not None and growing.is_growing and job.reason != "stop"
-        if growing is not None and growing.is_growing and not is_ahead:
-            growing.is_growing, growing.block = False, None
-            growing.slot.truncate(len(growing.slot.committed) + 1)
+        growing, is_ahead = self._slots.get((job.owner, job.slot_id)), False
+        if growing is not None and growing.is_growing:
+            is_ahead = job.reason != "stop"
+            if not is_ahead:
+                growing.is_growing, growing.block = False, None
+                growing.slot.truncate(len(growing.slot.committed) + 1)
         self._keeper.truncate(job, keeps=is_ahead)
 
     def _advance(self, job: AdvanceJob) -> None:
@@ -227,7 +235,7 @@ class Grower:
         said = self._drafter.say(chosen, now)
         if said is None:
             return False
-        slots: dict[Growth, Growing] = {growing.tree: growing for growing, _ in chosen}
+        slots = {growing.tree: growing for growing, _ in chosen}
         num_rows, began_s = len(said), now
         while said:
             for tree, why in grow(said).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draft_service.block import Block
-from outrider.engine.speculation.growth import RowsAhead, SlotGrowth
+from outrider.engine.speculation.growth import Growth, RowsAhead
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slots import BareSlot
@@ -18,7 +18,7 @@ class Growing:
     job: OpenJob
     slot: BareSlot
     shares: SlotShares
-    tree: SlotGrowth
+    tree: Growth
     is_growing: bool = False
     """False until an Advance says what is committed, and after a stop."""
     ticket: int = 0

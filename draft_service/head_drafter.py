@@ -14,7 +14,7 @@ from draft_service.growing import Growing
 from draft_service.head_slot import is_fed
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.loader import AnyHeadPath
-from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -29,18 +29,18 @@ class HeadDrafter(ModelDrafter):
         self.can_refeed = False  # a node that is fed again needs the carry of the one before
         self._path = path
 
-    def is_ready(self, asked: Growing) -> bool:
-        return (asked.tree.is_root_fed and self.knows(asked)) or is_fed(cached(asked))
+    def is_ready(self, growing: Growing) -> bool:
+        return (growing.tree.is_root_fed and self.knows(growing)) or is_fed(cached(growing))
 
-    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        super().keep_fed(asked, num_fed, keep)
-        if not asked.tree.is_root_fed:
-            asked.slot.settle()  # what was made of carries on the way is made anew of features
+    def keep_fed(self, growing: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        super().keep_fed(growing, num_fed, keep)
+        if not growing.tree.is_root_fed:
+            growing.slot.settle()  # what was made of carries on the way is made anew of features
 
-    def _features_of(self, tree: GrowingTree, nodes: Sequence[int]) -> Tensor:
+    def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor:
         return torch.stack([tree.carries[tree.parents[node]] for node in nodes])
 
-    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[int], row: Row, index: int) -> None:
+    def _note_fed(self, slot: Slot, tree: Growth, nodes: Sequence[int], row: Row, index: int) -> None:
         if tree.is_root_fed:
             slot.fed(row.new_ids)
         else:

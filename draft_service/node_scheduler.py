@@ -115,5 +115,5 @@ def _offers(growing: Growing, index: int, prob: float, node: int) -> Iterator[_O
     """Yield a node that the tree of a slot offers, and the rows ahead of it."""
     yield _Offer(-prob, index, node, growing)
     if growing.ahead is not None:
-        for prob_ahead, row in growing.ahead.offers(growing.tree, prob, node):
+        for prob_ahead, row in growing.ahead.offers(growing.tree, node):
             yield _Offer(-prob_ahead, index, row, growing)

@@ -10,7 +10,7 @@ from functools import partial
 from draft_service.growing import Growing
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.speculation.growth import SlotGrowth
+from outrider.engine.speculation.growth import Growth
 from outrider.engine.speculation.nodes import MAX_NODES, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.metrics import WorkerMetrics
@@ -54,7 +54,7 @@ class Pusher:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
-    def _push(self, growing: Growing, tree: SlotGrowth) -> None:
+    def _push(self, growing: Growing, tree: Growth) -> None:
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         ended, tree.ended = tree.ended, []
         for group in _groups(tree) or [()]:
@@ -83,7 +83,7 @@ class Pusher:
         send(nodes)
 
 
-def _groups(tree: SlotGrowth) -> list[Sequence[int]]:
+def _groups(tree: Growth) -> list[Sequence[int]]:
     """Return the unsent nodes of each message, siblings together: they share a law.
 
     Laws take up to half of what a message may be: 64 whole ones of 262,144 ids are more than that.
@@ -104,7 +104,7 @@ def _groups(tree: SlotGrowth) -> list[Sequence[int]]:
     return groups
 
 
-def _message(ticket: int, tree: SlotGrowth, group: Sequence[int], ended: Sequence[int]) -> tuple[Nodes, list[RowLaw]]:
+def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int]) -> tuple[Nodes, list[RowLaw]]:
     """Return new nodes with those that lead to them, and the laws that new ones were drawn from."""
     index, nodes = dict(tree.roots), set[int]()
     for node in (*group, *ended):

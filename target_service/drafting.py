@@ -15,6 +15,7 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
 from target_service.budget import PendingDraft, VerifyChoice, VerifyDemand
 from target_service.jobs import Fallback
@@ -142,18 +143,18 @@ class Drafting:
             return Candidates(lease)
         slot, shape = lease.slot, lease.speculation.tree
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
-        insists = bool(lease.speculation.num_draft_tokens)
+        insists = lease.speculation.num_draft_tokens != AUTO
         for drafter in self._own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
             max_len = _max_chain(lease)
-            if drafter.unites and shape is not None:
+            if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
             state = self._keeper.sampling_state(slot)
             own = self._own.candidates(slot, drafter, state, source.shares, max_len)
             if not own.tree.ids:
                 continue
-            if drafter.unites and _is_exact(lease):
+            if drafter.is_merged and _is_exact(lease):
                 return self._together(lease, [*self._delivered(lease), (source, own)])
             return Candidates(lease, [source], [own], own.offers())
         return self._together(lease, self._delivered(lease))
@@ -202,11 +203,10 @@ class Drafting:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        found = [(source, tree) for source, tree in parts if tree.tree.ids]
         if not self._takes_trees or not _is_exact(lease):
-            del found[1:]
-        sources = [source for source, _ in found]
-        trees = [tree for _, tree in found]
+            parts = [(source, tree) for source, tree in parts if tree.tree.ids][:1]
+        sources = [source for source, _ in parts]
+        trees = [tree for _, tree in parts]
         if len(trees) < 2:
             return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
@@ -245,8 +245,8 @@ class Drafting:
             if are_sampled and num_own:
                 continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
             prob = draft.shares.share(0) ** (len(draft.buffer.chain(lease.max_drafts)) + 1)
-            for source in found.sources:
-                if source is not draft:
+            for source, num in num_here.items():
+                if source is not draft and num:
                     prob *= 1.0 - source.shares.share(0)
             pending.append(PendingDraft(lease, draft, prob))
         return pending
@@ -342,10 +342,10 @@ def _is_exact(lease: Lease) -> bool:
 
 def _max_chain(lease: Lease) -> int:
     """Return how long a chain of draft tokens may be."""
-    return min(lease.max_drafts, lease.speculation.num_draft_tokens or lease.max_drafts)
+    return lease.speculation.chain_len(lease.max_drafts)
 
 
 def _num_named(lease: Lease) -> int:
     """Return how many draft tokens the request names for each step, as far as there is room."""
     tree = lease.speculation.tree
-    return min(lease.speculation.num_draft_tokens if tree is None else tree.most_nodes, lease.max_drafts)
+    return _max_chain(lease) if tree is None else min(tree.most_nodes, lease.max_drafts)

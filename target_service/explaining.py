@@ -18,7 +18,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw, exactly_best
 from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from target_service.lease import DeliveredDrafts
 from target_service.proposal import Proposal
 from target_service.step_rows import Decided

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.draft_buffer import DraftBuffer
@@ -56,7 +56,7 @@ class DeliveredDrafts(DraftSource):
     skipped_len: int = 0
     """Committed length of the step that excludes this draft; later deliveries count for the next step."""
     reads_features: bool = False
-    """It subscribes to features of the slot's committed tokens."""
+    """It has subscribed to features of the slot's committed tokens."""
 
     def arrived(self, root_len: int, arrived_s: float) -> None:
         """Record the arrival of draft tokens that follow `root_len` committed ones, of use or not."""
@@ -121,6 +121,8 @@ class Lease:
         """Most draft tokens of a step that may follow each other: it commits one more than it accepts."""
         if self.beams is not None:
             return self.beams.drafts.max_depth
+        if self.speculation.is_plain:
+            return 0
         return max(0, min(self.speculation.max_draft_tokens, self.slot.max_len - len(self.slot.committed) - 1))
 
     @property

@@ -11,7 +11,7 @@ from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
@@ -56,7 +56,7 @@ class Leases:
     def may_be_drafted(self, key: SlotKey) -> bool:
         """Return whether steps of the slot may have drafts."""
         opened = self._opened.get(key)
-        return opened is not None and opened[0].max_draft_tokens > 0
+        return opened is not None and not opened[0].is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:
         """Return how the answer of an open slot is drafted for."""

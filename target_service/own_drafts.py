@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from outrider.engine.drafters import needs_of
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 
 
 class OwnDrafts:
@@ -25,8 +24,9 @@ class OwnDrafts:
         """takes_trees: whether steps may verify token trees."""
         self._drafters = dict(drafters)
         for drafter in Drafter:
-            if drafter.unites and takes_trees and drafter.own in drafters:
-                self._drafters[drafter] = drafters[drafter.own]
+            own = drafter.own
+            if own is not None and drafter.is_merged and takes_trees and own in drafters:
+                self._drafters[drafter] = drafters[own]
         self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
         """Drafters of each slot that has some."""
         self._candidates: dict[tuple[SlotKey, Drafter], tuple[int, CandidateTree]] = {}
@@ -46,12 +46,8 @@ class OwnDrafts:
         by_name = [offered for offered in self.offered if offered is not Drafter.PREDICTION]
         if drafter is None or drafter in by_name:
             return None
-        labels = ", ".join(offered.label for offered in by_name)
-        why = f"drafter is {drafter.label}, this target has {labels}; name one of them, or none"
-        needs = needs_of(drafter)
-        if needs is not None:
-            why += f"; for {drafter.label} {needs}"
-        return JobError(Fault.INVALID, why)
+        why = f"drafter is {drafter}, this target has {', '.join(by_name)}; name one of them, or none"
+        return JobError(Fault.INVALID, why + drafter.remedy)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Draft for a slot that has been opened, perhaps in place of an older one."""
@@ -87,7 +83,7 @@ class OwnDrafts:
             if drafter.has_next(slot):
                 yield name
                 last = None
-        if last is not None and insists and (last.unites or not is_drafted):
+        if last is not None and insists and (last.is_merged or not is_drafted):
             yield last
 
     def candidates(

@@ -15,7 +15,8 @@ from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault
-from outrider.wire.kinds import Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed, best_tokens
 from target_service.commit import kind_of_next

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine.speculation.candidates import outcomes
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from target_service.jobs import DraftOutcome, Timings
 from target_service.lease import DeliveredDrafts, Lease
@@ -105,7 +105,7 @@ def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: Wor
 def drafter_of(proposal: Proposal) -> Drafter | None:
     """Return the name of those who drafted; None for nobody, and for the grammar."""
     names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
-    own = next((name for name in names if name is not Drafter.MODEL), None)
     if len(names) < 2:
         return names[0] if names else None
-    return next(union for union in Drafter if union.unites and union.own is own)
+    own = next((name for name in names if name is not Drafter.MODEL), Drafter.MODEL)
+    return own.merged()

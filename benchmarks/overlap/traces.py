@@ -27,6 +27,7 @@ from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.speculation.drawing import NUM_LIKELY
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
+from target_service.step_rows import Decided
 from tests.proposals import chain_proposal
 
 MAX_CHAIN = 11

@@ -7,65 +7,43 @@ level that the target decides; what was fed and is chosen again is not fed again
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import LogitRow
-from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.beam import Level, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import NodeDrafter, Said
-from outrider.engine.speculation.growth import CheckCommit, NumberKey
+from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE
-from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import Fault, JobError
-from outrider.engine.worker.slots import BareSlot
 from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
 
 
-class BeamGrowth(BeamTree):
-    """Implements `Growth`: what is decided are the levels of the search."""
+class BeamGrowth(BeamTree, Growth):
+    """What is decided are the levels of the search."""
 
-    def __init__(
-        self,
-        slot: BareSlot,
-        speculation: Speculation,
-        shares: SlotShares,
-        drafter: NodeDrafter[Any],
-        topk: int | None,
-        num_ids: int,
-        eos_token_ids: Sequence[int],
-    ) -> None:
-        slot.commit_from(slot.num_prompt, ())  # what all beams begin with is told by their levels
+    def __init__(self, setup: GrowthSetup) -> None:
+        slot, speculation = setup.slot, setup.speculation
+        slot.commit_from(slot.num_prompt, ())  # what all beams begin with follows from their levels
         super().__init__(slot.committed)
         params = slot.params
         assert params.beams is not None, "no beam search is asked for"
         self._slot = slot
-        fixed = speculation.num_draft_tokens
-        self._width, self._depth = draft_shape(params.beams.width, fixed, speculation.max_draft_tokens)
+        self._width, self._depth = draft_shape(params.beams.width, speculation)
         self._is_fixed = speculation.is_fixed
-        self._shares = shares
+        self._shares = setup.shares
         self._stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
-            self._stop_ids.update(eos_token_ids)
+            self._stop_ids.update(setup.eos_token_ids)
         self._levels: list[list[int]] = []
         """Draft tokens by depth, best first."""
         self._totals: dict[int, float] = {}
         """Their sums of log-probs, in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
         """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
-        self.purpose = Purpose.DRAFT
-        self.topk: int | None = None
-        self.distributions: dict[int, RowLaw] = {}
-        self.kinds: dict[int, NodeKind] = {}
-        self.unsent: list[int] = []
-        self.ended: list[int] = []
-        """The best live beam's last token, once all is grown that the target may wait for."""
-        self._is_told = False
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -75,7 +53,7 @@ class BeamGrowth(BeamTree):
 
     @classmethod
     def shares_key(cls, params: SamplingParams) -> object:
-        return "beams", params.beams.width if params.beams else 0
+        return "beams", params.beams and params.beams.width
 
     @property
     def committed_len(self) -> int:
@@ -121,9 +99,6 @@ class BeamGrowth(BeamTree):
                 nodes = [node for node in self._frontier if node not in fed]
         return [(prob, node) for node in nodes[:max_num]]
 
-    def number_keys(self, node: int) -> Sequence[NumberKey]:
-        return ()
-
     def extend(self, said: Said, numbers: Sequence[float]) -> None:
         assert said.best is not None, "a model drafts for a search"
         ids, probs = said.best(LogitRow(said.state, ()), self._width + len(self._stop_ids))
@@ -138,8 +113,8 @@ class BeamGrowth(BeamTree):
         while not self._is_grown and all(node in self._known for node in self._frontier):
             if not self._add_level():
                 break
-        if self._is_grown and not self._is_told:
-            self._is_told = True
+        if self._is_grown and not self.is_end_known:
+            self.is_end_known = True
             self.ended.append(self.live[0])
 
     def _add_level(self) -> list[int]:
@@ -198,40 +173,30 @@ class BeamGrowth(BeamTree):
 
     def _choose_anew(self) -> None:
         """Let only those draft tokens go on that are chosen by the sums as they are now."""
-        unsent, self.unsent = self.unsent, []
+        unsent, self.unsent, self.kinds = self.unsent, [], {}
         self._begin_levels()
         self.finish_step()
-        chosen = {node for level in self._levels for node in level}
-        self.unsent = [*(node for node in unsent if node in chosen), *self.unsent]
-        self._drop_others(chosen)
+        self.unsent = [*(node for node in unsent if node in self.kinds), *self.unsent]
+        self._drop_others()
 
     def _begin_levels(self) -> None:
-        self._levels, self._is_told, self.ended = [], False, []
+        self._levels, self.is_end_known, self.ended = [], False, []
 
-    def _drop_others(self, drafts: Set[int]) -> None:
-        """Drop all draft tokens but these."""
+    def _drop_others(self) -> None:
+        """Drop all draft tokens but those of the levels."""
         path = {ROOT, *self.inner(), *self.live}
-        self._settle(path, set(range(len(self))) - path - drafts)
+        self._settle(path, set(range(len(self))) - path - set(self.kinds))
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
         kept = super().reroot(node, dropped)
-        new_index = {old: new for new, old in enumerate(kept)}
-        new_index[node] = ROOT
-        self.unsent = [new_index[each] for each in self.unsent if each in new_index]
-        self.ended = [new_index[each] for each in self.ended if each in new_index]
+        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
         self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
         self._totals = moved(self._totals, new_index)
         self._known = moved(self._known, new_index)
-        self.kinds = moved(self.kinds, new_index)
         return kept
-
-    def resend(self) -> None:
-        self.unsent = [node for level in self._levels for node in level]
-        self._is_told, self.ended = False, []
-        self.finish_step()
 
     def restart(self) -> None:
         self.forget_cache()
         self._begin_levels()
-        self._known, self.unsent = {}, []
-        self._drop_others(set())
+        self._known, self.unsent, self.kinds = {}, [], {}
+        self._drop_others()

@@ -60,7 +60,7 @@ class Cascade:
         self._drawn = list[int]()
         """Ascending indices of those that were drawn."""
 
-    def offers(self, tree: Growth, prob: float, node: int) -> Iterator[tuple[float, int]]:
+    def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"
         walk, is_right, behind, num_ahead = self.follower.walk(), 1.0, node, 0
         for token_id in tree.prefix(node):
@@ -111,9 +111,7 @@ class Cascade:
         return replace(following, node=child)
 
     def end_step(self) -> tuple[int, Sequence[int]]:
-        num_fed, drawn = len(self._fed), self._drawn
-        self.begin_step()
-        return num_fed, drawn
+        return len(self._fed), self._drawn
 
     def close(self) -> None:
         self.follower.close()

@@ -22,8 +22,8 @@ from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.token_tree import depths
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import Drafter
 from outrider.wire.params import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:

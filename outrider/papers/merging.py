@@ -21,7 +21,7 @@ from outrider.engine.speculation.draft_tree import ROOT
 def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[Offer]:
     """Return at most max_offers of what several drafters propose, in the order in which the budget takes them.
 
-    trees: in the order of their tests. is_fixed: the request names how many are verified. The earlier drafters then
+    trees: in the order of their tests; one may be empty. is_fixed: the request names how many are verified. The earlier drafters then
     keep all their offers and later ones get what is left, so that nothing learnt from other requests changes the tree.
     Otherwise the likeliest are first. is_matched: draft tokens are accepted as far as they match.
     """
@@ -36,8 +36,9 @@ def _in_turn(trees: Sequence[CandidateTree]) -> list[Offer]:
     offers = list[Offer]()
     remaining = 1.0
     for index, candidates in enumerate(trees):
-        offers += candidates.offers(index, remaining)
-        remaining *= 1.0 - candidates.prob
+        if candidates.tree.ids:
+            offers += candidates.offers(index, remaining)
+            remaining *= 1.0 - candidates.prob
     return offers
 
 

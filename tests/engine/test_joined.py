@@ -282,8 +282,9 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
     assert labels >= {"reading before the final norm", "with embedding and feature exchanged"}
     assert ("with the norms of embedding and features swapped" in labels) == name.startswith("MTP")
     for label, misread in loaded.network.misreadings():
-        with misread:
-            wrong = first_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
+        facts, loaded.network.facts = loaded.network.facts, misread
+        wrong = first_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
+        loaded.network.facts = facts
         found = score_head(loaded, seen_with(wrong))
         assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
@@ -293,9 +294,9 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
 def test_what_an_mtp_head_carries_is_decided_by_its_second_step(is_normed: bool, tmp_path: Path) -> None:
     loaded, _ = sound("MTP of Llama's layers", tmp_path)
     assert not loaded.network.facts.carries_normed
-    loaded.network.decide(replace(loaded.network.facts, carries_normed=is_normed))
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=is_normed)
     second = second_logits(loaded, blank()).argmax(-1)
-    loaded.network.decide(replace(loaded.network.facts, carries_normed=False))
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=False)
     seen = seen_with(torch.cat([torch.zeros(1, dtype=torch.long), second]))
     score_head(loaded, seen)
     assert loaded.network.facts.carries_normed is is_normed

@@ -118,7 +118,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         lambda c, t: t.update(mask_hidden=torch.zeros(1, 1, WIDTH)),
         r"mask_hidden of .* is \[1, 1, 64\], and 3 hidden states of .* 192",
     ),
-    "no masked id": (lambda c, t: c.pop("pard_token"), "mask_token_id of .* is None, must be an id"),
+    "no masked id": (lambda c, t: c.pop("pard_token"), "mask_token_id of .* is None, must be a whole number"),
     "a masked id past the vocabulary": (lambda c, t: c.update(pard_token=VOCAB), f"pard_token of .* is {VOCAB}"),
     "not a number": (lambda c, t: t["mask_hidden"].fill_(float("nan")), "mask_hidden of .* not finite"),
     "a tensor nobody reads": (lambda c, t: t.update(more=torch.ones(1)), "does not have: more"),

@@ -39,7 +39,7 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
@@ -322,16 +322,16 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     target.ids[1] = prompt(1, 150)
     target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
     target.lease(1, lambda result: target.heard(1, result))
-    slot, choose = target.table.get(1, 1), target.verifier._budget.choose
+    slot, choose = target.table.get(1, 1), target.verifier._step._budget.choose
     assert slot is not None
 
-    def chosen(found: Any, tails: Any, most: int, absent: list[Scheduling]) -> Any:
+    def chosen(demands: Any, max_rows: int, num_free: int, absent: list[Scheduling]) -> Any:
         if slot.cached and needs_prefill(slot):
             fed.append(len(slot.cached))
             assert Scheduling(b"other") in absent
-        return choose(found, tails, most, absent)
+        return choose(demands, max_rows, num_free, absent)
 
-    monkeypatch.setattr(target.verifier._budget, "choose", chosen)
+    monkeypatch.setattr(target.verifier._step._budget, "choose", chosen)
     target.run()
     assert len(set(fed)) > 1, "it was fed in several steps"
 

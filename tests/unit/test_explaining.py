@@ -17,7 +17,8 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
 from outrider.engine.speculation.nodes import NodeKind, Nodes
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import DraftTokenKind
 from target_service.decide import decide
 from target_service.decide_on_device import decide_on_device
 from target_service.explaining import NUM_BEST, ExplainRequest, explain, explain_request

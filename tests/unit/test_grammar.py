@@ -42,7 +42,7 @@ from tests.grammars import (
     grammars_of,
     tokenizer_of,
 )
-from tests.proposals import chain_proposal
+from tests.proposals import chain_proposal, sure
 from tests.stack import DEMO_TARGET
 
 VOCAB = 8

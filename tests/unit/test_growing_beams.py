@@ -8,6 +8,7 @@ import pytest
 
 from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.slots import BareSlot
 from outrider.papers.beam_growth import BeamGrowth
@@ -23,7 +24,8 @@ def growing(levels: list[Level]) -> BeamGrowth:
     """Two live beams, below which a level of four is drafted."""
     params = SamplingParams(temperature=0.0, max_tokens=97, beams=BeamParams(2))
     slot, drafter = BareSlot((1, 1), PROMPT, len(PROMPT), params), cast(Any, None)
-    tree = BeamGrowth(slot, Speculation(1, 4), SlotShares(RankShares()), drafter, None, 30, [STOP_ID])
+    setup = GrowthSetup(slot, Speculation(1, 4), SlotShares(RankShares()), drafter, None, 96, [STOP_ID])
+    tree = BeamGrowth(setup)
     tree.go_on(levels)
     return tree
 

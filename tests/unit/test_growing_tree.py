@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED, Plan
+from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -54,8 +57,9 @@ class Draft:
         self.vocab_size = vocab_size
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotShares(RankShares())
-        plan = Plan(speculation, self.params, self.shares, takes_trees, None, max_fed=max_fed)
-        self.tree = GrowingTree(self.committed, len(PROMPT) + max_tokens, self.params, plan)
+        self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
+        drafter: Any = SimpleNamespace(takes_trees=takes_trees, max_depth=None)
+        self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
         self.order: list[int] = []
         """Nodes and ROOT as they were fed, before anything was committed."""
 
@@ -84,7 +88,7 @@ class Draft:
 
     def commit(self, ids: Sequence[int]) -> list[int]:
         self.committed += ids
-        return self.tree.advance(ids)
+        return self.tree.go_on(ids)
 
     def kinds_after(self, node: int, kind: NodeKind) -> list[int]:
         return [child for child in self.tree.children(node) if self.tree.kinds[child] is kind]

@@ -13,7 +13,7 @@ from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -121,7 +121,7 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
     course, metrics = Course(), WorkerMetrics("target")
     lease, slot = course.lease, course.lease.slot
     own = lease.own_sources[Drafter.LOOKAHEAD] = DraftSource(Drafter.LOOKAHEAD, SlotShares(RankShares()))
-    rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], 1, width=2, depth=3)
+    rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
     before = rows.gain(own.shares)
     slot.committed += [1, 2]
     learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), [own], [{0: 0}], rows), [0], 2, [], metrics)

@@ -21,19 +21,22 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.budget import VerifyChoice
 from target_service.draft_buffer import BufferedToken
 from target_service.drafting import Candidates, Drafting
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
+from target_service.proposal import Proposal
 from target_service.rows import RowRule
 from target_service.servicer import verify_job
-from target_service.verdicts import drafter_of
+from target_service.verdicts import drafter_of, learn
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 
@@ -143,8 +146,12 @@ def probs_of(found: Candidates) -> list[float]:
     return [offer.prob for offer in found.offers]
 
 
+def proposal_of(drafting: Drafting, found: Candidates, num_offers: int) -> Proposal:
+    return drafting.proposal(found, VerifyChoice(num_offers, False))
+
+
 def pending(drafting: Drafting, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
-    return [(draft, prob) for _, draft, prob in drafting.pending(lease, drafting.candidates(lease))]
+    return [(draft, prob) for _, draft, prob in drafting.pending(drafting.candidates(lease))]
 
 
 class TestGuesses:
@@ -155,7 +162,7 @@ class TestGuesses:
         found = drafting.candidates(lease)
         assert shown(tree_of(found)) == {(1,), (1, 3), (1, 3, 4), (6,), (1, 2), (1, 2, 5)}
         assert probs_of(found) == sorted(probs_of(found), reverse=True)
-        proposal = drafting.proposal(lease, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.offers))
         assert drafter_of(proposal) is UNION and not proposal.draws
         delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.ranks)
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
@@ -191,7 +198,7 @@ class TestGuesses:
         deliver(lease, [[1, 3], [6]])
         deliver(lease, [[1, 4], [5]], draft=1)
         found = drafting.candidates(lease)
-        proposal = drafting.proposal(lease, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.offers))
         assert drafter_of(proposal) is Drafter.MODEL_AND_MODEL
         assert shown(proposal.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
         assert list(proposal.sources) == list(lease.drafts)
@@ -209,13 +216,13 @@ class TestGuesses:
     def test_a_draft_that_is_late_is_absent_and_waited_for_as_long_as_it_would_be_alone(self) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2), num_draft_tokens=2)
         assert pending(drafting, lease) == [(lease.first, 1.0)]
-        proposal = drafting.proposal(lease, drafting.candidates(lease), 2)
+        proposal = proposal_of(drafting, drafting.candidates(lease), 2)
         assert (proposal.tree.ids, drafter_of(proposal)) == ([1, 2], Drafter.NGRAM)
         deliver(lease, [[3, 4]])
         assert pending(drafting, lease) == []
         drafting, lease = made(GREEDY, [])
         deliver(lease, [[3, 4]])
-        assert drafter_of(drafting.proposal(lease, drafting.candidates(lease), 2)) is Drafter.MODEL
+        assert drafter_of(proposal_of(drafting, drafting.candidates(lease), 2)) is Drafter.MODEL
 
     def test_under_auto_a_late_draft_is_worth_what_the_other_leaves_it(self) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2), (0.6, 0.75))
@@ -230,9 +237,9 @@ class TestGuesses:
     def test_what_comes_late_is_never_verified_for_another_state(self) -> None:
         drafting, lease = made(GREEDY, guesses(1, 2))
         deliver(lease, [[3, 4, 5], [6, 4]])
-        proposal = drafting.proposal(lease, drafting.candidates(lease), 6)
+        proposal = proposal_of(drafting, drafting.candidates(lease), 6)
         lease.slot.committed += [3, 0]
-        drafting.committed(lease, proposal, [proposal.tree.ids.index(3)], [3, 0], [])
+        learn(lease, proposal, [proposal.tree.ids.index(3)], 2, [], METRICS)
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
         assert shown(tree_of(drafting.candidates(lease))) == {(5,), (1,), (1, 2)}
 
@@ -253,13 +260,13 @@ class TestLearning:
         seen = list[Any]()
         lease.own_sources[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
         found = drafting.candidates(lease)
-        proposal = drafting.proposal(lease, found, len(found.offers))
+        proposal = proposal_of(drafting, found, len(found.offers))
         tree, path, at = proposal.tree, list[int](), ROOT
         while (node := tree.child(at, ids[len(path)])) is not None:
             path.append(node)
             at = node
         lease.slot.committed += ids[: len(path) + 1]
-        drafting.committed(lease, proposal, path, ids[: len(path) + 1], [])
+        learn(lease, proposal, path, len(path) + 1, [], METRICS)
         return seen
 
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
@@ -300,10 +307,10 @@ class TestExactLaw:
         """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
         numbers = Numbers(chooser)
         own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
-        drafting, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
+        drafting, lease = made(DRAWN, own, chances, num_draft_tokens="auto", max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
         park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
-        proposal = drafting.proposal(lease, drafting.candidates(lease), count)
+        proposal = proposal_of(drafting, drafting.candidates(lease), count)
         assert drafter_of(proposal) is UNION
         return decided(target, proposal, numbers)
 
@@ -364,7 +371,7 @@ class TestExactLaw:
             drafting, lease = made(DRAWN, own)
             park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
             found = drafting.candidates(lease)
-            return decided(TARGET, drafting.proposal(lease, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -383,7 +390,7 @@ class TestExactLaw:
             for place, (draft, law) in enumerate(zip(lease.drafts, laws, strict=True)):
                 drawn = self.drawn(law, [numbers[f"draft {place}", depth] for depth in range(1 + place)], at_zero)
                 park(draft, drawn)
-            return decided(TARGET, drafting.proposal(lease, drafting.candidates(lease), count), numbers)
+            return decided(TARGET, proposal_of(drafting, drafting.candidates(lease), count), numbers)
 
         for count in range(1, 5):
             assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
@@ -395,7 +402,7 @@ class TestExactLaw:
 
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
-            drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens=0 if is_live else 2)
+            drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens="auto" if is_live else 2)
             (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
             park(lease.drafts[1], chain)
             lease.drafts[1].buffer.tokens[0].is_ended = not second[0]
@@ -406,14 +413,14 @@ class TestExactLaw:
             for _ in range(60):
                 rule.note(1, 1, 1 / 45)
             found = drafting.candidates(lease)
-            awaited = drafting.pending(lease, found)
+            awaited = drafting.pending(found)
             was_held.append(bool(awaited) and (not is_live or rule.hold_until(awaited, 0.001) is not None))
             if was_held[-1]:
                 lease.held_from_s = 0.0
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
                 lease.first.is_active = True
                 found = drafting.candidates(lease)
-            return decided(TARGET, drafting.proposal(lease, found, len(found.offers)), numbers)
+            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
         assert len(set(was_held)) == (1 if is_live else 2)
@@ -428,7 +435,7 @@ class TestExactLaw:
                 park(draft, chain)
             found = drafting.candidates(lease)
             assert len(found.offers) == 3
-            return decided(TARGET, drafting.proposal(lease, found, 3), numbers)
+            return decided(TARGET, proposal_of(drafting, found, 3), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -453,11 +460,11 @@ def test_how_many_draws_are_verified_does_not_go_by_how_many_there_are(fixed: in
     found = list[list[float]]()
     for num in (1, 2):
         chain = [(1, EVEN)] * num
-        drafting, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed)
+        drafting, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed or "auto")
         park(lease.first, [] if is_own else chain)
         candidates = drafting.candidates(lease)
         found.append(probs_of(candidates))
-        assert len(drafting.proposal(lease, candidates, 9).tree) == num
+        assert len(proposal_of(drafting, candidates, 9).tree) == num
     assert found[0] == found[1]
 
 
@@ -469,7 +476,7 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
                 add(draft, add(draft, ROOT, token_id, EVEN), 0, EVEN)
         found = drafting.candidates(lease)
         assert len(found.offers) == 5 or num == 1
-        assert len(drafting.proposal(lease, found, 5).ranks[0]) == 4
+        assert len(proposal_of(drafting, found, 5).ranks[0]) == 4
 
 
 def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
@@ -488,7 +495,7 @@ def test_a_target_without_token_trees_offers_no_unions() -> None:
     alone = OwnDrafts({Drafter.NGRAM: ngram})
     assert UNION not in alone.offered
     refusal = alone.refuses(UNION)
-    assert refusal is not None and "for ngram&model take a model and an attention_path" in refusal.message
+    assert refusal is not None and "ngram&model takes a model and an attention_path" in refusal.message
 
 
 @pytest.mark.parametrize("tickets", [[], [6, 6], [*range(10, 19)]], ids=["none", "twice", "too many"])

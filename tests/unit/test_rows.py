@@ -10,7 +10,7 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from target_service.lease import Candidates, Delivered, Lease, Scaffold

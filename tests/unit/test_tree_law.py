@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,9 +23,10 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
-from outrider.engine.speculation.plan import Plan
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.slots import BareSlot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -59,7 +61,8 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
 
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
-    tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
+    slot, drafter = BareSlot((1, 1), [0], 1, PARAMS), cast(Any, SimpleNamespace(takes_trees=True, max_depth=None))
+    tree = GrowingTree(GrowthSetup(slot, speculation, SlotShares(RankShares()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)

@@ -199,9 +199,13 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
         tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
         bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))
         others.append(_way("with the norm of the rows left out", first_logits(bare, seen, taps), seen, 1))
-    for label, misread in loaded.network.misreadings():
-        with misread:
+    network, facts = loaded.network, loaded.network.facts
+    for label, misread in network.misreadings():
+        network.facts = misread
+        try:
             others.append(_way(label, first_logits(loaded, seen, taps), seen, 1))
+        finally:
+            network.facts = facts
     return Outcome(_way("as configured", first_logits(loaded, seen, taps), seen, 1), others)
 
 
@@ -243,10 +247,10 @@ def _decide(loaded: LoadedHead, seen: Seen) -> None:
         before = network.facts
         after = replace(before, **{name: not getattr(before, name)})
         as_read = _way(name, second_logits(loaded, seen), seen, 2)
-        network.decide(after)
+        network.facts = after
         turned = _way(name, second_logits(loaded, seen), seen, 2)
         if _lead(turned.scores, as_read.scores) <= 0:
-            network.decide(before)
+            network.facts = before
 
 
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:

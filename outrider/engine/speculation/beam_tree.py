@@ -6,21 +6,18 @@ beam stays in the cache where it was fed; all others may go. Draft tokens follow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-
-GONE = ROOT - 1
-"""Stands for a fed node that is dropped."""
+from outrider.engine.speculation.cached_tree import CachedTree
+from outrider.engine.speculation.draft_tree import ROOT
 
 
-class BeamTree(DraftTree):
+class BeamTree(CachedTree):
     """Begins with one beam, the prompt. ROOT is the last settled token, and a live beam itself while there is one."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         super().__init__()
-        self.root_id = prompt_ids[-1]
         self.num_settled = len(prompt_ids)
         """Number of tokens that all live beams begin with."""
         self.live: list[int] = [ROOT]
@@ -29,10 +26,6 @@ class BeamTree(DraftTree):
         """Their sums of log-probs, in nats."""
         self.length = len(prompt_ids)
         """Tokens of each live beam, the prompt's among them."""
-        self.is_root_fed = False
-        self.fed: list[int] = []
-        """Nodes in the cache, in order, behind the settled tokens. Until `keep` is called, ROOT for one that is settled
-        since, and GONE for one that is dropped."""
         self._live_at: dict[int, list[int | None]] = {self.length: [ROOT]}  # by length, while not all of it is settled
 
     def live_at(self, length: int) -> Sequence[int | None]:
@@ -60,24 +53,19 @@ class BeamTree(DraftTree):
 
     def _settle(self, path: set[int], dropped: set[int]) -> list[int]:
         """Begin behind what all live beams begin with, without the dropped nodes and theirs; return its ids."""
-        settled = list[int]()
         root = ROOT
         while root not in self.live:
             following = [child for child in self.children(root) if child in path]
             if len(following) > 1:
                 break
             root = following[0]
-            settled.append(root)
+        settled = self.path(root)
         ids = [self.ids[node] for node in settled]
-        if settled:
-            self.is_root_fed = root in self.fed
-            self.root_id = ids[-1]
-            self.num_settled += len(ids)
         new_index: dict[int | None, int] = dict.fromkeys([ROOT, *settled], ROOT)
         for new, old in enumerate(self.reroot(root, dropped)):
             new_index[old] = new
+        self.num_settled += len(ids)
         self.live = [new_index[node] for node in self.live]
-        self.fed = [new_index.get(node, GONE) for node in self.fed]
         for length, nodes in list(self._live_at.items()):
             self._live_at[length] = [new_index.get(node) for node in nodes]
             if length < self.num_settled:
@@ -93,34 +81,16 @@ class BeamTree(DraftTree):
         """Return the nodes between the root and the live beams' last tokens, parents first."""
         found = set[int]()
         for leaf in self.live:
-            found.update(self.path(leaf)[:-1])
+            node = ROOT if leaf == ROOT else self.parents[leaf]
+            while node != ROOT and node not in found:
+                found.add(node)
+                node = self.parents[node]
         return sorted(found)
 
     def unfed(self) -> list[int]:
         """Return the nodes up to the live beams' last tokens that are not in the cache, parents first; not the root."""
         fed = {ROOT, *self.fed}
         return [node for node in (*self.inner(), *self.live) if node not in fed]
-
-    def feed(self, node: int) -> None:
-        """Record that a node, or ROOT, lies in the cache behind all that was fed before."""
-        if node == ROOT:
-            self.is_root_fed = True
-        else:
-            self.fed.append(node)
-
-    def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Let all fed nodes go but these and those settled now. Return which of `fed` stay in the cache, as ascending
-        indices: the settled ones come first, and are no nodes any more.
-        """
-        stays = {ROOT, *nodes}
-        indices = [index for index, node in enumerate(self.fed) if node in stays]
-        self.fed = [node for node in self.fed if node in stays and node != ROOT]
-        return indices
-
-    def forget_cache(self) -> None:
-        """Record that nothing of it is in the cache any more."""
-        self.is_root_fed = False
-        self.fed = []
 
     def parents_of(self, new: Sequence[int], root_at: int) -> list[int]:
         """Return the parents of what was fed and then of the new nodes, by their place in that order behind the root,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.engine.sampling.coupled import coupled_ranked, uniforms
-from outrider.engine.sampling.noise import host_slot_uniforms
+from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
 from outrider.engine.speculation.drafter import Said
@@ -59,7 +59,7 @@ def _uniforms(said: Sequence[Said]) -> list[list[float]]:
     if not keys:
         return [[] for _ in said]
     starts, positions, candidates = zip(*keys, strict=True)
-    (drawn,) = host_slot_uniforms(params, starts, positions, [said[0].tree.purpose], candidates).tolist()
+    (drawn,) = host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates).tolist()
     numbers = iter(drawn)
     return [list(islice(numbers, count)) for count in counts]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from outrider.engine.sampling.noise import Purpose
 from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -27,24 +26,8 @@ Place = tuple[int, ...]
 class Plan:
     """How a slot's tree may grow: by what the request names, and by the chances of ranks."""
 
-    def __init__(
-        self,
-        speculation: Speculation,
-        params: SamplingParams,
-        shares: SlotShares,
-        takes_trees: bool,
-        topk: int | None,
-        purpose: Purpose = Purpose.DRAFT,
-        max_fed: int = MAX_FED,
-        max_depth: int | None = None,
-    ) -> None:
-        """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with. max_fed:
-        nodes whose followers are known at once, but for those that the request names. max_depth: None = any.
-        """
+    def __init__(self, speculation: Speculation, params: SamplingParams, shares: SlotShares, takes_trees: bool) -> None:
         self.shares = shares
-        self.purpose = purpose
-        self.topk = topk
-        self.max_fed = max_fed
         self.first_candidate = CANDIDATES * speculation.place
         """Of the numbers that are its own among those of several drafts for a position."""
         self._is_determined = params.determined
@@ -57,22 +40,17 @@ class Plan:
         if speculation.tree is not None and not is_chain:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:
-            depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
+            depth = speculation.max_depth
             self.places = {(0,) * place: 1 for place in range(depth)}
         self.max_ranked = max(MAX_RANKS, *self.places.values(), 0)
         """Most children of a node."""
-        self._deepest = max((len(place) + 1 for place in self.places), default=0)
-        if not speculation.max_draft_tokens:
-            self._deepest = 0
+        self.max_depth = max((len(place) + 1 for place in self.places), default=0)
+        if speculation.is_plain:
+            self.max_depth = 0
         elif not speculation.sequential:
-            self._deepest = max(MAX_DEPTH, self._deepest)
+            self.max_depth = max(MAX_DEPTH, self.max_depth)
         elif not self.places:
-            self._deepest = speculation.max_draft_tokens
-        self.bound_depth(max_depth)
-
-    def bound_depth(self, max_depth: int | None) -> None:
-        """Let no node have children at that depth or below it; None = as deep as the request lets it."""
-        self.max_depth = self._deepest if max_depth is None else min(self._deepest, max_depth)
+            self.max_depth = speculation.max_draft_tokens
 
     def num_ranked(self, num_named: int, prob: float) -> int:
         """Return how many children of a node are guessed, or drawn and guessed, together."""

@@ -13,52 +13,39 @@ begins, which is what would be drawn after that token was committed: a state has
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree, moved
+from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.drawing import add_children
-from outrider.engine.speculation.growth import NumberKey
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE, Place, Plan
-from outrider.wire.params import SamplingParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from outrider.engine.worker.jobs import JobError
 
 
-class GrowingTree(DraftTree):
-    """Implements `Growth`."""
+class GrowingTree(Growth):
+    """The tree of one slot."""
 
-    def __init__(self, committed: Sequence[int], max_len: int, params: SamplingParams, plan: Plan) -> None:
-        """max_len: most tokens that the slot may ever hold."""
-        self.plan = plan
-        self.topk = plan.topk
-        self.purpose = plan.purpose
-        self.committed_len = len(committed)
+    def __init__(self, setup: GrowthSetup) -> None:
+        self._setup = setup
+        self._slot = setup.slot
+        self.shares = setup.shares
+        self.topk = setup.topk
+        self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, setup.drafter.takes_trees)
         self.segments: dict[int, tuple[int, Place]] = {}
         """Under `rejection`, by node or ROOT: the committed length at which the segment begins of what is drawn after
         it, and the ranks from there to the node."""
-        self._max_len = max_len - 1  # the target adds one of its own to what it accepts
-        self._is_determined = params.determined
+        self._is_determined = setup.slot.params.determined
         self.restart()
 
     def restart(self) -> None:
         super().__init__()  # without nodes; what is drawn after ROOT stays in its segment
         self.segments = {node: segment for node, segment in self.segments.items() if node == ROOT}
-        self.kinds: dict[int, NodeKind] = {}
-        self.distributions: dict[int, RowLaw] = {}
-        self.carries: dict[int, Tensor] = {}
-        """Outputs [width] of a head after fed nodes and ROOT, where one drafts."""
         self.ranked: dict[int, list[tuple[int, float]]] = {}
         """By node or ROOT: guesses of what else follows, best first, that are no nodes yet. What is near the root gets
         more children than what is far from it."""
-        self.fed: list[int] = []
-        self.is_root_fed = False
-        self.unsent: list[int] = []
-        self.ended: list[int] = []
         self._begin_offers()
 
     def _begin_offers(self) -> None:
@@ -66,24 +53,17 @@ class GrowingTree(DraftTree):
         """Nodes that are worth feeding, the likeliest first, with their negated acceptance probabilities."""
         self._named: list[int] = []
         """Unfed nodes after which the request names others: the target waits for those."""
-        self._is_told = False
-        """Whether it was sent that all which is named is here."""
+        self.is_end_known = False
+        bounds = (self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth)
+        self._max_depth = min(bound for bound in bounds if bound is not None)
         fed = {*self.fed, ROOT} if self.is_root_fed else set[int]()
         for node in range(ROOT, len(self)):
             if node not in fed:
                 self._offer(node)
 
     @property
-    def known_len(self) -> int:
-        return self.committed_len
-
-    @property
-    def roots(self) -> Mapping[int, int]:
-        return {ROOT: TREE_ROOT}
-
-    @property
-    def has_drafts(self) -> bool:
-        return bool(self.ids)
+    def committed_len(self) -> int:
+        return len(self._slot.committed)
 
     @property
     def is_awaited(self) -> bool:
@@ -94,7 +74,7 @@ class GrowingTree(DraftTree):
     def offers(self, max_num: int) -> list[tuple[float, int]]:
         if self._named:  # the target waits for these, however unlikely they are
             return [(1.0, node) for node in self._named[:max_num]]
-        num = min(max_num, max(0, self.plan.max_fed - len(self.fed)))
+        num = min(max_num, max(0, self._setup.max_fed - len(self.fed)))
         return [(-cost, node) for cost, node in self._offered[:num]]
 
     def prob_ahead(self, node: int, num_ahead: int) -> float | None:
@@ -105,19 +85,16 @@ class GrowingTree(DraftTree):
             return None
         if self._named:
             return 1.0 if (*self._rank_path(node), *(0,) * num_ahead) in self.plan.places else None
-        prob = self._prob(node) * self.plan.shares.share(0) ** num_ahead
-        return prob if self._is_likely(prob) and len(self.fed) < self.plan.max_fed else None
+        prob = self._prob(node) * self.shares.share(0) ** num_ahead
+        return prob if self._is_likely(prob) and len(self.fed) < self._setup.max_fed else None
 
     def feed(self, node: int) -> None:
+        super().feed(node)
         entry = (-self._prob(node), node)
         if node in self._named:
             self._named.remove(node)
         elif entry in self._offered:
             self._offered.remove(entry)
-        if node == ROOT:
-            self.is_root_fed = True
-        else:
-            self.fed.append(node)
 
     def _offer(self, node: int) -> None:
         """Have a node fed in its turn if a child of it is of use."""
@@ -132,13 +109,13 @@ class GrowingTree(DraftTree):
     def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
         """Return whether a child of a node is of use, or of its first child's first child and so on."""
         depth = self.depth(node) + num_ahead
-        if depth >= self.plan.max_depth or self.committed_len + depth >= self._max_len:
+        if depth >= self._max_depth or self._is_last(depth):
             return False
         is_last_drawn = not num_ahead and self.kinds.get(node) is NodeKind.LAW and not self.num_sampled(node)
         return self.plan.has_keys or not is_last_drawn
 
     def _is_likely(self, prob: float) -> bool:
-        return prob * self.plan.shares.share(0) >= LEAST_CHANCE
+        return prob * self.shares.share(0) >= LEAST_CHANCE
 
     def _prob(self, node: int) -> float:
         return 1.0 if node == ROOT else self.probs[node]
@@ -174,12 +151,15 @@ class GrowingTree(DraftTree):
 
     def is_end(self, node: int) -> bool:
         """Return whether nothing will follow a node while what is committed stays as it is."""
-        return self.committed_len + self.depth(node) >= self._max_len
+        return self._is_last(self.depth(node))
+
+    def _is_last(self, depth: int) -> bool:
+        return self.committed_len + depth >= self._slot.max_len - 1  # the target adds one of its own
 
     def add_child(self, parent: int, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> int:
         """Make the next child of a node and return it. law: what it was drawn from."""
         rank = len(self.children(parent))
-        child = self.add(parent, token_id, rank, self._prob(parent) * self.plan.shares.share(rank))
+        child = self.add(parent, token_id, rank, self._prob(parent) * self.shares.share(rank))
         self.kinds[child] = kind
         if law is not None:
             self.distributions[child] = law
@@ -209,35 +189,39 @@ class GrowingTree(DraftTree):
 
     def finish_step(self) -> None:
         """Say, once, that all which the request names is grown: there may be fewer nodes than it names."""
-        if self.plan.places and not self._named and not self._is_told:
-            self._is_told = True
+        if self.plan.places and not self._named and not self.is_end_known:
+            self.is_end_known = True
             self.ended.append(ROOT)
 
     # what is committed
 
-    def advance(self, decided: Sequence[int]) -> list[int]:
-        """Go on under the tokens just committed. Return which of `fed` stay in the cache, as ascending indices:
-        committed ones and what is below them.
-        """
+    def check(self, base_len: int, decided: Sequence[int], check_commit: CheckCommit) -> JobError | None:
+        return check_commit(self._slot, base_len, decided)
+
+    def continues(self, base_len: int, decided: Sequence[int], *, is_new_lease: bool) -> bool:
+        known = self._slot.committed[base_len:]
+        return not is_new_lease and known == list(decided[: len(known)])
+
+    def go_on(self, decided: Sequence[int]) -> list[int]:
         path = list[int]()
+        node = ROOT
         for token_id in decided:
-            node = path[-1] if path else ROOT
-            child = self.child(node, token_id)
             if self.children(node):
-                self.plan.shares.note(self._rank_of(node, token_id))
+                self.shares.note(self._rank_of(node, token_id))
+            child = self.child(node, token_id)
             if child is None:
                 break
-            path.append(child)
-        is_hit = len(path) == len(decided) and self._goes_on(path[-1])
-        fed = self.fed
-        self.committed_len += len(decided)
-        if is_hit:
-            stays = {*path, *self._reroot(path[-1])}
-        else:  # the logits after the last token are wanted again
-            stays = set(path[: len(decided) - 1])
-            self.segments.clear()
-            self.restart()
-        return [place for place, node in enumerate(fed) if node in stays]
+            node = child
+            path.append(node)
+        goes_on = len(path) == len(decided) and self._goes_on(node)
+        self._slot.commit_from(self.committed_len, decided)
+        if goes_on:
+            return self._grow_below(node)
+        behind = path[: len(decided) - 1]  # the logits after the last token are wanted again
+        keep = [index for index, node in enumerate(self.fed) if node in behind]
+        self.segments.clear()
+        self.restart()
+        return keep
 
     def _rank_of(self, node: int, token_id: int) -> int | None:
         """Return which of the tokens that were thought to follow a node this one is, made a child or not."""
@@ -252,27 +236,15 @@ class GrowingTree(DraftTree):
         """
         return self._is_determined or self.kinds[node] is NodeKind.KEY or self.num_sampled(node) > 0
 
-    def _reroot(self, node: int) -> list[int]:
-        """Go on below a node. Return the previous indices of those that remain."""
+    def _grow_below(self, node: int) -> list[int]:
+        """Go on below a node that is committed now. Return which of `fed` stay in the cache."""
         kept = self.reroot(node)
-        new_index = {old: new for new, old in enumerate(kept)}
-        self.is_root_fed = node in self.fed
-        self.fed = [new_index[each] for each in self.fed if each in new_index]
-        self.unsent = [new_index[each] for each in self.unsent if each in new_index]
-        self.kinds = moved(self.kinds, new_index)
-        self.distributions = moved(self.distributions, new_index)
-        new_index[node] = ROOT
-        self.ended = [new_index[each] for each in self.ended if each in new_index]
-        self.carries = moved(self.carries, new_index)
+        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
         self.ranked = moved(self.ranked, new_index)
         self.segments = moved(self.segments, new_index)
+        keep = self.keep(range(len(self)))
         self._begin_offers()
         for each in (ROOT, *self.fed):
             self._fill(each)
         self.finish_step()
-        return kept
-
-    def resend(self) -> None:
-        self.unsent = list(range(len(self)))
-        self._is_told = False
-        self.finish_step()
+        return keep
