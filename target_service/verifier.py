@@ -33,6 +33,7 @@ from target_service.drafts import Drafts
 from target_service.explaining import ExplainRequest, explain, explain_request
 from target_service.feature_jobs import FeatureJob
 from target_service.features import Features
+from target_service.hold import PendingDraft, expected_arrival, waits_until
 from target_service.jobs import (
     DraftOutcome,
     Explanation,
@@ -48,9 +49,9 @@ from target_service.lease import Candidates, Lease, Ready
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, note_scores, refuses_scoring, take_scores
-from target_service.rows import Lacking, RowRule, expected_arrival, waits_until
-from target_service.step_budget import StepBudget
+from target_service.step_demand import StepDemand
 from target_service.step_rows import Decided
+from target_service.verify_budget import VerifyBudget
 
 
 class Verifier:
@@ -76,8 +77,7 @@ class Verifier:
         self._features = features
         metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
         self._drafts = Drafts(own_drafts, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
-        self._rule = RowRule()
-        self._budget = StepBudget(self._rule)
+        self._budget = VerifyBudget()
         self._max_prefill_tokens = max_prefill_tokens
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None  # when to call `step` again, after one that held everything back
@@ -233,8 +233,8 @@ class Verifier:
             self._leases.end(slot.key, "scoring the prompt failed: its logits are not finite", Fault.INTERNAL)
             slot.distrust()
         if len(logits) and not turn.pieces and all(fed.row.num_logits for _, fed in searching):
-            self._rule.note(num_run_tokens, num_committed, seconds)
-            self._budget.note(seconds, started - (now if self._ended_s is None else self._ended_s))
+            between_s = started - (now if self._ended_s is None else self._ended_s)
+            self._budget.note(num_run_tokens, num_committed, seconds, between_s)
         self._ended_s = time.monotonic()
         self._in_step, self._rows, self._behind, self._turn = [], {}, {}, None
         self._metrics.batch_size.observe(len(rows))
@@ -246,17 +246,15 @@ class Verifier:
         """Return how much of what each slot might be fed goes into the step, of those that are in it."""
         # The rest of a step goes plain where it has so many drafts: nobody is to wait longer for it.
         pool, most = self._runner.pool, self._max_prefill_tokens
-        tails = [each.lease.num_undrafted for each in found]
-        with_scaffold = self._rule.scaffolds(found, sum(tails), min(most, pool.num_free * pool.block_size))
-        rows = [tail + each.num_scaffolds * fed for tail, each, fed in zip(tails, found, with_scaffold, strict=True)]
         absent = [lease.slot.scheduling for lease in self._leases if _wants_part(lease, now)]
-        counts = self._budget.choose(found, rows, most - (sum(rows) - sum(tails)), absent)
+        max_extra_rows = min(most, pool.num_free * pool.block_size)
+        shares = self._budget.choose([_demand(each) for each in found], most, absent, max_extra_rows)
         chosen = dict[SlotKey, _Chosen]()
-        for each, count, fed in zip(found, counts, with_scaffold, strict=True):
-            if count is None:
+        for each, share in zip(found, shares, strict=True):
+            if share is None:
                 each.lease.slot.asked_s = now  # it does not rest
             else:
-                chosen[each.lease.slot.key] = _Chosen(each, count, fed)
+                chosen[each.lease.slot.key] = _Chosen(each, *share)
         return chosen
 
     def fail_step(self, error: Exception) -> None:
@@ -281,7 +279,7 @@ class Verifier:
         self._held_until = None
         if not found:
             return []
-        lacking = [Lacking(each.lease, *draft) for each in found for draft in self._drafts.lacking(each)]
+        lacking = [PendingDraft(each.lease, *draft) for each in found for draft in self._drafts.lacking(each)]
         waited_for = self._budget.waited_for(lacking)
         self._held_until = self._budget.hold_until(waited_for, now)
         waiting = {lease.slot.key for lease, *_ in lacking if lease.speculation.is_fixed and now < waits_until(lease)}
@@ -496,6 +494,32 @@ class _Chosen(NamedTuple):
     @property
     def num_nodes(self) -> int:
         return self.found.num_nodes(self.count) + (self.found.num_scaffolds if self.with_scaffold else 0)
+
+
+def _demand(found: Candidates) -> StepDemand:
+    lease = found.lease
+    probs: Sequence[float] = found.gains
+    if found.must and found.is_whole and lease.speculation.tree is not None:
+        share = lease.first.shares.share(0)
+        probs = [share**depth for depth in range(1, lease.speculation.tree.depth + 1)]
+    extra_gain, extra_cost_rows = 0.0, 0
+    if found.scaffold is not None:
+        extra_gain = found.scaffold.gain(lease.own_shares[found.scaffold.drafter])
+        own = found.nodes if found.drafter is found.scaffold.drafter else ()  # which came of earlier ones
+        extra_cost_rows = found.num_scaffolds + len(own)
+    return StepDemand(
+        probs,
+        num_required=found.must,
+        max_rows=found.most_must,
+        is_whole=found.is_whole,
+        is_fixed=lease.speculation.is_fixed,
+        num_pending_rows=lease.num_undrafted,
+        extra_rows=found.num_scaffolds,
+        extra_gain=extra_gain,
+        extra_cost_rows=extra_cost_rows,
+        scheduling=lease.slot.scheduling,
+        ready_s=lease.ready_s,
+    )
 
 
 def _requests(running: Sequence[Lease], chosen: dict[SlotKey, _Chosen]) -> dict[SlotKey, StepRequest]:

@@ -26,13 +26,14 @@ from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from target_service.chains import as_chain
 from target_service.drafts import Drafts
+from target_service.hold import PendingDraft
 from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
 from target_service.own_drafts import OwnDrafts
 from target_service.parked import ParkedNode
-from target_service.rows import Lacking, RowRule
 from target_service.servicer import verify_job
 from target_service.step_rows import Decided
 from target_service.united import laid_over
+from target_service.verify_budget import VerifyBudget
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 
@@ -387,12 +388,12 @@ class TestExactLaw:
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
             lease.goes_on(0.0)
-            lease.first.live, rule = is_live, RowRule()
+            lease.first.live, budget = is_live, VerifyBudget()
             for _ in range(60):
-                rule.note(1, 1, 1 / 45)
+                budget.note(1, 1, 1 / 45)
             found = drafts.candidates(lease)
-            lacking = [Lacking(lease, *draft) for draft in drafts.lacking(found)]
-            was_held.append(bool(lacking) and (not is_live or rule.hold_until(lacking, 0.001) is not None))
+            lacking = [PendingDraft(lease, *draft) for draft in drafts.lacking(found)]
+            was_held.append(bool(lacking) and (not is_live or budget.hold_until(lacking, 0.001) is not None))
             if was_held[-1]:
                 lease.held_from_s = 0.0
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))

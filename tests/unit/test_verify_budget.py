@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
-from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
-from target_service.lease import Candidates, Delivered, Lease, Scaffold
-from target_service.rows import PROBE_STEPS, Lacking, RowRule, expected_arrival
+from target_service.hold import PendingDraft, expected_arrival
+from target_service.lease import Delivered, Lease
+from target_service.step_demand import StepDemand
+from target_service.verify_budget import PROBE_STEPS, VerifyBudget
 
 FREE_UNTIL = 12
 
@@ -70,124 +70,119 @@ class TestCost:
         assert best_count([0.005] * 20, 1.0, 1, cost) == 0
 
 
-def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None, **speculation: Any) -> Any:
+def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None) -> Any:
     """A slot for which nothing lies ready."""
     shares = SlotShares(RankShares())
-    spec = Speculation(**{"max_draft_tokens": 32, **speculation})
     slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
     draft = Delivered(1, shares, live=True)
     draft.lacked[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
-    return Lease(None, slot, spec, 9, [draft], {}, now)  # type: ignore[arg-type]
+    return Lease(None, slot, Speculation(max_draft_tokens=32), 9, [draft], {}, now)  # type: ignore[arg-type]
 
 
-def lacking(lease: Any, chance: float) -> Lacking:
-    return Lacking(lease, lease.first, chance)
+def pending(lease: Any, prob: float) -> PendingDraft:
+    return PendingDraft(lease, lease.first, prob)
 
 
-def candidates(gains: list[float], must: int = 0) -> Candidates:
-    draft: Any = None
-    return Candidates(lease(), [(gain, draft, index - 1) for index, gain in enumerate(gains)], must)
+def demand(probs: list[float], num_required: int = 0, **values: Any) -> StepDemand:
+    return StepDemand(probs, num_required, num_required, **values)
 
 
-def rule(tokens_per_s: float = 25.0) -> RowRule:
-    made = RowRule()
-    made.cost = learnt()
+def budget(tokens_per_s: float = 25.0) -> VerifyBudget:
+    made = VerifyBudget()
     for _ in range(60):
         made.note(1, 1, 1 / tokens_per_s)
+    made.cost = learnt()
     return made
 
 
+def counts(made: VerifyBudget, demands: list[StepDemand], max_rows: int = 256) -> list[int]:
+    return [share[0] for share in made.choose(demands, max_rows) if share is not None]
+
+
+def has_extra(made: VerifyBudget, demands: list[StepDemand], max_rows: int = 256) -> list[bool]:
+    return [share[1] for share in made.choose(demands, max_rows) if share is not None]
+
+
 class TestChoice:
-    def test_rows_go_to_whose_guesses_are_likeliest(self) -> None:
-        good, poor = candidates([0.9, 0.8, 0.7]), candidates([0.02, 0.01])
-        assert rule().choose([poor, good], 2, 256) == [0, 3]
+    def test_rows_go_to_whose_draft_tokens_are_likeliest(self) -> None:
+        assert counts(budget(), [demand([0.02, 0.01]), demand([0.9, 0.8, 0.7])]) == [0, 3]
 
     def test_what_is_named_is_verified_whatever_it_costs_while_a_step_has_room_the_shortest_first(self) -> None:
-        wanted = [candidates([0.1] * 32, must=32) for _ in range(48)]
-        counts = rule().choose([*wanted, candidates([0.1] * 5, must=5), candidates([])], 50, 256)
-        assert counts[-2:] == [5, 0] and sorted(counts[:-2]) == [0] * 41 + [32] * 7
+        named = [demand([0.1] * 32, 32) for _ in range(48)]
+        found = counts(budget(), [*named, demand([0.1] * 5, 5), demand([])])
+        assert found[-2:] == [5, 0] and sorted(found[:-2]) == [0] * 41 + [32] * 7
 
     def test_what_promises_too_little_is_passed_over_and_nobody_waits_for_more_of_it(self) -> None:
-        made, near = rule(), lease(now=0.0, eta_s=0.005)
-        assert made.choose([candidates([0.05, 0.03])], 1, 256) == [0]
-        assert made.hold_until([lacking(near, 0.6)], 0.001) is None
-        assert made.choose([candidates([])], 1, 256) == [0]
-        assert made.hold_until([lacking(near, 0.6)], 0.001) is None, "nothing new is known"
-        assert made.choose([candidates([0.6, 0.3])], 1, 256) == [2]
-        assert made.hold_until([lacking(near, 0.6)], 0.001) is not None
+        made, near = budget(), lease(now=0.0, eta_s=0.005)
+        assert counts(made, [demand([0.05, 0.03])]) == [0]
+        assert made.hold_until([pending(near, 0.6)], 0.001) is None
+        assert counts(made, [demand([])]) == [0]
+        assert made.hold_until([pending(near, 0.6)], 0.001) is None, "nothing new is known"
+        assert counts(made, [demand([0.6, 0.3])]) == [2]
+        assert made.hold_until([pending(near, 0.6)], 0.001) is not None
 
 
-def with_scaffold(gains: list[float], num_rows: int, share: float, **speculation: Any) -> Candidates:
-    """Of a slot whose scaffolds bring chains of three, each guess of which comes with the chance `share`."""
-    found = candidates(gains)
-    made = lease(**speculation)
-    shares = SlotShares(RankShares())
-    shares.first = share
-    made.own_shares[Drafter.LOOKAHEAD] = shares
-    scaffold = Scaffold(Drafter.LOOKAHEAD, [0] * num_rows, [-1] * num_rows, 0, width=1, depth=3)
-    return replace(found, lease=made, drafter=Drafter.LOOKAHEAD, scaffold=scaffold)
+def with_extra(num_drafts: int, num_rows: int, share: float, **values: Any) -> StepDemand:
+    """Of a slot whose extra rows bring chains of three, each of which comes with the chance `share`."""
+    gain = share + share**2 + share**3
+    extra: dict[str, Any] = {"extra_rows": num_rows, "extra_gain": gain, "extra_cost_rows": num_rows + num_drafts}
+    return demand([share] * num_drafts, **extra, **values)
 
 
-class TestScaffolds:
+class TestExtraRows:
     """At a cost of a step that is nearly the same up to 12 rows, and three times as much for 30."""
 
     def test_they_are_fed_where_the_drafts_that_they_bring_pay_for_them_and_for_themselves(self) -> None:
-        assert with_scaffold([], 8, 0.5).scaffold.gain(  # type: ignore[union-attr]
-            with_scaffold([], 8, 0.5).lease.own_shares[Drafter.LOOKAHEAD]
-        ) == pytest.approx(0.875)
-        assert rule().scaffolds([with_scaffold([], 8, 0.5)], 1, 256) == [True]
-        assert rule().scaffolds([with_scaffold([0.5] * 3, 8, 0.5)], 1, 256) == [True]
-        assert rule().scaffolds([with_scaffold([0.5] * 20, 8, 0.5)], 1, 256) == [False]
-        assert rule().scaffolds([with_scaffold([], 29, 0.5)], 1, 256) == [False]
-        assert rule().scaffolds([with_scaffold([], 8, 0.15)], 1, 256) == [False]
+        assert has_extra(budget(), [with_extra(0, 8, 0.5)]) == [True]
+        assert has_extra(budget(), [with_extra(3, 8, 0.5)]) == [True]
+        assert has_extra(budget(), [with_extra(20, 8, 0.5)]) == [False]
+        assert has_extra(budget(), [with_extra(0, 29, 0.5)]) == [False]
+        assert has_extra(budget(), [with_extra(0, 8, 0.15)]) == [False]
 
     def test_the_likeliest_come_first_and_no_more_than_pay(self) -> None:
-        poor, good, none = with_scaffold([], 5, 0.4), with_scaffold([], 5, 0.8), candidates([0.9])
-        assert rule().scaffolds([poor, none, good], 3, 256) == [False, False, True]
-        assert rule().scaffolds([good, good, good], 3, 256) == [True, True, False]
-        assert rule().scaffolds([good], 1, 4) == [False], "no room"
+        poor, good, none = with_extra(0, 5, 0.4), with_extra(0, 5, 0.8), demand([0.9])
+        assert has_extra(budget(), [poor, none, good]) == [False, False, True]
+        assert has_extra(budget(), [good, good, good]) == [True, True, False]
+        assert has_extra(budget(), [good], 4) == [False], "no room"
 
     def test_who_names_how_much_is_verified_has_them_while_a_step_has_room(self) -> None:
-        named = with_scaffold([0.5] * 3, 29, 0.01, num_draft_tokens=3)
-        assert rule().scaffolds([named, named], 2, 32) == [True, False]
+        named = with_extra(3, 29, 0.01, is_fixed=True)
+        assert has_extra(budget(), [named, named], 32) == [True, False]
 
     def test_now_and_then_none_is_fed_so_that_it_stays_known_what_a_step_takes_without(self) -> None:
-        made, found = rule(), [with_scaffold([], 8, 0.8)]
-        fed = list[bool]()
+        made, fed = budget(), list[bool]()
         for _ in range(2 * PROBE_STEPS):
-            fed += made.scaffolds(found, 1, 256)
-            made.choose(found, 9, 256)
+            fed += has_extra(made, [with_extra(0, 8, 0.8)])
         assert fed.count(False) == 2
 
     def test_before_anything_is_known_one_slot_tries(self) -> None:
-        found = [with_scaffold([], 8, 0.6)] * 3
-        assert RowRule().scaffolds(found, 3, 256) == [True, False, False]
+        assert has_extra(VerifyBudget(), [with_extra(0, 8, 0.6)] * 3) == [True, False, False]
 
 
 class TestHold:
     def test_a_step_waits_for_a_guess_that_is_worth_more_than_the_wait_and_no_longer(self) -> None:
         near = lease(now=0.0, eta_s=0.005)
-        assert rule().hold_until([lacking(near, 0.6)], 0.001) == pytest.approx(0.01)
-        assert rule().hold_until([lacking(near, 0.6)], 0.02) is None  # it does not come
-        assert rule().hold_until([lacking(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
-        assert rule(tokens_per_s=2500).hold_until([lacking(near, 0.6)], 0.001) is None  # others would wait, too
-        assert rule().hold_until([lacking(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
+        assert budget().hold_until([pending(near, 0.6)], 0.001) == pytest.approx(0.01)
+        assert budget().hold_until([pending(near, 0.6)], 0.02) is None  # it does not come
+        assert budget().hold_until([pending(lease(eta_s=0.05), 0.6)], 0.001) is None  # it takes too long
+        assert budget(tokens_per_s=2500).hold_until([pending(near, 0.6)], 0.001) is None  # others would wait, too
+        assert budget().hold_until([pending(lease(), 0.6)], 0.001) is None  # nobody knows when it will come
 
     def test_drafts_that_should_arrive_are_told_from_those_that_are_overdue_or_were_never_seen(self) -> None:
         near = lease(now=0.0, eta_s=0.005)
-        assert expected_arrival(near, near.first, 0.001) == (pytest.approx(0.01), 0.005, True)
+        assert expected_arrival(near, near.first, 0.001)[:3] == (pytest.approx(0.01), 0.005, True)
         assert expected_arrival(near, near.first, 0.02) is None
         unseen = lease()
         assert expected_arrival(unseen, unseen.first, 0.001) is None
 
     def test_what_follows_the_first_guess_counts_for_as_long_as_it_is_worth_its_own_wait(self) -> None:
         lone, quick, slow = (lease(now=0.0, eta_s=0.007, gap_s=gap_s) for gap_s in (None, 0.0005, 0.005))
-        assert rule(100).hold_until([lacking(lone, 0.6)], 0.001) is None
-        assert rule(100).hold_until([lacking(slow, 0.6)], 0.001) is None
-        assert rule(100).hold_until([lacking(quick, 0.6)], 0.001) == pytest.approx(0.014)
+        assert budget(100).hold_until([pending(lone, 0.6)], 0.001) is None
+        assert budget(100).hold_until([pending(slow, 0.6)], 0.001) is None
+        assert budget(100).hold_until([pending(quick, 0.6)], 0.001) == pytest.approx(0.014)
 
     @pytest.mark.timeout(10)
     def test_guesses_that_come_together_are_counted_to_the_end(self) -> None:
         together = lease(now=0.0, eta_s=0.007, gap_s=0.0)
         together.first.shares.first = 1.0
-        assert rule(100).hold_until([lacking(together, 1.0)], 0.001) == pytest.approx(0.014)
+        assert budget(100).hold_until([pending(together, 1.0)], 0.001) == pytest.approx(0.014)
