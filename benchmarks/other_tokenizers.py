@@ -135,9 +135,9 @@ def texts(draft: LawModel, translation: Translation, answers: Sequence[Compared]
         places = range(answer.start, len(answer.ids) - depth, EVERY)
         told = []
         for place in places:
-            retelling = translation.retell()
-            retelling.commit(answer.ids[:place], 0)
-            told.append(list(retelling.ids))
+            retokenization = translation.retokenization()
+            retokenization.commit(answer.ids[:place], 0)
+            told.append(list(retokenization.ids))
         params = [SamplingParams(temperature=0.0, max_tokens=WRITTEN)] * AT_ONCE
         written = list[list[int]]()
         for first in range(0, len(told), AT_ONCE):

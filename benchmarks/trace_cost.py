@@ -42,7 +42,9 @@ VERDICT = tpb.Verdict(
     accept_us=300,
     batch_size=4,
 )
-VERIFY = tpb.TargetRequest(verify=tpb.Verify(slot=1, committed_ids=[1, 2], ticket=9, until_len=3))
+VERIFY = tpb.TargetRequest(
+    verify=tpb.Verify(slot=1, committed_ids=[1, 2], tickets=[tpb.DraftTicket(ticket=9)], until_len=3)
+)
 VERDICT_REPLY = tpb.TargetReply(verdict=VERDICT)
 
 

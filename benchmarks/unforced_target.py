@@ -2,9 +2,10 @@
 
 import sys
 
+from target_service.drafts import Drafts
+
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import leave, run_worker
-from target_service.drafts import Drafts
 from target_service.worker import start_worker
 
 if __name__ == "__main__":

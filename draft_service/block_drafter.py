@@ -20,7 +20,6 @@ from outrider.engine.heads.head_network import MaskEntry
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.drafter import Said, of_logits
-from outrider.engine.speculation.tree import Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
@@ -33,29 +32,29 @@ class BlockDrafter(ABC):
     """Implements `NodeDrafter`."""
 
     takes_trees = True
-    takes_beams = False
+    can_refeed = False
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
-        self.most_depth = num_positions
+        self.max_depth = num_positions
         self._keeper = keeper
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
         has_worked = self._make_blocks([growing for growing, _ in wanted if not has_block(growing)], now)
         said = self._said([(growing, nodes) for growing, nodes in wanted if has_block(growing)])  # there was memory
         for each in said:
             each.tree.feed(each.node)
         return said if said or has_worked else None
 
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
+    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """Return what follows these nodes of slots that have blocks."""
         said = list[Said]()
         for growing, nodes in asked:
             tree, block = growing.tree, growing.block
-            assert tree is not None and isinstance(block, Block), "it has none"
+            assert isinstance(block, Block), "it has none"
             state = self._keeper.sampling_state(growing.slot)
             for node in nodes:
-                said.append(of_logits(tree, node, state, block.logits, node.position - block.position))
+                said.append(of_logits(tree, node, state, block.logits, place_of(growing, node)))
         return said
 
     @abstractmethod
@@ -77,7 +76,13 @@ class BlockDrafter(ABC):
 def has_block(growing: Growing) -> bool:
     """Return whether a slot has a block behind its last committed token."""
     tree, block = growing.tree, growing.block
-    return tree is not None and block is not None and block.position == tree.root.position
+    return block is not None and block.position == tree.committed_len - 1
+
+
+def place_of(growing: Growing, node: int) -> int:
+    """Return the index of what follows a node in the block of its slot."""
+    assert growing.block is not None, "it has none"
+    return growing.tree.committed_len - 1 + growing.tree.depth(node) - growing.block.position
 
 
 def give_blocks(asked: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
@@ -124,7 +129,7 @@ class MaskedDrafter(BlockDrafter):
 
     def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
         slots = {growing.slot.key: growing for growing in asked}
-        num_new = dict.fromkeys(slots, self.most_depth - 1)
+        num_new = dict.fromkeys(slots, self.max_depth - 1)
         fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
         if fed is None:
             return False
@@ -137,7 +142,7 @@ class MaskedDrafter(BlockDrafter):
 
     def _num_masks(self, slot: Slot) -> int:
         """Return how many masks are asked: none past the end of the answer, for which there may be no memory."""
-        return min(self.most_depth - 1, slot.max_len - len(slot.committed))
+        return min(self.max_depth - 1, slot.max_len - len(slot.committed))
 
     @abstractmethod
     def _row(self, slot: Slot) -> Row:

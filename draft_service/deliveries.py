@@ -1,7 +1,7 @@
-"""What a draft grew on its way to targets, and what it asks of them: a stream to each. On the gRPC loop's thread.
+"""Deliveries to targets, and requests to them: a stream to each. On the gRPC loop's thread.
 
 What cannot be delivered is dropped, and so is the newest when a target reads more slowly than the draft writes: to the
-target it is a guess that did not come. What was asked for on a stream that ended is asked for again by who misses it.
+target it is a draft token that did not come. Rows requested on a stream that ended are requested again by their slot.
 """
 
 from __future__ import annotations
@@ -22,18 +22,12 @@ from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
-"""Streams kept at once; the one that was longest without a delivery gives way. Doubling it doubles their
-connections."""
+"""Streams kept at once; the one that was longest without a delivery gives way."""
 PAIR_S = 60.0
-"""Seconds that a registration may take, weights and all. Doubling it lets them come over a link of half the speed."""
-
+"""Seconds that a registration may take, weights included."""
 
 TokenizerOf = Callable[[], Awaitable[pb.TokenizerFiles]]
 """Asks a target for its tokenizer. Raises grpc.aio.AioRpcError."""
-
-
-def _nobody(address: str, job: RowsJob) -> None:
-    raise AssertionError("rows came, and nothing asks for any")
 
 
 class Deliverer:
@@ -46,12 +40,12 @@ class Deliverer:
         dropped: Callable[[int], None],
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
-        submit: Callable[[str, RowsJob], None] = _nobody,
+        submit: Callable[[str, RowsJob], None] = lambda address, job: None,
         left: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """`dropped(num_tokens)` is called for parts that the backlog has no room for. offer: the draft's head, where it
-        reads rows of features; `submit` takes those that come from an address. `left(address)` is called when nothing
-        more comes from there.
+        """`dropped(num_tokens)` is called for deliveries that the backlog has no room for. offer: the draft's head,
+        where it reads rows of features; `submit` takes those that come from an address. `left(address)` is called when
+        nothing more comes from there.
         """
         self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
@@ -69,9 +63,7 @@ class Deliverer:
             self._dropped(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
-        """Ask a target for the rows of a lease from a position on, as they come. Asking twice is harmless, and needed
-        where a stream has ended: rows that it was to bring do not come.
-        """
+        """Request the rows of a lease from a position on, as they are made. Requesting twice is harmless."""
         self._link(address).registration.request(target_epoch, request)
 
     async def pair(self, address: str, target_epoch: int) -> str | None:
@@ -85,50 +77,43 @@ class Deliverer:
                 why = await asyncio.shield(link.registration.begin(target_epoch, again=True))
         except TimeoutError:
             raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
-        if why is not None and (link.broken or link.registration.epoch != target_epoch):
+        if why is not None and (link.is_broken or link.registration.epoch != target_epoch):
             raise Unavailable(f"the target at {address} did not take the head: {why}")
         return why
 
     async def facts(self, address: str) -> tuple[pb.WorkerInfo, TokenizerOf]:
-        """Return what a target says of itself, and how to ask it for its tokenizer. Raises grpc.aio.AioRpcError."""
+        """Read a target's info; return it and a call that reads its tokenizer. Raises grpc.aio.AioRpcError."""
         stub = target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
         info: pb.WorkerInfo = await stub.GetInfo(pb.GetInfoRequest(), timeout=PAIR_S)
         bound_strings(info)
         return info, lambda: stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=PAIR_S)
 
     async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
-        """Return what a target says of at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable,
-        which says why it says nothing.
-        """
+        """Run a target over at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable."""
         return await self._link(address).probe(target_epoch, token_ids, taps)
 
     def _link(self, address: str) -> TargetLink:
-        """Return the stream to a target."""
         link = self._links.get(address)
-        if link is None or link.broken:
-            dialer = self._dialer(address) if link is None else link.dialer
+        if link is None:
+            dialer = Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
+        else:
+            dialer = link.dialer
+        if link is None or link.is_broken:
             link = TargetLink(address, self._max_message_bytes, dialer, self._offer, self._submit)
             self._links[address] = link
         self._links.move_to_end(address)
         if len(self._links) > MAX_TARGETS:
-            self._leave_oldest()
+            leaving = asyncio.create_task(self._leave(*self._links.popitem(last=False)))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         return link
-
-    def _dialer(self, address: str) -> Dialer:
-        return Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
-
-    def _leave_oldest(self) -> None:
-        address, link = self._links.popitem(last=False)
-        leaving = asyncio.create_task(self._leave(address, link))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
 
     async def _leave(self, address: str, link: TargetLink) -> None:
         await link.close()
         self._left(address)
 
     async def close(self) -> None:
-        links, self._links = list(self._links.values()), OrderedDict()
-        for link in links:
+        links, self._links = self._links, OrderedDict()
+        for link in links.values():
             await link.close()
         await asyncio.gather(*self._leaving)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draft_service.block import SequentialBlock, parts_of
-from draft_service.block_drafter import BlockDrafter, give_blocks, has_block
+from draft_service.block_drafter import BlockDrafter, give_blocks, has_block, place_of
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
 from draft_service.head_slot import ContextSlot
@@ -17,8 +17,8 @@ from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.markov import MarkovHead
 from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said, of_logits
-from outrider.engine.speculation.tree import Node
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
@@ -89,42 +89,39 @@ class DSparkDrafter(DFlashDrafter):
             each.block = SequentialBlock(len(each.slot.committed) - 1, said, hidden)
 
     @torch.inference_mode()
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[Node]]]) -> list[Said]:
+    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
         pairs = [(growing, node) for growing, nodes in asked for node in nodes]
         if not pairs:
             return []
-        places = [(_block_of(growing), node) for growing, node in pairs]
-        logits = torch.stack([block.logits[node.position - block.position] for block, node in places])  # [N, V]
+        logits = torch.stack([_block_of(growing).logits[place_of(growing, node)] for growing, node in pairs])  # [N, V]
         states = torch.cat([self._before(growing, node) for growing, node in pairs])  # [N, r]
-        latents, states = self._step(places, states)
+        latents, states = self._step(pairs, states)
         host = HostLogits(self._path.head.with_biases(logits, self._markov.biases(latents)))
         said = list[Said]()
         for index, (growing, node) in enumerate(pairs):
-            assert growing.tree is not None, "no tree grows here"
             self._keep(growing, node, states[index : index + 1])
             said.append(of_logits(growing.tree, node, self._keeper.sampling_state(growing.slot), host, index))
         return said
 
-    def _step(self, places: Sequence[tuple[SequentialBlock, Node]], states: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(self, pairs: Sequence[tuple[Growing, int]], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return latents and states [N, r] after nodes, of the states [N, r] before them."""
-        token_ids = to_device(np.array([node.token_id for _, node in places]), states.device)
-        hidden = torch.stack([block.hidden[node.position - block.position] for block, node in places])  # [N, d]
+        ids = [g.slot.committed[-1] if node == ROOT else g.tree.ids[node] for g, node in pairs]
+        token_ids = to_device(np.array(ids), states.device)
+        hidden = torch.stack([_block_of(growing).hidden[place_of(growing, node)] for growing, node in pairs])  # [N, d]
         return self._markov.step(token_ids, hidden, states)
 
-    def _keep(self, growing: Growing, node: Node, state: Tensor) -> None:
-        node.kept = (_block_of(growing).position, state)
+    def _keep(self, growing: Growing, node: int, state: Tensor) -> None:
+        growing.tree.states[node] = (_block_of(growing).position, state)
 
-    def _before(self, growing: Growing, node: Node) -> Tensor:
+    def _before(self, growing: Growing, node: int) -> Tensor:
         """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
-        assert growing.tree is not None, "no tree grows here"
-        if node is growing.tree.root or self._markov.kind != "rnn":
+        if node == ROOT or self._markov.kind != "rnn":
             return self._markov.begin()[None]
-        parent, block = node.parent, _block_of(growing)
-        assert parent is not None, "no node below the root"
-        if parent.kept is None or parent.kept[0] != block.position:
-            self._keep(growing, parent, self._step([(block, parent)], self._before(growing, parent))[1])
-        state: Tensor = parent.kept[1]
+        tree, parent = growing.tree, growing.tree.parents[node]
+        if parent not in tree.states or tree.states[parent][0] != _block_of(growing).position:
+            self._keep(growing, parent, self._step([(growing, parent)], self._before(growing, parent))[1])
+        state: Tensor = tree.states[parent][1]
         return state
 
 

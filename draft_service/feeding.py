@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -55,13 +56,13 @@ class Feeder:
         num_new: Mapping[SlotKey, int],
         row_of: Callable[[SlotKey], Row],
         now: float,
-        num_guesses: Mapping[SlotKey, int] | None = None,
+        num_ahead: Mapping[SlotKey, int] = MappingProxyType({}),
     ) -> Fed | None:
         """Run a forward. num_new: tokens beside the committed ones of each slot that is asked for. row_of: makes its
         row, once there is memory for it. None: there was nothing to do.
 
-        num_guesses: tokens at the end of rows, not counted in num_new, that go through only where memory is left for
-        them all.
+        num_ahead: tokens at the end of rows, not counted in num_new, that go through only where memory is left for them
+        all.
         """
         requests = self._requests(num_new)
         if not requests and not self._turns.num_starved:
@@ -75,9 +76,9 @@ class Feeder:
         try:
             logits = self.runner.forward([*(row for _, row in rows), *pieces])
         except OutOfBlocks:
-            if not num_guesses:
+            if not num_ahead:
                 raise
-            rows = [(key, _without_last(row, num_guesses.get(key, 0))) for key, row in rows]
+            rows = [(key, _without_last(row, num_ahead.get(key, 0))) for key, row in rows]
             logits = self.runner.forward([*(row for _, row in rows), *pieces])
         if not rows:
             self.runner.forward_s()  # nothing else waits for pieces of prompts
@@ -94,7 +95,7 @@ class Feeder:
             slot = cached(growing)
             if key in num_new:
                 requests[key] = StepRequest(Want.STEP, max(len(slot.cached), slot.num_feedable) + num_new[key])
-            elif growing.tree is not None and needs_prefill(slot):
+            elif growing.is_growing and needs_prefill(slot):
                 requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)
         return requests
 

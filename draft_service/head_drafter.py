@@ -14,7 +14,7 @@ from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.head_path import RunsHead
-from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -26,32 +26,28 @@ class HeadDrafter(ModelDrafter):
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: RunsHead) -> None:
         """path: that of the feeder's runner."""
         super().__init__(feeder, keeper)
-        self.takes_beams = False  # a node that is fed again needs the carry of the one before
+        self.can_refeed = False  # a node that is fed again needs the carry of the one before
         self._path = path
 
     def is_ready(self, asked: Growing) -> bool:
         slot, tree = asked.slot, asked.tree
-        assert isinstance(slot, HeadSlot) and tree is not None, "a head's slot takes rows"
-        if tree.root.is_fed and self.knows(asked):
+        assert isinstance(slot, HeadSlot), "a head's slot takes rows"
+        if tree.is_root_fed and self.knows(asked):
             return True
         return len(slot.committed) > slot.first and not slot.lacks_rows and super().is_ready(asked)
 
     def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
         super().keep_fed(asked, num_fed, keep)
-        if asked.tree is not None and not asked.tree.root.is_fed:
+        if not asked.tree.is_root_fed:
             asked.slot.settle()  # what was made of carries on the way is made anew of rows
 
-    def _features_of(self, nodes: Sequence[Node]) -> Tensor:
-        carries = list[Tensor]()
-        for node in nodes:
-            assert node.parent is not None and node.parent.kept is not None, "what follows no fed node cannot be fed"
-            carries.append(node.parent.kept)
-        return torch.stack(carries)
+    def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor:
+        return torch.stack([tree.states[tree.parents[node]] for node in nodes])
 
-    def _note_fed(self, slot: Slot, tree: GrowingTree, nodes: Sequence[Node], row: Row, index: int) -> None:
-        if tree.root.is_fed:
+    def _note_fed(self, slot: Slot, tree: Growth, nodes: Sequence[int], row: Row, index: int) -> None:
+        if tree.is_root_fed:
             slot.fed(row.new_ids)
         else:
             slot.fed_committed(row.new_ids)
         for place, node in enumerate(nodes):
-            node.kept = self._path.carries[index + place]
+            tree.states[node] = self._path.carries[index + place]

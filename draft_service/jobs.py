@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,11 @@ class AdvanceJob:
     """Of a beam search, in place of committed_ids."""
     wrong: str = ""
     """What was wrong with these."""
+
+    @property
+    def decided(self) -> tuple[Any, ...]:
+        """What was decided from base_len on, by position."""
+        return self.levels or self.committed_ids
 
 
 @dataclass(frozen=True, slots=True)

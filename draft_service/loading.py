@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
 from draft_service.translated_slot import make_slot
-from outrider.drafting.drafter import SequenceDrafter
-from outrider.engine.drafters import make_drafters
+from outrider.engine.drafters import make_drafters, rows_ahead
 from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
@@ -20,10 +19,11 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
@@ -36,8 +36,8 @@ class ModelState(Loaded):
     """A model. Where it has no encoder it drafts for targets of other vocabularies, too."""
 
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
-    table: SequenceDrafter | None = None
-    """Guesses what it draws."""
+    open_ahead: OpenAhead | None = None
+    """Who has rows fed beside the nodes of its slots."""
 
     @property
     def translates(self) -> bool:
@@ -152,12 +152,13 @@ def _model_state(config: DraftConfig, loaded: Loaded) -> ModelState:
     if not runner.facts.decoder_start_ids:
         limit = runner.facts.context_limit
         slots = SlotTable(runner.pool, config.max_slots, limit, partial(make_slot, limit))
-    table = None
+    open_ahead = None
     if config.drafted_by != "none":
-        by = kinds.Drafter[config.drafted_by.upper()]
+        by = Drafter(config.drafted_by)
         table = make_drafters((by,), None, tokenizer.tokenizer_json, runner.facts.vocab_size)[by]
+        open_ahead = rows_ahead(table)
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
-    return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, table=table)
+    return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, open_ahead=open_ahead)
 
 
 def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from draft_service.growing import Growing
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.speculation.growing_beams import GrowingBeams
-from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
-from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.speculation.growth import Growth
+from outrider.engine.speculation.nodes import MAX_NODES, NodeKind, Nodes
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Seconds between two messages of guesses for a target that has some to go on with. Doubling it halves the messages,
-and lets guesses come later."""
+"""Seconds between two messages for a target that has draft tokens to go on with."""
 NUM_URGENT = 4
-"""Messages of a slot that leave at once after its target had nothing to go on with. Doubling it lets a target that
-waits go on with all that is grown, for more messages."""
-MOST_IN_MESSAGE = MAX_NODES // 2
-"""Nodes with which a message is full; siblings of the last are added. Doubling it makes a target refuse the largest."""
+"""Messages of a slot that leave at once after its target had nothing to go on with."""
+MAX_IN_MESSAGE = MAX_NODES // 2
+"""Nodes with which a message is full; siblings of the last are added."""
 
 Send = Callable[[str, int, Nodes], None]
 """Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""
@@ -39,33 +36,35 @@ class Pusher:
         self._send = send
         self._metrics = metrics
 
-    def push_due(self, growing: Growing, *, goes_on: bool) -> None:
-        """Send what was grown in a slot, if it is time. goes_on: more is being grown now."""
+    def push_due(self, growing: Growing) -> None:
+        """Send what was grown in a slot, if it is time."""
         tree = growing.tree
-        if tree is None or not (tree.unsent or tree.ended):
+        if not growing.is_growing or not (tree.unsent or tree.ended):
             return
         now = time.monotonic()
         if not growing.slot.params.determined:
             is_due = True  # what is drawn leaves before anything that may take a time set by it
-        elif tree.awaits_named:  # the target waits for all of it
+        elif tree.is_awaited:  # the target waits for all of it
             is_due = False
-        else:  # what ends is waited for
-            is_due = bool(tree.ended) or not goes_on or growing.num_urgent > 0 or now - growing.pushed_s >= PUSH_S
+        elif tree.ended or growing.num_urgent > 0 or now - growing.pushed_s >= PUSH_S:  # what ends is waited for
+            is_due = True
+        else:  # nothing more will come soon
+            is_due = not tree.offers(1)
         if is_due:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
-    def _push(self, growing: Growing, tree: GrowingTree | GrowingBeams) -> None:
-        unsent, tree.unsent = tree.unsent, []
-        ended, tree.ended = tree.ended, []
+    def _push(self, growing: Growing, tree: Growth) -> None:
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
-        for group in _groups(unsent):
-            message, laws, is_cut = _message(growing.ticket, tree, group, ended)
-            told = replace(message, draft_us=max(1, int(1e6 * growing.spent_s)))
-            self._engine.answer(partial(self._encode, send, told, laws, is_cut))
-            growing.spent_s, ended = 0.0, []
-        if ended:
-            self._engine.answer(partial(self._encode, send, *_message(growing.ticket, tree, (), ended)))
+        ended, tree.ended = tree.ended, []
+        for group in _groups(tree) or [()]:
+            message, laws = _message(growing.ticket, tree, group, ended)
+            if group:
+                message = replace(message, draft_us=max(1, int(1e6 * growing.spent_s)))
+                growing.spent_s = 0.0
+            self._engine.answer(partial(self._encode, send, message, laws, tree.topk is not None))
+            ended = []  # it comes with the first
+        tree.unsent = []
         if not growing.slot.params.determined:
             self._engine.flush()
 
@@ -74,68 +73,60 @@ class Pusher:
         encoding, num_bytes = "ids", 4 * len(nodes.ids)
         if laws:
             rows = encode_laws(laws, prefer_sparse=is_cut)
-            is_full = isinstance(rows, DenseRows)
-            encoding = "full" if is_full else "topk"
-            num_bytes += len(rows.data) if isinstance(rows, DenseRows) else len(rows.ids) + len(rows.log_probs)
-            nodes = nodes.with_rows(rows, laws[0].vocab_size)
+            if isinstance(rows, DenseRows):
+                encoding, law_bytes = "full", len(rows.data)
+            else:
+                encoding, law_bytes = "topk", len(rows.ids) + len(rows.log_probs)
+            num_bytes += law_bytes
+            nodes = replace(nodes, rows=rows, vocab_size=laws[0].vocab_size)
         self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
         send(nodes)
 
 
-def _groups(unsent: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    """Return the nodes of each message, siblings together: they share a law. Those that end come with the first.
+def _groups(tree: Growth) -> list[Sequence[int]]:
+    """Return the unsent nodes of each message, siblings together: they share a law.
 
     Laws take up to half of what a message may be: 64 whole ones of 262,144 ids are more than that.
     """
-    start, num_bytes = 0, 0
-    for place, node in enumerate(unsent):
-        law_bytes = _law_bytes(node)
-        is_full = place - start >= MOST_IN_MESSAGE or num_bytes + law_bytes > MAX_MESSAGE_BYTES // 2
-        if is_full and node.rank == 0 and place > start:
-            yield unsent[start:place]
-            start, num_bytes = place, 0
+    groups, group, num_bytes = list[Sequence[int]](), list[int](), 0
+    for node in tree.unsent:
+        law_bytes = 0
+        if tree.kinds[node] is NodeKind.LAW and tree.ranks[node] == 0:
+            law_bytes = 4 * tree.distributions[node].vocab_size if tree.topk is None else 8 * tree.topk
+        is_full = len(group) >= MAX_IN_MESSAGE or num_bytes + law_bytes > MAX_MESSAGE_BYTES // 2
+        if is_full and tree.ranks[node] == 0 and group:
+            groups.append(group)
+            group, num_bytes = [], 0
+        group.append(node)
         num_bytes += law_bytes
-    if start < len(unsent):
-        yield unsent[start:]
+    if group:
+        groups.append(group)
+    return groups
 
 
-def _law_bytes(node: Node) -> int:
-    """Return the most bytes that a node adds to a message by its law, which its siblings share."""
-    if node.kind is not NodeKind.LAW or node.law is None or node.rank:
-        return 0
-    topk = None if node.segment is None else node.segment.topk
-    return 4 * node.law.vocab_size if topk is None else 8 * topk
-
-
-def _message(
-    ticket: int, tree: GrowingTree | GrowingBeams, group: Sequence[Node], ended: Sequence[Node]
-) -> tuple[Nodes, list[RowLaw], bool]:
-    """Return new nodes with those that lead to them, the laws of those that were drawn, and whether these were cut."""
-    new = {id(node) for node in group}
-    order = {id(node): node for node in group}
-    live = tree.live if isinstance(tree, GrowingBeams) else [tree.root]
-    roots = {id(node): TREE_ROOT - place for place, node in enumerate(live)}
+def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int]) -> tuple[Nodes, list[RowLaw]]:
+    """Return new nodes with those that lead to them, and the laws that new ones were drawn from."""
+    index, nodes = dict(tree.roots), set[int]()
     for node in (*group, *ended):
-        above: Node | None = node
-        while above is not None and id(above) not in roots and (id(above) not in order or above is node):
-            order[id(above)] = above
-            above = above.parent
-    nodes = sorted(order.values(), key=lambda node: (node.position, node.rank))
-    index = {id(node): place for place, node in enumerate(nodes)} | roots
-    kinds = [node.kind if id(node) in new else NodeKind.KNOWN for node in nodes]
-    drawn: dict[int, Node] = {}  # by parent, the first
-    for node, kind in zip(nodes, kinds, strict=True):
-        if kind is NodeKind.LAW:
-            drawn.setdefault(id(node.parent), node)
+        while node not in index and node not in nodes:
+            nodes.add(node)
+            node = tree.parents[node]
+    new, laws = set(group), dict[int, RowLaw]()
+    kinds = list[NodeKind]()
+    ordered = sorted(nodes)
+    for place, node in enumerate(ordered):
+        index[node] = place
+        kinds.append(tree.kinds[node] if node in new else NodeKind.KNOWN)
+        if kinds[-1] is NodeKind.LAW:
+            laws.setdefault(tree.parents[node], tree.distributions[node])
     message = Nodes(
         ticket,
-        tree.length if isinstance(tree, GrowingBeams) else tree.committed_len,
-        [node.token_id for node in nodes],
-        [index[id(node.parent)] for node in nodes],
-        [node.rank for node in nodes],
+        tree.known_len,
+        [tree.ids[node] for node in ordered],
+        [index[tree.parents[node]] for node in ordered],
+        [tree.ranks[node] for node in ordered],
         kinds,
         None,
-        sorted({index[id(node)] for node in ended}),
+        sorted({index[node] for node in ended}),
     )
-    is_cut = any(node.segment is not None and node.segment.topk is not None for node in drawn.values())
-    return message, [node.law for node in drawn.values() if node.law is not None], is_cut
+    return message, list(laws.values())

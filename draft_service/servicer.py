@@ -7,8 +7,7 @@ from typing import Any
 
 from draft_service.jobs import AdvanceJob
 from outrider.engine.speculation.beam import Level, levels_from_proto
-from outrider.engine.worker.worker_service import Respond, WorkerService
-from outrider.v1 import common_pb2 as pb
+from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
 from outrider.wire.errors import InvalidRequest
@@ -16,20 +15,14 @@ from outrider.wire.params import MAX_CHOICES
 from outrider.wire.peer_text import bound_strings
 
 
-class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
     """Serves a draft's RPCs."""
 
     def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[str | None]]) -> None:
         """pair: returns why the draft may not serve a target, by address and epoch; None where it may."""
-        self._service = service
+        super().__init__(service)
         self._pair = pair
         self._vocab_size = service.info().vocab_size
-
-    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
-        return self._service.info()
-
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
-        return self._service.tokenizer
 
     async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
         bound_strings(request)

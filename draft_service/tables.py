@@ -12,14 +12,14 @@ from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.speculation.drafter import Said, of_table
-from outrider.engine.speculation.tree import Node
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
@@ -42,7 +42,7 @@ class TableState(WorkerState):
                 model_id=self.config.drafter,
                 vocab_size=self.vocabulary.size,
                 device="cpu",
-                attention_path=kinds.TABLES,
+                attention_path=TABLES,
                 eos_token_ids=self.vocabulary.eos_token_ids,
                 decoder_start_ids=self.vocabulary.decoder_start_ids,
                 tensor_parallel=1,
@@ -55,7 +55,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     """Make the state on the engine thread; nothing of it is ever lost. Raises ConfigError naming what is missing."""
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
-    kind = kinds.Drafter[config.drafter.upper()]
+    kind = Drafter(config.drafter)
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
     has_encoder = bool(vocabulary.decoder_start_ids)
     sizes = (config.max_slots, vocabulary.context_limit)
@@ -116,8 +116,8 @@ class TableDrafter:
     """Asks the follower of each slot."""
 
     takes_trees = True
-    takes_beams = False
-    most_depth: int | None = None
+    can_refeed = False
+    max_depth: int | None = None
 
     def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
         """flush: lets what is to be sent leave."""
@@ -125,12 +125,12 @@ class TableDrafter:
         self._vocab_size = vocab_size
         self._flush = flush
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
         self._flush()  # no forward does, and with enough slots one always grows
         said = list[Said]()
         for growing, nodes in wanted:
             slot, tree = growing.slot, growing.tree
-            assert isinstance(slot, TableSlot) and tree is not None, "a table's slot has a follower"
+            assert isinstance(slot, TableSlot), "a table's slot has a follower"
             state = self._keeper.sampling_state(slot)
             for node in nodes:
                 tree.feed(node)

@@ -1,11 +1,10 @@
-"""A draft's stream to one target: deliveries out, and back the rows of features that a head reads. On the gRPC loop's
+"""A draft's stream to one target: deliveries out, and the rows of features that a head reads back. On the gRPC loop's
 thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,18 +25,16 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Most bytes of deliveries that may wait for one target; what is older is late already. Doubling it doubles what a slow
-target holds."""
+"""Bytes of deliveries that may wait for one target; what is older is late already."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of rows that the engine has not taken in; beyond it none are read. Doubling it doubles what a slow draft
-holds."""
+"""Bytes of rows that the engine has not taken in; beyond it none are read."""
 RETRY_S = 0.005
-"""Seconds between two looks whether it has. Doubling it lets rows wait so much longer."""
+"""Seconds between two looks whether it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a target says of a text."""
+    """A target's forward over one text."""
 
     taps: Rows
     """[tokens, taps, hidden] bits of bfloat16."""
@@ -56,41 +53,36 @@ class TargetLink:
         offer: HeadOffer | None,
         submit: Callable[[str, RowsJob], None],
     ) -> None:
-        """offer: the head that is registered before rows are asked for; None where none are. submit: hands rows to the
-        engine, and says by the address whose they are.
+        """offer: the head that is registered before rows are requested; None where none are. submit: gives the engine
+        rows of the target at an address.
         """
-        self.broken = False
+        self.is_broken = False
         self.dialer = dialer
         self._address = address
-        self._offer = offer
         self._submit = submit
         self._call = target_pb2_grpc.TargetServiceStub(dialer.channel()).Deliver()
         self._backlog_bytes = 0
-        self._num_given_bytes = 0
-        """Of rows. The gRPC loop's thread alone counts them."""
-        self._num_taken_bytes = 0
-        """Of these. The engine thread alone counts them."""
+        self._given_bytes = 0
+        """Bytes of rows given to the engine. The gRPC loop's thread alone counts them."""
+        self._taken_bytes = 0
+        """Bytes of these that it has taken in. The engine thread alone counts them."""
         self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
             self._write,
             self._call.cancel,
             max_message_bytes - (1 << 16),  # the rest is for the items' headers
             lambda item: item.ByteSize(),
         )
-        self._registration: Registration | None = None
-        if offer is not None:
-            self._registration = Registration(offer, address, self._outbox.put, self._outbox.wait_below)
-        self._probes: dict[int, asyncio.Future[tpb.ProbeReply]] = {}
-        self._probe_ids = itertools.count(1)
+        self._registration = None if offer is None else Registration(offer, address, self._outbox)
+        self._probe_reply: asyncio.Future[tpb.ProbeReply] | None = None
         self._watch = asyncio.create_task(self._until_broken())
 
     @property
     def registration(self) -> Registration:
-        """Return the state of the head at this target."""
         assert self._registration is not None, "this draft has no head"
         return self._registration
 
     def put(self, item: tpb.Delivery) -> bool:
-        """False when it was dropped. A part alone goes whatever its size."""
+        """Queue a delivery; return False where it is dropped. One alone is sent whatever its size."""
         size = item.ByteSize()
         if self._backlog_bytes and self._backlog_bytes + size > MAX_BACKLOG_BYTES:
             return False
@@ -99,16 +91,11 @@ class TargetLink:
         return True
 
     async def probe(self, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
-        """Return what the target says of a text alone. Raises Unavailable, which says why it says nothing."""
-        probe_id = next(self._probe_ids)
-        future: asyncio.Future[tpb.ProbeReply] = asyncio.get_running_loop().create_future()
-        self._probes[probe_id] = future
-        probe = tpb.ProbeRequest(target_epoch=target_epoch, id=probe_id, token_ids=token_ids, taps=taps)
-        try:
-            self._outbox.put(tpb.FeatureAsk(probe=probe))
-            reply = await future
-        finally:
-            del self._probes[probe_id]
+        """Run the target over one text, one at a time. Raises Unavailable with its reason where it does not."""
+        self._probe_reply = asyncio.get_running_loop().create_future()
+        probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=token_ids, taps=taps)
+        self._outbox.put(tpb.FeatureAsk(probe=probe))
+        reply = await self._probe_reply
         num, data = len(token_ids) * len(taps), reply.taps
         if reply.why or not data or len(data) % (2 * num) or len(reply.best_ids) != len(token_ids):
             why = bound_text(reply.why, MAX_REASON_BYTES) or "its answer has not the form of one"
@@ -117,10 +104,14 @@ class TargetLink:
         return Probed(rows, tuple(reply.best_ids))
 
     async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
-        deliveries = [item for item in items if isinstance(item, tpb.Delivery)]
-        asks = [item for item in items if isinstance(item, tpb.FeatureAsk)]
-        await self._call.write(tpb.DeliveryBatch(items=deliveries, asks=asks))
-        self._backlog_bytes -= sum(item.ByteSize() for item in deliveries)
+        batch = tpb.DeliveryBatch()
+        for item in items:
+            if isinstance(item, tpb.Delivery):
+                batch.items.append(item)
+            else:
+                batch.asks.append(item)
+        await self._call.write(batch)
+        self._backlog_bytes -= sum(item.ByteSize() for item in batch.items)
 
     async def _until_broken(self) -> None:
         try:
@@ -131,47 +122,45 @@ class TargetLink:
             reason = describe_failure(error)
         except asyncio.CancelledError:  # by `close`, or by grpc when a write failed
             reason = "cancelled"
-        if not self.broken:
+        if not self.is_broken:
             log.warning("delivery stream to %s ended: %s", self._address, reason)
         self._lose(reason)
         await self._outbox.close()
 
     def _lose(self, reason: str) -> None:
-        self.broken = True
+        self.is_broken = True
         if self._registration is not None:
             self._registration.lost(f"the stream to the target ended: {reason}")
-        for future in self._probes.values():
-            if not future.done():
-                future.set_result(tpb.ProbeReply(why=reason))
+        self._answer_probe(tpb.ProbeReply(why=reason))
+
+    def _answer_probe(self, reply: tpb.ProbeReply) -> None:
+        if self._probe_reply is not None and not self._probe_reply.done():
+            self._probe_reply.set_result(reply)
 
     async def _take(self, batch: tpb.FeatureBatch) -> None:
-        """Take in what came back."""
+        if self._registration is None:
+            return
         for head in batch.heads:
-            if self._registration is not None:
-                self._registration.replied(head)
+            self._registration.replied(head)
         for probe in batch.probes:
-            future = self._probes.get(probe.id)
-            if future is not None and not future.done():
-                future.set_result(probe)
+            self._answer_probe(probe)
         for rows in batch.rows:
-            await self._take_rows(rows)
+            await self._take_rows(rows, self._registration.offer.width)
 
-    async def _take_rows(self, message: tpb.FeatureRows) -> None:
-        width = 0 if self._offer is None else self._offer.width
-        data = message.data
-        num_bytes = len(data)
+    async def _take_rows(self, message: tpb.FeatureRows, width: int) -> None:
+        num_bytes = len(message.data)
         if not num_bytes or num_bytes != 2 * width * message.num_rows:
             log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
             return
-        rows = np.frombuffer(data, dtype=np.uint16).reshape(message.num_rows, width)
-        self._num_given_bytes += num_bytes
+        rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_rows, width)
+        self._given_bytes += num_bytes
 
         def taken() -> None:
-            self._num_taken_bytes += num_bytes
+            self._taken_bytes += num_bytes
 
-        of_request = (message.ticket, message.target_epoch, message.start, rows, taken, message.request_id)
-        self._submit(self._address, RowsJob(*of_request))
-        while self._num_given_bytes - self._num_taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
+        job = RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id)
+        self._submit(self._address, job)
+        while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
 
     async def close(self) -> None:

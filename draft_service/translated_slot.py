@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.drafting.translation import Translation
+from outrider.drafting.translation import Translation, num_alike
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
@@ -18,7 +18,7 @@ class TranslatedSlot(Slot):
     committed, as long as the draft would write them so, too.
     """
 
-    __slots__ = ("_limit", "_retelling", "guesses", "has_ended", "translation", "written")
+    __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class TranslatedSlot(Slot):
         super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
         self.translation = translation
         self._limit = min(context_limit, (pool.num_blocks - 1) * pool.block_size)  # a block may have to be copied
-        self._retelling = translation.retell()
-        self._retelling.commit(self.committed, 0)
+        self._retokenization = translation.retokenization()
+        self._retokenization.commit(self.committed, 0)
         self._write_anew()
 
     def _write_anew(self) -> None:
@@ -72,20 +72,20 @@ class TranslatedSlot(Slot):
 
     @property
     def ids(self) -> list[int]:
-        told = self._retelling.ids
-        return told if len(told) <= self._limit else told[: self._limit]
+        ids = self._retokenization.ids
+        return ids if len(ids) <= self._limit else ids[: self._limit]
 
     @property
     def most_depth(self) -> int:
         """Return what the draft's context has room for; 0 within a character, for which it has no word."""
-        return max(0, self._limit + 1 - len(self._retelling.ids)) if self._retelling.is_whole else 0
+        return max(0, self._limit + 1 - len(self._retokenization.ids)) if self._retokenization.is_whole else 0
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         before = self.committed[base_len:]
         BareSlot.commit_from(self, base_len, ids)
         self._write_anew()
-        num_same = base_len + _num_alike(before, ids)
-        self._num_agreed = min(self._num_agreed, self._retelling.commit(self.committed, num_same))
+        num_same = base_len + num_alike(before, ids)
+        self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
         self.cached[start:] = ids
@@ -99,7 +99,7 @@ class TranslatedSlot(Slot):
     def truncate(self, committed_len: int) -> int:
         if committed_len > len(self.committed):
             return self._crop(len(self.ids))
-        return self._crop(self._retelling.num_told(max(committed_len - 1, 0)))
+        return self._crop(self._retokenization.num_of(max(committed_len - 1, 0)))
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
@@ -107,9 +107,3 @@ def make_slot(context_limit: int, *slot: Any, translation: Translation | None = 
     if translation is None:
         return Slot(*slot)
     return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
-
-
-def _num_alike(before: Sequence[int], now: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    unlike = (place for place, (old, new) in enumerate(zip(before, now, strict=False)) if old != new)
-    return next(unlike, min(len(before), len(now)))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from draft_service.pairing import Probe, WiringTest
     from draft_service.registration import HeadOffer
     from draft_service.tables import TableState
-    from outrider.drafting.drafter import SequenceDrafter
     from outrider.engine.speculation.drafter import NodeDrafter
+    from outrider.engine.speculation.growth import OpenAhead
     from outrider.engine.worker.jobs import SlotKey
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
 
@@ -81,7 +81,7 @@ def _with_model(base: Base[WorkerState]) -> Parts:
         make_test = partial(WiringTest, state, engine, base.metrics)
         return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.opening), make_test)
     if isinstance(state, ModelState):
-        return _parts(base, vocab_size, make_drafter, translates=state.translates, table=state.table)
+        return _parts(base, vocab_size, make_drafter, translates=state.translates, open_ahead=state.open_ahead)
     return _parts(base, vocab_size, make_drafter)
 
 
@@ -100,10 +100,10 @@ def _parts(
     make_test: Callable[[Probe], WiringTest] | None = None,
     *,
     translates: bool = False,
-    table: SequenceDrafter | None = None,
+    open_ahead: OpenAhead | None = None,
 ) -> Parts:
     """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered.
-    translates: it drafts for targets of other vocabularies, too. table: guesses what it draws.
+    translates: it drafts for targets of other vocabularies, too. open_ahead: who has rows fed beside its nodes.
     """
     from draft_service.deliveries import Deliverer
     from draft_service.grower import Grower
@@ -159,6 +159,6 @@ def _parts(
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
     request_rows = None if offer is None else deliverer.request_rows
-    rest = (deliverer.send, metrics, vocab_size, request_rows, base.loaded.info().eos_token_ids, table)
+    rest = (deliverer.send, metrics, vocab_size, request_rows, base.loaded.info().eos_token_ids, open_ahead)
     grower = Grower(make_drafter, base.keeper, base.engine, *rest)
     return Parts(grower, add_services, deliverer.close)

@@ -14,17 +14,18 @@ from target_service.jobs import Finish
 class Commit:
     """The tokens that one round commits."""
 
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
+    token_ids: list[int]
+    kinds: list[TokenKind]
     finish: Finish | None
-    stop_token_id: int | None
 
 
 def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
     """Return the kind of the target's own token. all_kept: to the end of the proposal, or of a tree's branch."""
     if not num_drafted:
         return TokenKind.PLAIN
-    return TokenKind.BONUS if all_kept else TokenKind.RECOVERED
+    if all_kept:
+        return TokenKind.BONUS
+    return TokenKind.RECOVERED
 
 
 def commit_tokens(
@@ -40,13 +41,20 @@ def commit_tokens(
     `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
     token; text leaves it out.
     """
-    tokens = [*accepted_ids, next_id]
-    kinds = [*[TokenKind.ACCEPTED] * len(accepted_ids), last]
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
-    for index, token_id in enumerate(tokens):
-        num_now = num_output + index + 1
-        if token_id in stops and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.STOP, token_id)
-        if num_now >= params.max_tokens:
-            return Commit(tuple(tokens[: index + 1]), tuple(kinds[: index + 1]), Finish.LENGTH, None)
-    return Commit(tuple(tokens), tuple(kinds), None, None)
+    stop_ids = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids.update(eos_token_ids)
+    token_ids, finish = list[int](), None
+    for token_id in (*accepted_ids, next_id):
+        token_ids.append(token_id)
+        num_now = num_output + len(token_ids)
+        if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
+            finish = Finish.STOP
+        elif num_now >= params.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            break
+    kinds = [TokenKind.ACCEPTED] * len(token_ids)
+    if len(token_ids) > len(accepted_ids):
+        kinds[-1] = last
+    return Commit(token_ids, kinds, finish)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.sampling.acceptance import Noise, OwnDraw, accept_block_one, accept_draw
 from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
-from outrider.engine.sampling.penalties import LogitRow, SamplingState
+from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
 from outrider.engine.sampling.reported import reported
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.side_by_side import side_by_side
@@ -29,14 +30,13 @@ from target_service.step_rows import Decided, StepRows, is_block, walk
 
 def decide(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
-) -> list[Decided]:
-    """Decide each slot.
+) -> list[Decided | NonFiniteLogits]:
+    """Decide each slot; the error stands for one that cannot be decided for its logits.
 
     logits: [sum(K_b + 1), V] float32, slots in order. by_block: how rejection looks at chains without lenience; false
     is for tests alone, which compare the rule of lenience, by token, with the exact law.
 
-    Raises NonFiniteLogits, naming a row of every slot that cannot be decided for it. Rows that nothing is decided by
-    may hold anything on the host.
+    Rows that nothing is decided by may hold anything on the host.
     """
     if not HostLogits.reads(logits):
         return decide_on_device(proposals, states, logits, by_block=by_block)
@@ -58,7 +58,13 @@ def decide(
 
 
 def _decide_slot(
-    proposal: Proposal, state: SamplingState, host: HostLogits, start: int, uniforms: NDArray, *, by_block: bool
+    proposal: Proposal,
+    state: SamplingState,
+    host: HostLogits,
+    start: int,
+    uniforms: NDArray[np.float64],
+    *,
+    by_block: bool,
 ) -> Decided:
     """Decide a slot whose first row is `start`. uniforms: of its draws."""
     tree, params, committed_len = proposal.tree, state.params, len(proposal.slot.committed)
@@ -115,3 +121,19 @@ def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
 def all_accepted(proposal: Proposal, decided: Decided) -> bool:
     """Return whether draft tokens were accepted up to the end of a branch of the tree."""
     return not proposal.tree.children(decided.last)
+
+
+def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
+    """Return the decision up to where the request's grammar can be followed no further; None where it cannot be
+    followed at all.
+    """
+    ids = proposal.tree.prefix(decided.last)
+    if not state.params.grammar or state.failure(ids) is None:
+        return decided
+    if state.failure(()) is not None:
+        return None
+    num_sound = 1
+    while state.failure(ids[:num_sound]) is None:
+        num_sound += 1
+    # The next step fails; the draft token that leads there stands in place of the target's own.
+    return replace(decided, path=decided.path[: num_sound - 1], next_id=ids[num_sound - 1])

@@ -33,8 +33,8 @@ from target_service.step_rows import Decided, StepRows, is_block, walk
 
 def decide_on_device(
     proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
-) -> list[Decided]:
-    """Decide each slot. logits: [sum(K_b + 1), V] float32, slots in order. Raises NonFiniteLogits."""
+) -> list[Decided | NonFiniteLogits]:
+    """Decide each slot, as `decide` does. logits: [sum(K_b + 1), V] float32, slots in order."""
     step = _DeviceStep(proposals, states, logits, by_block=by_block)
     next_ids, has_mass, is_last = step.next_ids()  # [R] int64 each
     parts = [sound_rows(logits), next_ids, has_mass, is_last, step.log_probs(next_ids)]
@@ -202,36 +202,30 @@ class _DeviceStep:
         rows = to_device(np.array(self._reported_rows), self._device)
         return packed(self._logits[rows], next_ids[rows], self._max_logprobs).view(-1)
 
-    def read(self, outcomes: NDArray[np.int64], log_probs: NDArray[np.float64]) -> list[Decided]:
+    def read(self, outcomes: NDArray[np.int64], log_probs: NDArray[np.float64]) -> list[Decided | NonFiniteLogits]:
         """Walk each tree on the host. outcomes [4, R]: whether a row's logits are finite, and `next_ids`; log_probs: as
         `log_probs`, in one row.
 
-        Raises NonFiniteLogits, or NothingToDraw, for the rows that something is decided by: those on a slot's path, and
-        all of a block.
+        A slot is decided by the rows on its path, and by all of a block. Raises NothingToDraw where one has no mass.
         """
         is_finite, next_ids, has_mass, is_last = outcomes.tolist()
         reported = log_probs.reshape(len(self._reported_rows), 1 + 2 * self._max_logprobs)
         num_read = 0
-        bad_rows = list[int]()
-        decided = list[Decided]()
-        can_draw = True
+        decided = list[Decided | NonFiniteLogits]()
         for b, proposal in enumerate(self._proposals):
             start, end = self._step.starts[b : b + 2]
             found = _walk(proposal, next_ids[start:end], is_last[start:end])
             rows = [start, *(start + 1 + node for node in found.path)]
             decided_by = range(start, end) if any(is_last[start:end]) else rows
-            bad_rows += [row for row in decided_by if not is_finite[row]]
-            can_draw = can_draw and all(has_mass[row] for row in rows)
+            bad_rows = [row for row in decided_by if not is_finite[row]]
+            if not bad_rows and not all(has_mass[row] for row in rows):
+                raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
             num_logprobs = proposal.slot.params.num_logprobs
             if num_logprobs is not None:
                 values = reported[[num_read + row - start for row in rows]]
                 found = Decided(found.path, found.next_id, tuple(unpacked(values, num_logprobs)))
                 num_read += end - start
-            decided.append(found)
-        if bad_rows:
-            raise NonFiniteLogits(bad_rows)
-        if not can_draw:
-            raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
+            decided.append(NonFiniteLogits(bad_rows) if bad_rows else found)
         return decided
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from target_service.lease import Delivered, Lease
+from target_service.lease import DeliveredDrafts, Lease
 
 MAX_HOLD_S = 1.0
 """Seconds that a request which names how many draft tokens are verified waits for them at most."""
@@ -21,7 +21,7 @@ class PendingDraft(NamedTuple):
     """A draft with more tokens in flight for a slot."""
 
     lease: Lease
-    draft: Delivered
+    draft: DeliveredDrafts
     prob: float
     """Acceptance probability of the next one."""
 
@@ -43,16 +43,16 @@ class ExpectedArrival(NamedTuple):
     """Acceptance probability of each of these where the one before is accepted."""
 
 
-def expected_arrival(lease: Lease, draft: Delivered, now: float) -> ExpectedArrival | None:
+def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
     """Return when the next draft tokens should arrive; None where that is unknown, or they are overdue."""
-    is_first = lease.length in draft.lacked
+    is_first = lease.length in draft.starved_since_s
     since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
     if takes_s is None:
         return None
     until_s = since_s + _PATIENCE * takes_s
     if now >= until_s:
         return None
-    return ExpectedArrival(until_s, takes_s, is_first, draft.gap_s, lease.room - 1, draft.shares.share(0))
+    return ExpectedArrival(until_s, takes_s, is_first, draft.gap_s, lease.max_drafts - 1, draft.shares.share(0))
 
 
 def waits_until(lease: Lease) -> float:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
+from outrider.engine.sampling.reported import Reported
 from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import Drafter, DraftTokenKind, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TokenKind
 
 
 class Finish(Enum):
@@ -36,21 +39,14 @@ class VerifyJob:
     slot_id: int
     base_len: int
     committed_ids: tuple[int, ...]
-    ticket: int
+    tickets: Sequence[tuple[int, bool]]
+    """Of each draft its ticket, and whether it has been told of the slot; at least one. The first names the lease."""
     until_len: int
-    is_drafted: bool
-    """A draft has been told of the slot."""
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
     """Takes a verdict a step."""
     levels: tuple[Level, ...] = ()
     """Of a beam search, all that is decided."""
-    others: Sequence[tuple[int, bool]] = ()
-    """Ticket and is_drafted of further drafts."""
-
-    @property
-    def tickets(self) -> Sequence[tuple[int, bool]]:
-        return ((self.ticket, self.is_drafted), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,6 @@ class RefusedDelivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Log-probs of one committed token under the unmodified distribution, in nats."""
-
-    logprob: float
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-    rank: int = 0
-    """Of a prompt's token: 1 + how many are likelier. 0 = not said."""
-
-
-@dataclass(frozen=True, slots=True)
 class Timings:
     """Durations of one step, and what its forward was fed."""
 
@@ -91,67 +76,25 @@ class Timings:
     forward_s: float
     accept_s: float
     batch_size: int
-    num_batch_tokens: int = 0
+    num_batch_tokens: int
     """Tokens fed by the forward, all slots and pieces of prompts together."""
-    num_batch_prompt_tokens: int = 0
-    """Tokens among num_batch_tokens that belong to pieces of prompts."""
-    step: int = 0
-    """Number of the forward in the target's life, from 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOutcome:
-    """What came of one of several drafts in a step."""
+class DraftOutcome(NamedTuple):
+    """The outcome of one drafter's draft tokens in a step. Its fields are the message's."""
 
-    num_drafted: int
-    """Nodes that none of those before it has drafted, too."""
-    num_accepted: int
-    is_verified: bool
-    """Something of it was verified."""
-    hit: bool | None
-    is_refused: bool
-    """What it delivered broke a rule."""
-    num_wasted: int
-
-
-Ranked = tuple[int, float]
-"""A token id and its log-prob, in nats."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Where the path of accepted draft tokens ended with one refused."""
-
-    parent: int
-    """Index of the last accepted one; -1 = none was."""
-    token_id: int
-    """What the target said there."""
-    target: Sequence[Ranked]
-    """Its best, best first, under its law; at temperature 0 under that of temperature 1."""
-    draft_law: Sequence[Ranked]
-    """The best of what the draft drew from there; empty where nothing was drawn."""
-    draft_guesses: Sequence[int]
-    """Elsewhere what it guessed there, best first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What a step verified and why it went no further."""
-
-    ids: Sequence[int]
-    parents: Sequence[int]
-    """Of each the index of the one that it follows; -1 = the last committed token."""
-    kinds: Sequence[DraftTokenKind]
-    accepted: Sequence[int]
-    """Indices of those kept, first to last."""
-    rejection: Rejection | None
-    """None where all was kept."""
-    draft_us: int | None
-    """What draft workers spent on it, in microseconds; None where none drafted or said."""
-
-    def cut(self, num_tokens: int) -> Explanation:
-        """Return it for a step of which so many tokens stay: what was said behind an end was never said."""
-        return self if num_tokens > len(self.accepted) else replace(self, rejection=None)
+    num_drafted: int = 0
+    """Nodes verified, but for those that another drafter proposed, too, and is tested before it."""
+    num_accepted: int = 0
+    """Nodes accepted among num_drafted."""
+    is_verified: bool = False
+    """Something of it was verified, perhaps of another, too."""
+    hit: bool | None = None
+    """Whether delivered draft tokens were buffered when the slot could go on; None where none had come yet."""
+    is_refused: bool = False
+    """A delivery broke a rule."""
+    num_wasted: int = 0
+    """Draft tokens on the committed path that came after their step, since the last verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,39 +103,40 @@ class Verdict:
 
     committed_len: int
     """Length before the step, in tokens."""
-    token_ids: tuple[int, ...]
-    """Ids committed after it, cut at the first stop."""
-    kinds: tuple[TokenKind, ...]
-    num_drafted: int
-    depth: int
-    """Most draft tokens that might have been kept: num_drafted but for a tree."""
-    num_accepted: int
-    """Draft tokens kept by the rule, before stops cut."""
+    token_ids: Sequence[int]
+    """Ids committed after it, cut at the first stop; none of a beam search."""
+    kinds: Sequence[TokenKind]
+    """One a token, or a level."""
     finish: Finish | None
-    stop_token_id: int | None
-    logprobs: tuple[Logprobs, ...]
+    outcomes: Sequence[DraftOutcome]
+    """Of each draft, in the order of the tickets, and last of what the target itself drafted."""
+    drafter: Drafter | None
+    """Who drafted what was verified; None of a plain step, and of what the grammar left no choice of."""
+    depth: int
+    """Most draft tokens that might have been accepted: their number but for a tree."""
     fallback: Fallback | None
     timings: Timings
     num_cached_tokens: int
     """Prompt tokens that the slot found in the prefix cache when it first began."""
-    drafter: Drafter | None
-    """Who drafted what was verified; None of a plain step, and of what the grammar left no choice of."""
-    hit: bool | None
-    """Whether delivered drafts lay ready when the slot could go on; None where none had come yet."""
-    num_wasted: int
-    """Drafts on the committed path that came after their step, since the last verdict."""
     num_foretold: int = 0
-    """Tokens that the slot's prediction had foretold."""
-    levels: tuple[Level, ...] = ()
+    """Committed tokens that the slot's prediction contained."""
+    logprobs: Sequence[Reported] = ()
+    """One a token where the slot asks for them."""
+    prompt_logprobs: Sequence[tuple[Reported, int]] = ()
+    """Of the prompt's tokens from the second on, in a slot's first verdict where they are asked for, each with its
+    rank, 1 for the likeliest."""
+    explanation: pb.Explanation | None = None
+    """Where the slot asks for it. It is for the user alone, so it is made as it is sent."""
+    levels: Sequence[Level] = ()
     """Of a beam search, in place of token_ids."""
-    hypotheses: tuple[Hypothesis, ...] = ()
+    hypotheses: Sequence[Hypothesis] = ()
     """Answers of a beam search that has finished, best first."""
-    num_own_drafted: int = 0
-    """Of a tree of several sources, drafts that the target alone has made, among num_drafted."""
-    num_own_accepted: int = 0
-    drafts: Sequence[DraftOutcome] = ()
-    """Of several drafts, each by itself, in the order of their tickets."""
-    explanation: Explanation | None = None
-    """Where the slot asks for it."""
-    prompt_logprobs: Sequence[Logprobs] = ()
-    """Of the prompt's tokens from the second on, in a slot's first verdict where they are wanted."""
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(outcome.num_drafted for outcome in self.outcomes)
+
+    @property
+    def num_accepted(self) -> int:
+        """Return the draft tokens that the rule accepted, before stops cut."""
+        return sum(outcome.num_accepted for outcome in self.outcomes)

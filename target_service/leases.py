@@ -11,14 +11,13 @@ from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
-from target_service.lease import Delivered, Lease
+from target_service.lease import DeliveredDrafts, DraftSource, Lease
 
 log = get_logger(__name__)
 
@@ -27,7 +26,7 @@ class Leases:
     """At most one a slot. Its size may be read from other threads, and deliveries left for it by any."""
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
-        """max_bytes: what all that is parked may take; each slot has an equal share. answer: posts an answer."""
+        """max_bytes: of the draft buffers of all slots, each of which has an equal part. answer: posts an answer."""
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
@@ -57,7 +56,7 @@ class Leases:
     def may_be_drafted(self, key: SlotKey) -> bool:
         """Return whether steps of the slot may have drafts."""
         opened = self._opened.get(key)
-        return opened is not None and opened[0].max_draft_tokens > 0
+        return opened is not None and not opened[0].is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:
         """Return how the answer of an open slot is drafted for."""
@@ -65,7 +64,7 @@ class Leases:
 
     def running(self) -> list[Lease]:
         """Return those that may take another step."""
-        return [lease for lease in self._leases.values() if lease.runs]
+        return [lease for lease in self._leases.values() if lease.is_running]
 
     def opened(self, job: OpenJob) -> None:
         """Remember how a slot's answer is drafted for."""
@@ -84,26 +83,34 @@ class Leases:
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
         """Let the slot step by itself. beams: what is searched in it."""
         speculation, own_drafters = self._opened[slot.key]
-        kind = _kind_of(slot.params)
-
-        def shares(whose: int | Drafter) -> SlotShares:
-            return SlotShares(self._shares.setdefault((*kind, whose), RankShares()))
-
-        drafts = [
-            Delivered(ticket, shares(place), live=is_drafted) for place, (ticket, is_drafted) in enumerate(job.tickets)
-        ]
-        own_shares = {each.own: shares(each) for each in own_drafters if each.own is not None}
-        lease = Lease(job, slot, speculation, job.until_len, drafts, own_shares, job.arrived_s, beams)
-        lease.goes_on(job.arrived_s)
+        drafts = list[DeliveredDrafts]()
+        for index, (ticket, is_drafted) in enumerate(job.tickets):
+            shares = self._slot_shares(slot, index)
+            drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
+        own_sources = dict[Drafter, DraftSource]()
+        for drafter in own_drafters:
+            if drafter.own is not None:
+                own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
+        lease = Lease(job, slot, speculation, job.until_len, drafts, own_sources, job.arrived_s, beams)
+        lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
         self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)
         return lease
 
+    def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
+        """Return the acceptance probabilities of a slot's drafter, which begin with those of all slots that sample
+        alike. drafter: of a draft worker its index.
+        """
+        params = slot.params
+        width = 0 if params.beams is None else params.beams.width
+        kind = params.greedy, params.determined, round(params.lenience, 1), width, drafter
+        return SlotShares(self._shares.setdefault(kind, RankShares()))
+
     def extend(self, job: ExtendJob, now: float) -> None:
         lease = self._leases.get((job.owner, job.slot_id))
-        if lease is None or lease.job.ticket != job.ticket or job.until_len <= lease.until_len:
+        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.until_len:
             return
-        if not lease.runs:
+        if not lease.is_running:
             lease.ready_s = now
         lease.until_len = job.until_len
 
@@ -137,15 +144,15 @@ class Leases:
             self._metrics.note_parked("expired", len(nodes.ids))
             return
         draft = lease.of_ticket(nodes.ticket)
-        most_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
         if lease.beams is not None:
-            inserted = lease.beams.insert(nodes)
+            inserted = lease.beams.drafts.insert(nodes)
         else:
-            inserted = draft.parked.insert(nodes, lease.slot.committed, most_bytes, in_step=in_step)
+            max_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
+            inserted = draft.buffer.insert(nodes, lease.slot.committed, max_bytes, in_step=in_step)
         draft.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
-        if inserted.no_room and not self._told_of_room:
+        if inserted.is_full and not self._told_of_room:
             self._told_of_room = True
             log.warning(
                 "drafts are dropped: %d answers share %d bytes, and a draft token brings %d; let laws be cut "
@@ -161,7 +168,8 @@ class Leases:
         self._metrics.proposals_refused.inc()
         if lease is not None:
             draft = lease.of_ticket(ticket)
-            draft.refused, draft.live = why, False
+            draft.refused = why
+            draft.is_active = False
             slot_id = lease.slot.key[1]
             log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
 
@@ -175,7 +183,7 @@ class Leases:
         """End the slot's lease, if it has one: its answer is complete."""
         lease = self._leases.pop(key, None)
         if lease is not None:
-            self._metrics.note_parked("pruned", sum(draft.parked.num_nodes for draft in lease.drafts))
+            self._metrics.note_parked("pruned", sum(len(draft.buffer.tree) for draft in lease.drafts))
             for draft in lease.drafts:
                 if self._by_ticket.get(draft.ticket) is lease:
                     del self._by_ticket[draft.ticket]
@@ -183,9 +191,3 @@ class Leases:
 
     def answer(self, job: VerifyJob, result: Verdict | JobError) -> None:
         self._post(lambda: job.respond(result))
-
-
-def _kind_of(params: SamplingParams) -> tuple[Any, ...]:
-    """Return what requests whose drafts are kept about as often have in common."""
-    width = 0 if params.beams is None else params.beams.width
-    return (params.greedy, params.determined, round(params.lenience, 1), width)

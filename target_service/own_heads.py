@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,19 +13,20 @@ from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, t
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.chain import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from target_service.chains import chain_of_logits
 from target_service.feature_jobs import AddHead
 from target_service.features import Features
-from target_service.lease import Candidate, Scaffold
 
 
-class OwnHeads:
-    """Implements `StepDrafter`: each slot has its own last row."""
+class OwnHeads(TargetDrafter):
+    """Proposes by the last row of each slot."""
 
     def __init__(self, loaded: LoadedMedusa, features: Features) -> None:
         """Have the target make rows for them from now on."""
@@ -38,7 +38,7 @@ class OwnHeads:
         self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
         features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
 
-    def open(self, slot: Slot) -> None:
+    def open(self, job: OpenJob, slot: Slot) -> None:
         self._slots[slot.key] = slot
 
     def has_next(self, slot: Slot) -> bool:
@@ -48,23 +48,19 @@ class OwnHeads:
         """Return the row [width] of the token before the last committed one, where it is here."""
         return self._features.row(self._digest, slot.key, len(slot.committed) - 2)
 
-    def candidates(self, slot: Slot, state: SamplingState, shares: SlotShares, most: int) -> Sequence[Candidate]:
-        return chain_of_logits(slot, state, shares, most, self._logits(slot), self.heads.facts.num_heads)
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        logits = self._logits(slot) if self.has_next(slot) else None
+        return propose_by_logits(slot, state, shares, max_tokens, logits)
 
-    def scaffold(self, slot: Slot, parents: Sequence[int]) -> Scaffold | None:
-        return None
-
-    def learn(self, slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None: ...
-
-    def cut(self, key: SlotKey, end: int) -> None:
+    def commit(self, slot: Slot, num_same: int) -> None:
         """Rows of other tokens may come up to the same length."""
-        known = self._known.get(key)
-        if known is not None and known[0] > end:
-            del self._known[key]
+        known = self._known.get(slot.key)
+        if known is not None and known[0] > num_same:
+            del self._known[slot.key]
 
-    def forget(self, key: SlotKey) -> None:
+    def close(self, key: SlotKey, *, is_ended: bool) -> None:
         """The rows are dropped with the slot's features."""
-        self._slots.pop(key, None)
+        del self._slots[key]
         self._known.pop(key, None)
 
     def _logits(self, slot: Slot) -> HostLogits:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
+from outrider.engine.sampling.reported import Reported, packed_ranks, unpacked_ranks
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob
 from outrider.engine.worker.scheduler import Piece
 from outrider.engine.worker.slots import Scoring, Slot
-from target_service.jobs import Logprobs
 
 
 def refuses_scoring(job: OpenJob) -> JobError | None:
@@ -37,8 +36,8 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 
 
 def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
-    """Note what a forward says of prompts. Return the slots whose logits are not finite. logits: [P, V] float32, of
-    the pieces, in order.
+    """Note the log-probs of prompt tokens that a forward brings. Return the slots whose logits are not finite. logits:
+    [P, V] float32, of the pieces, in order.
     """
     scored = list[tuple[Slot, Scoring]]()
     rankings = list[Tensor]()
@@ -51,19 +50,19 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
         rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
-    if not scored:
-        return []
     failed = list[Slot]()
+    if not scored:
+        return failed
     for (slot, scoring), ranking in zip(scored, to_host(*rankings), strict=True):  # one wait for all pieces
         ranks = unpacked_ranks(ranking.numpy(), scoring.num_best)
         if ranks is None:
             failed.append(slot)
         else:
-            scoring.found += [Logprobs(*found, rank) for found, rank in ranks]
+            scoring.found += ranks
     return failed
 
 
-def take_scores(slot: Slot) -> Sequence[Logprobs]:
+def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
     """Return them once, with the slot's first verdict."""
     scoring, slot.scoring = slot.scoring, None
     return () if scoring is None else scoring.found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -13,7 +13,7 @@ import grpc.aio
 from outrider.engine.speculation.beam import level_to_proto, levels_from_proto
 from outrider.engine.speculation.nodes import Nodes, from_proto
 from outrider.engine.worker.jobs import Fault, JobError
-from outrider.engine.worker.worker_service import Respond, WorkerService
+from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -24,10 +24,10 @@ from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
-from target_service.jobs import Explanation, ExtendJob, Logprobs, RefusedDelivery, Rejection, Verdict, VerifyJob
+from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
 
 
-class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
     """Serves a target's RPCs."""
 
     def __init__(
@@ -39,18 +39,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         metrics: WorkerMetrics,
     ) -> None:
         """hand_in: leaves what a draft delivered for the engine; False where there is no room."""
-        self._service = service
+        super().__init__(service)
         self._vocab_size = vocab_size
         self._hand_in = hand_in
         self._heads = heads
         self._metrics = metrics
         self._numbers = itertools.count(1)
-
-    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:
-        return self._service.info()
-
-    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:
-        return self._service.tokenizer
 
     async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
         await self._service.control(
@@ -115,99 +109,62 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
 def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respond) -> VerifyJob:
     """Raises InvalidRequest."""
-    tickets = [(each.ticket, each.is_drafted) for each in (message, *message.others)]
-    if len({ticket for ticket, _ in tickets}) < len(tickets) or len(tickets) > MAX_DRAFTS:
+    tickets = [(draft.ticket, draft.is_drafted) for draft in message.tickets]
+    num_different = len({ticket for ticket, _ in tickets})
+    if not 1 <= num_different == len(tickets) <= MAX_DRAFTS:
         raise InvalidRequest(f"a lease has {len(tickets)} tickets, must have 1 to {MAX_DRAFTS}, each once")
-    if message.levels and message.others:
+    if message.levels and len(tickets) > 1:
         raise InvalidRequest(f"a beam search has {len(tickets)} tickets, must have 1")
     return VerifyJob(
         owner=owner,
         slot_id=message.slot,
         base_len=message.base_len,
         committed_ids=tuple(message.committed_ids),
-        ticket=message.ticket,
+        tickets=tickets,
         until_len=message.until_len,
-        is_drafted=message.is_drafted,
         arrived_s=time.monotonic(),
         respond=respond,
         levels=levels_from_proto(message.levels, vocab_size),
-        others=tickets[1:],
     )
 
 
-def _reply(result: Verdict) -> dict[str, tpb.Verdict]:
-    timings = result.timings
-    verdict = tpb.Verdict(
-        committed_len=result.committed_len,
-        token_ids=result.token_ids,
-        kinds=[kind.value for kind in result.kinds],
-        num_drafted=result.num_drafted,
-        depth=result.depth,
-        num_accepted=result.num_accepted,
-        finish_reason=pb.FINISH_REASON_UNSPECIFIED if result.finish is None else result.finish.value,
-        stop_token_id=result.stop_token_id,
-        logprobs=map(_logprobs, result.logprobs),
-        prompt_logprobs=map(_logprobs, result.prompt_logprobs),
-        fallback=tpb.FALLBACK_REASON_UNSPECIFIED if result.fallback is None else result.fallback.value,
+def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
+    timings = verdict.timings
+    message = tpb.Verdict(
+        committed_len=verdict.committed_len,
+        token_ids=verdict.token_ids,
+        kinds=[kind.value for kind in verdict.kinds],
+        num_drafted=verdict.num_drafted,
+        num_accepted=verdict.num_accepted,
+        depth=verdict.depth,
         wait_us=_us(timings.wait_s),
         queue_us=_us(timings.queue_s),
         forward_us=_us(timings.forward_s),
         accept_us=_us(timings.accept_s),
         batch_size=timings.batch_size,
         num_batch_tokens=timings.num_batch_tokens,
-        num_batch_prompt_tokens=timings.num_batch_prompt_tokens,
-        step=timings.step,
-        num_cached_tokens=result.num_cached_tokens,
-        drafter=pb.DRAFTER_UNSPECIFIED if result.drafter is None else result.drafter.value,
-        hit=result.hit,
-        num_wasted=result.num_wasted,
-        num_foretold=result.num_foretold,
-        num_own_drafted=result.num_own_drafted,
-        num_own_accepted=result.num_own_accepted,
-        drafts=[
-            tpb.DraftOutcome(
-                num_drafted=each.num_drafted,
-                num_accepted=each.num_accepted,
-                is_verified=each.is_verified,
-                hit=each.hit,
-                is_refused=each.is_refused,
-                num_wasted=each.num_wasted,
-            )
-            for each in result.drafts
-        ],
-        levels=map(level_to_proto, result.levels),
-        hypotheses=[
-            tpb.Hypothesis(ids=each.ids, score=each.score, stop_token_id=each.stop_id) for each in result.hypotheses
-        ],
-        explanation=None if result.explanation is None else _explanation(result.explanation),
+        num_cached_tokens=verdict.num_cached_tokens,
+        num_foretold=verdict.num_foretold,
+        logprobs=[_logprobs(*reported) for reported in verdict.logprobs],
+        prompt_logprobs=[_logprobs(*reported, rank) for reported, rank in verdict.prompt_logprobs],
+        levels=map(level_to_proto, verdict.levels),
+        explanation=verdict.explanation,
     )
-    return {"verdict": verdict}
+    if verdict.finish is not None:
+        message.finish_reason = verdict.finish.value
+    if verdict.fallback is not None:
+        message.fallback = verdict.fallback.value
+    if verdict.drafter is not None:
+        message.drafter = verdict.drafter
+    for outcome in verdict.outcomes:
+        message.outcomes.add(**outcome._asdict())
+    for answer in verdict.hypotheses:
+        message.hypotheses.add(ids=answer.ids, score=answer.score, stop_token_id=answer.stop_id)
+    return {"verdict": message}
 
 
-def _explanation(told: Explanation) -> pb.Explanation:
-    kept = set(told.accepted)
-    return pb.Explanation(
-        draft=[
-            pb.DraftToken(id=token_id, parent=parent, kind=kind.value, accepted=node in kept)
-            for node, (token_id, parent, kind) in enumerate(zip(told.ids, told.parents, told.kinds, strict=True))
-        ],
-        rejection=None if told.rejection is None else _rejection(told.rejection),
-        draft_us=told.draft_us,
-    )
-
-
-def _rejection(told: Rejection) -> pb.Rejection:
-    return pb.Rejection(
-        parent=told.parent,
-        token=pb.RankedToken(id=told.token_id),
-        target=[pb.RankedToken(id=token_id, logprob=logprob) for token_id, logprob in told.target],
-        draft_law=[pb.RankedToken(id=token_id, logprob=logprob) for token_id, logprob in told.draft_law],
-        draft_guesses=[pb.RankedToken(id=token_id) for token_id in told.draft_guesses],
-    )
-
-
-def _logprobs(item: Logprobs) -> pb.TokenLogprobs:
-    return pb.TokenLogprobs(logprob=item.logprob, top_ids=item.top_ids, top_logprobs=item.top_logprobs, rank=item.rank)
+def _logprobs(logprob: float, top_ids: Sequence[int], top_logprobs: Sequence[float], rank: int = 0) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(logprob=logprob, top_ids=top_ids, top_logprobs=top_logprobs, rank=rank)
 
 
 def _us(seconds: float) -> int:

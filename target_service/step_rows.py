@@ -110,7 +110,10 @@ class StepRows:
 
 
 def is_block(proposal: Proposal) -> bool:
-    """Return whether a proposal is a chain that was drawn as a whole, one draw a node, and exactness is asked for."""
-    if proposal.is_matched or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
+    """Return whether a proposal is a chain that one drafter drew as a whole, and exactness is asked for.
+
+    Whether the draft tokens of two drafters make a chain follows from what was drawn, which must not choose the rule.
+    """
+    if len(proposal.drafted_by) > 1 or proposal.slot.params.lenience < 1.0 or not proposal.tree.is_chain:
         return False
-    return [draw.node for draw in proposal.draws] == list(range(len(proposal.tree)))
+    return bool(proposal.draws) and len(proposal.draws) == len(proposal.tree)

@@ -9,8 +9,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.kinds import Drafter
-from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.wire.drafters import Drafter
 from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import prepare_process
@@ -35,45 +34,36 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     log_phase("importing torch")
     import torch
 
+    from outrider.engine.drafters import merge, target_drafters
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.loading.loader import CPU_FRACTION
     from outrider.engine.loading.memory import free_memory_bytes
     from outrider.engine.worker.worker_handle import Base, Parts, start
     from outrider.v1 import target_pb2, target_pb2_grpc
+    from target_service.draft_buffer import buffer_bytes
     from target_service.features import Features
     from target_service.heads import Heads
     from target_service.leases import Leases
-    from target_service.own_drafts import make_own_drafts
+    from target_service.own_drafts import OwnDrafts
     from target_service.own_heads import load_own_heads
-    from target_service.own_lookahead import OwnLookahead
-    from target_service.own_pass import make_own_pass
-    from target_service.parked import parked_bytes
     from target_service.servicer import TargetServicer
-    from target_service.step_drafter import StepDrafter
     from target_service.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
         metrics, loaded = base.metrics, base.loaded
         vocab_size = loaded.runner.facts.vocab_size
         memory_bytes = int(CPU_FRACTION * free_memory_bytes(torch.device("cpu")))
-        most_parked_bytes = parked_bytes(config.max_slots, vocab_size, memory_bytes)
-        leases = Leases(most_parked_bytes, metrics, base.engine.answer)
+        max_buffer_bytes = buffer_bytes(config.max_slots, vocab_size, memory_bytes)
+        leases = Leases(max_buffer_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
         features = Features(loaded.runner, leases, base.engine.answer)
         tokenizer_json = loaded.tokenizer.tokenizer_json
-        by_steps: dict[Drafter, StepDrafter] = {}
-        takes_trees = loaded.runner.supports_trees
+        drafters = target_drafters(config, loaded.runner, tokenizer_json)
         if config.heads is not None:
-            by_steps[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
-        if takes_trees:
-            by_steps[Drafter.LOOKAHEAD] = OwnLookahead(
-                LookaheadShape.parse(config.lookahead), loaded.runner.facts.context_limit
-            )
-        if config.lookahead_embeddings is not None:
-            by_steps[Drafter.PASS] = make_own_pass(config, loaded.runner)
-        own_drafts = make_own_drafts(config, tokenizer_json, vocab_size, by_steps, takes_trees=takes_trees)
+            drafters[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
+        own_drafts = OwnDrafts(drafters, takes_trees=loaded.runner.supports_trees)
         loaded.drafters = own_drafts.offered
-        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
+        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features, merge)
         verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
 
         def add_services(server: Any) -> list[str]:

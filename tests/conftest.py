@@ -21,6 +21,9 @@ from tests.stack import Stack, running
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes more than 200 ms for any example
 hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile(
+    "first failure", deadline=None, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from outrider.engine.sampling import acceptance
 from outrider.engine.sampling.acceptance import Accepted, DrawTable, Noise, accept_draws
+from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.params import SamplingParams
 from target_service.decide import accept_by_draws
 from target_service.proposal import Draw, Proposal
+from target_service.step_rows import Decided
 
 
 @dataclass
@@ -30,7 +32,7 @@ class PlainSlot:
 def chain_proposal(slot: Any, ids: Sequence[int], laws: Sequence[RowLaw] | None = None) -> Proposal:
     """Return a chain; laws: what each token was drawn from, None where they are matched."""
     draws = [Draw(node - 1, node, law) for node, law in enumerate(laws or ())]
-    return Proposal(slot, DraftTree.of(ids, range(-1, len(ids) - 1)), draws, is_matched=not draws)
+    return Proposal(slot, DraftTree.of(ids, range(-1, len(ids) - 1)), draws)
 
 
 def tree_draws(drawn: Mapping[int, Sequence[tuple[RowLaw, Sequence[int]]]]) -> list[Draw]:
@@ -92,3 +94,12 @@ def accept_token(
     num_accepted = (accepted_ids.view(num_slots, num_rows) >= 0).long().cumprod(dim=1).sum(dim=1)
     next_ids = own.gather(1, num_accepted[:, None])[:, 0]
     return Accepted(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
+
+
+def sure(decisions: Sequence[Decided | NonFiniteLogits]) -> list[Decided]:
+    """Return the decisions of slots all of which could be decided."""
+    found = list[Decided]()
+    for decision in decisions:
+        assert isinstance(decision, Decided), decision
+        found.append(decision)
+    return found

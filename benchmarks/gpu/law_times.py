@@ -100,4 +100,4 @@ def _ready(params: SamplingParams, vocab: int, is_tree: bool, slot: int) -> Prop
     if params.determined:
         return Proposal(own, tree)
     draws = tree_draws({parent: [(law, tree.children(parent))] for parent in (ROOT, 0)})
-    return Proposal(own, tree, draws, is_matched=False)
+    return Proposal(own, tree, draws)

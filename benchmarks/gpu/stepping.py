@@ -89,7 +89,7 @@ class SteppedPair:
             self.committed[slot] = list(prompt)
             self._num_told[slot] = num = len(prompt)
             self.target.handle(
-                VerifyJob(OWNER, slot, num, (), slot, num + 1, True, time.monotonic(), self._responder(slot))
+                VerifyJob(OWNER, slot, num, (), [(slot, True)], num + 1, time.monotonic(), self._responder(slot))
             )
 
     def close_all(self) -> None:

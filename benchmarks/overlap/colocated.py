@@ -161,6 +161,7 @@ class Pair:
         if drafts.tree is not None:
             proposal = Proposal(slot, drafts.tree)
         (decided,) = decide([proposal], [state], logits)
+        assert isinstance(decided, Decided), decided
         decide_s = time.perf_counter() - began
         if drafts.tree is None:
             target.crop(len(committed) + len(decided.path))

@@ -27,6 +27,7 @@ from outrider.engine.sampling.row_law import RowLaw, truncate_topk
 from outrider.engine.speculation.drawing import NUM_LIKELY
 from outrider.wire.params import SamplingParams
 from target_service.decide import decide
+from target_service.step_rows import Decided
 from tests.proposals import chain_proposal
 
 MAX_CHAIN = 11
@@ -148,6 +149,7 @@ def _along_chains(
         for length in range(MAX_CHAIN + 1):
             proposal = chain_proposal(slot, drafts.ids[:length], drafts.laws[:length])
             (decided,) = decide([proposal], [state], logits[: length + 1])
+            assert isinstance(decided, Decided), decided
             place = len(decided.path)
             guesses = _guesses(drafts.laws[place], drafts.ids[place], params, len(committed) + place)
             kept[position, length] = place

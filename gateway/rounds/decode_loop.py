@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from gateway.generation import OutputTimings, RoundOutput
 from gateway.rounds.draft_limits import speculation_of
-from gateway.rounds.drafting import Drafting, outcomes_of
+from gateway.rounds.drafting import Drafting
 from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
@@ -20,8 +20,8 @@ from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import GRAMMAR, Drafter
 from outrider.wire.errors import Unavailable, WorkerLost
-from outrider.wire.kinds import GRAMMAR, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.speculation import Speculation
 
@@ -146,7 +146,7 @@ class Decoder:
     @property
     def _asks_draft(self) -> bool:
         """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
-        return self._speculation is not None and (self._own is None or self._drafter.asks_model)
+        return self._speculation is not None and (self._own is None or self._drafter.needs_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         drafts = [draft.choose(self.target.member) for draft in self.drafts]
@@ -156,16 +156,15 @@ class Decoder:
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
         kind = self._drafter.own
-        if kind is not None and self._drafter.unites:
+        if kind is None or self._speculation is None:
+            return None
+        if self._drafter.is_merged:
             kind = self._drafter
-        kind = None if self._speculation is None else kind
-        if kind is None or kind.value in target.info.drafters:
+        if kind in target.info.drafters:
             return kind
         if not any(draft.kind is kind for draft in self.model.drafts.values()):
             name = target.info.model_id
-            self.model.warn_once(
-                f"the target {name} has no drafter {kind.label}: its requests are drafted for by a model"
-            )
+            self.model.warn_once(f"the target {name} has no drafter {kind}: its requests are drafted for by a model")
         return None
 
     def _advance(self, target: Connection) -> None:
@@ -177,32 +176,36 @@ class Decoder:
         """Count the round, under the models' names or under those of the target's and of what it drafted itself by: of
         several drafts under the first one's of which something was verified.
         """
-        own, metrics = None if self._own is None else self._own.own, self.model.metrics
-        outcomes = list(zip(self.drafts, outcomes_of(verdict), strict=False))
-        verified = [draft for draft, outcome in outcomes if outcome.is_verified] or self.drafts[:1]
-        if verdict.drafter == Drafter.PREDICTION.value:
-            own = Drafter.PREDICTION
+        metrics = self.model.metrics
+        *outcomes, by_target = verdict.outcomes
+        label: str | None = None
         if is_forced(verdict):
-            pair, record.draft = self.model.grammar_metrics(), GRAMMAR
-        elif own is not None and (verdict.drafter == own.value or not self._drafter.asks_model):
-            pair, record.draft = self.model.own_metrics(own), own.label
+            label = GRAMMAR
+        elif verdict.drafter == Drafter.PREDICTION:
+            label = Drafter.PREDICTION
+        elif self._own is not None:
+            label = self._own.own
+        verified = list[Drafting]()
+        for draft, outcome in zip(self.drafts, outcomes, strict=True):
+            draft.metrics.wasted_tokens.inc(outcome.num_wasted)
+            note_drafts(draft.metrics, outcome)
+            if outcome.is_verified:
+                verified.append(draft)
+        if label is not None and by_target.num_drafted:
+            note_drafts(self.model.own_metrics(label), by_target)
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.needs_draft_worker):
+            pair, record.draft = self.model.own_metrics(label), label
         else:
+            verified = verified or self.drafts[:1]
             names = "&".join(draft.member.name for draft in verified if draft.member is not None)
             pair, record.draft = verified[0].metrics, names or None
-        note_lookups(metrics, verdict, [outcome for _, outcome in outcomes])
-        for each, outcome in outcomes:
-            each.metrics.wasted_tokens.inc(outcome.num_wasted)
-        beside = [(each.metrics, came) for each, came in outcomes if each is not verified[0] and came.num_drafted]
-        if verdict.num_own_drafted and own is not None:
-            came = tpb.DraftOutcome(num_drafted=verdict.num_own_drafted, num_accepted=verdict.num_own_accepted)
-            beside.append((self.model.own_metrics(own), came))
-        note_drafts(pair, verdict, beside)
+        note_lookups(metrics, verdict)
         reason = self._why_plain(verdict, output)
         note_round(pair, verdict, output, reason)
         if not verdict.num_drafted:
             self.session.usage.plain_reasons[reason] += 1
-        self.model.num_rounds += any(outcome.HasField("hit") for _, outcome in outcomes)
-        self.model.num_late += verdict.num_wasted > 0
+        self.model.num_rounds += any(outcome.HasField("hit") for outcome in outcomes)
+        self.model.num_late += any(outcome.num_wasted for outcome in outcomes)
         if self.session.finished:
             num_made = len(verdict.token_ids)
             if verdict.num_drafted and not verdict.levels:

@@ -111,8 +111,8 @@ class Session:
             delta += held
             if stop_reason is not None:
                 finish = FinishReason.STOP
-            elif stopped_by_id and verdict.stop_token_id in self.request.params.stop_token_ids:
-                stop_reason = verdict.stop_token_id
+            elif stopped_by_id and ids[-1] in self.request.params.stop_token_ids:
+                stop_reason = ids[-1]
         self.committed.extend(ids)
         self.usage.num_completion_tokens = self.num_output
         self._count_foretold(min(verdict.num_foretold, len(ids)))
@@ -152,7 +152,7 @@ class Session:
             self.usage.num_plain_steps += 1
         self.usage.num_draft_tokens += verdict.num_drafted
         self.usage.num_accepted_tokens += verdict.num_accepted
-        self.usage.num_wasted_tokens += verdict.num_wasted
+        self.usage.num_wasted_tokens += sum(outcome.num_wasted for outcome in verdict.outcomes)
 
     def _count_foretold(self, num_tokens: int) -> None:
         usage = self.usage

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TRUNCATE_REASONS, Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TRUNCATE_REASONS, TokenKind
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 
@@ -28,30 +27,22 @@ def why_plain(verdict: tpb.Verdict, drafter: Drafter | None, *, is_unprofitable:
     return "none_parked" if drafter is Drafter.MODEL else "nothing"
 
 
-def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict, outcomes: Sequence[tpb.DraftOutcome]) -> None:
+def note_lookups(metrics: GatewayMetrics, verdict: tpb.Verdict) -> None:
     """Count what a verdict says of the drafts that were to lie ready for its step, by draft."""
-    told = [outcome for outcome in outcomes if outcome.HasField("hit")]
+    told = [outcome for outcome in verdict.outcomes if outcome.HasField("hit")]
     for outcome in told:
         metrics.lookups.labels(result="hit" if outcome.hit else "miss").inc()
     if told or verdict.wait_us:
         metrics.hold_seconds.observe(verdict.wait_us / 1e6)
-    metrics.proposals_refused.inc(sum(outcome.is_refused for outcome in outcomes))
+    metrics.proposals_refused.inc(sum(outcome.is_refused for outcome in verdict.outcomes))
 
 
-def note_drafts(
-    metrics: PairMetrics, verdict: tpb.Verdict, beside: Sequence[tuple[PairMetrics, tpb.DraftOutcome]]
-) -> None:
-    """Count what each source drafted for a round, and what was kept of it. beside: what others did than this one."""
-    if not verdict.num_drafted:
-        return
-    rest = tpb.DraftOutcome(
-        num_drafted=verdict.num_drafted - sum(came.num_drafted for _, came in beside),
-        num_accepted=verdict.num_accepted - sum(came.num_accepted for _, came in beside),
-    )
-    for each, came in ((metrics, rest), *beside):
-        each.window.add(came.num_drafted, came.num_accepted)
-        each.draft_tokens.inc(came.num_drafted)
-        each.accepted_tokens.inc(came.num_accepted)
+def note_drafts(metrics: PairMetrics, outcome: tpb.DraftOutcome) -> None:
+    """Count what one drafter proposed for a round, and what was accepted of it."""
+    if outcome.num_drafted:
+        metrics.window.add(outcome.num_drafted, outcome.num_accepted)
+        metrics.draft_tokens.inc(outcome.num_drafted)
+        metrics.accepted_tokens.inc(outcome.num_accepted)
 
 
 def note_round(metrics: PairMetrics, verdict: tpb.Verdict, output: RoundOutput, reason: str) -> None:

@@ -1,5 +1,5 @@
-"""Between a target's tokens and those of a draft that has others: what the target committed is told in the draft's own,
-and what the draft says is read as the target's.
+"""Between a target's tokens and those of a draft that has others: what the target committed is retokenized for the
+draft, and what the draft proposes is read as the target's.
 
 Tokens are the same where they are the same bytes, of whole characters; special tokens never are, however they are
 spelled. A draft's law is restricted to the tokens that are one in both vocabularies and renormalised (token-level
@@ -28,13 +28,13 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import first_difference, tokenizer_fingerprint
 
 LOOK_BEHIND = 16
-"""Committed tokens before the first new one that are told anew: what follows may merge with them. Doubling it tells
-twice as much at each commit; a draft's token that reaches further back stays apart, which costs acceptance."""
+"""Committed tokens before the first new one that are retokenized again: what follows may merge with them. A draft's
+token that reaches further back stays apart, which costs acceptance."""
 
 SMALL_OVERLAP = 0.4
-"""Share of the target's tokens below which a draft's guesses at temperature 0 are texts of its own. Measured
+"""Share of the target's tokens below which a draft's tokens at temperature 0 are texts of its own. Measured
 (`make bench-tokenizers`): at 44 % both keep as many, and texts take the draft 1.4 times the steps; at 20 % texts keep
-1.2 times as many. Doubled, texts are written that bring nothing."""
+1.2 times as many."""
 
 Logits = NDArray[np.float32]
 
@@ -43,22 +43,22 @@ class Mark(NamedTuple):
     """A place in a text where tokens of both begin."""
 
     num_committed: int
-    num_told: int
+    num_own: int
 
 
-class Retelling(Protocol):
-    """The committed tokens of one slot, in the draft's."""
+class Retokenization(Protocol):
+    """The committed tokens of one slot as tokens of the draft."""
 
     ids: list[int]
-    """What the draft is fed; never empty."""
+    """Tokens that the draft is fed; never empty."""
     is_whole: bool
     """Whether the text ends with a whole character: if not, nothing is known of what follows."""
 
     def commit(self, committed: Sequence[int], num_same: int) -> int:
-        """Tell the committed tokens, of which so many are as they were. Return how many of `ids` are as they were."""
+        """Retokenize the committed tokens, of which `num_same` are as they were. Return how many of `ids` are."""
 
-    def num_told(self, num_committed: int) -> int:
-        """Return how many of `ids` are of the first so many committed tokens alone."""
+    def num_of(self, num_committed: int) -> int:
+        """Return how many of `ids` stand for the first `num_committed` committed tokens alone."""
 
 
 class Translation(Protocol):
@@ -80,8 +80,8 @@ class Translation(Protocol):
         has ended; while it goes on, without the last token, which what follows may change.
         """
 
-    def retell(self) -> Retelling:
-        """Return how a slot's tokens are told; none are yet."""
+    def retokenization(self) -> Retokenization:
+        """Create a slot's, of no committed tokens yet."""
 
 
 def between(
@@ -128,7 +128,7 @@ class Padded:
     def read(self, committed: Sequence[int], own_ids: Sequence[int]) -> tuple[list[int], bool]:
         return list(own_ids), False
 
-    def retell(self) -> Retelling:
+    def retokenization(self) -> Retokenization:
         return _SameIds(self)
 
 
@@ -142,7 +142,7 @@ class _SameIds:
         self.ids[num_same:] = map(self._padded.draft_id, committed[num_same:])
         return num_same
 
-    def num_told(self, num_committed: int) -> int:
+    def num_of(self, num_committed: int) -> int:
         return num_committed
 
 
@@ -222,28 +222,28 @@ class Intersection:
         except UnicodeDecodeError as error:
             return written[: error.start].decode(), True
 
-    def retell(self) -> Retelling:
-        return _Retold(self)
+    def retokenization(self) -> Retokenization:
+        return _RetokenizedText(self)
 
-    def told(self, committed: Sequence[int]) -> tuple[list[int], list[Mark], bool]:
+    def retokenize(self, committed: Sequence[int]) -> tuple[list[int], list[Mark], bool]:
         """Return a text's tokens as the draft's, where tokens of both begin, and whether its last character is whole.
 
-        Nothing merges across a special token, which itself is not told.
+        Nothing merges across a special token, for which itself the draft has none.
         """
         ids, marks, run = list[int](), [Mark(0, 0)], _Run()
         for index, token_id in enumerate(committed):
             raw = self.spelling[token_id] if token_id < len(self.spelling) else None
             if raw is None:
-                self._tell(run, ids, marks)
+                self._retokenize_run(run, ids, marks)
                 marks.append(Mark(index + 1, len(ids)))
                 run = _Run()
             else:
                 run.add(raw, index + 1)
         is_whole = run.is_whole
-        self._tell(run, ids, marks)
+        self._retokenize_run(run, ids, marks)
         return ids, marks, is_whole
 
-    def _tell(self, run: _Run, ids: list[int], marks: list[Mark]) -> None:
+    def _retokenize_run(self, run: _Run, ids: list[int], marks: list[Mark]) -> None:
         """Add what the draft's tokenizer makes of a run of text."""
         if not run.text:
             return
@@ -277,7 +277,7 @@ class _Run:
         return not self._decoder.getstate()[0]
 
 
-class _Retold:
+class _RetokenizedText:
     def __init__(self, translation: Intersection) -> None:
         self.ids = list(translation.start_ids)
         self.is_whole = True
@@ -291,8 +291,8 @@ class _Retold:
         while True:
             place = self._place(num_same - look_behind)
             first = marks[place].num_committed
-            ids, fresh, self.is_whole = self._translation.told(committed[first:])
-            fresh = [Mark(first + mark.num_committed, mark.num_told) for mark in fresh]
+            ids, fresh, self.is_whole = self._translation.retokenize(committed[first:])
+            fresh = [Mark(first + mark.num_committed, mark.num_own) for mark in fresh]
             if not place:
                 meeting = 0
                 break
@@ -303,19 +303,26 @@ class _Retold:
                 place = known[fresh[meeting].num_committed]
                 break
             look_behind *= 2
-        num_kept, num_skipped = marks[place].num_told, fresh[meeting].num_told
+        num_kept, num_skipped = marks[place].num_own, fresh[meeting].num_own
         before, now = self.ids[num_kept:], ids[num_skipped:]
         self.ids[num_kept:] = now
-        marks[place:] = [Mark(mark.num_committed, mark.num_told - num_skipped + num_kept) for mark in fresh[meeting:]]
-        num_alike = next((i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new), None)
-        return num_kept + (min(len(before), len(now)) if num_alike is None else num_alike)
+        marks[place:] = [Mark(mark.num_committed, mark.num_own - num_skipped + num_kept) for mark in fresh[meeting:]]
+        return num_kept + num_alike(before, now)
 
-    def num_told(self, num_committed: int) -> int:
-        return self._marks[self._place(num_committed)].num_told
+    def num_of(self, num_committed: int) -> int:
+        return self._marks[self._place(num_committed)].num_own
 
     def _place(self, num_committed: int) -> int:
         """Return the place of the last mark that lies no further."""
         return max(0, bisect_right(self._marks, num_committed, key=lambda mark: mark.num_committed) - 1)
+
+
+def num_alike(previous: Sequence[int], ids: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    num = 0
+    while num < min(len(previous), len(ids)) and previous[num] == ids[num]:
+        num += 1
+    return num
 
 
 def _by_text(target: Spelling, size: int) -> dict[bytes, int]:

@@ -22,8 +22,8 @@ import numpy as np
 from outrider.drafting import drafter as drafting
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
 from outrider.drafting.translation import Translation, between
+from outrider.engine.drafters import OF_TEXT
 from outrider.engine.heads.checkpoint import Checkpoint
 from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.loading.loaded import load
@@ -37,6 +37,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
 from outrider.wire.kinds import AcceptanceRule
@@ -305,15 +306,15 @@ class LawModel:
 
     def _told_laws(self, translation: Translation, ids: Sequence[int], start: int) -> Iterator[LawAt]:
         """Yield each law from a forward of its own: with the next token, those before it may be told otherwise."""
-        retelling, sequence, num_same = translation.retell(), _Sequence(self.runner, ()), 0
+        retokenization, sequence, num_same = translation.retokenization(), _Sequence(self.runner, ()), 0
         pool = self.runner.pool
         limit = min(self.runner.facts.context_limit, (pool.num_blocks - 1) * pool.block_size)
         try:
             for end in range(start, len(ids)):
-                num_kept = retelling.commit(ids[:end], num_same)
+                num_kept = retokenization.commit(ids[:end], num_same)
                 num_same = end
-                sequence.change(list(retelling.ids), num_kept)
-                if not retelling.is_whole or len(sequence.ids) > limit:
+                sequence.change(list(retokenization.ids), num_kept)
+                if not retokenization.is_whole or len(sequence.ids) > limit:
                     yield _no_law
                     continue
                 host = HostLogits(self.runner.forward([sequence.row(1)])).told(translation.logits)
@@ -444,7 +445,7 @@ def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     try:
         with open(drafter.source, encoding="utf-8") as file:
             text_ids = tokenizer.encode(file.read()).ids
-        return Unigram(text_ids) if drafter.kind == "unigram" else Bigram(text_ids)
+        return OF_TEXT[Drafter(drafter.kind)](text_ids)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{drafter.name}: {error}") from None
 

@@ -1,8 +1,11 @@
-"""Make the drafters without a model that a worker offers, from its settings, at start."""
+"""The table of drafters: makes those that a worker offers, from its settings, at start. Nothing else imports the
+methods of `outrider.papers`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -10,18 +13,57 @@ from outrider.drafting import lookup
 from outrider.drafting.answer_start import AnswerStart
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
-from outrider.wire import kinds
+from outrider.engine.speculation.followers import TableDrafter
+from outrider.engine.speculation.growth import OpenAhead
+from outrider.engine.speculation.target_drafter import TargetDrafter
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.papers.beam_drafts import BeamDrafts
+from outrider.papers.beam_growth import BeamGrowth
+from outrider.papers.cascade import CascadeTable
+from outrider.papers.lookahead import LookaheadDrafter
+from outrider.papers.lookahead_embeddings import PassDrafter
+from outrider.papers.merging import merge as merge
+from outrider.papers.tables import Bigram, Unigram
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_json import parse_object
+from outrider.wire.params import SamplingParams
+from outrider.wire.settings.config import TargetConfig
 from outrider.wire.tokenizer_json import TOKENIZER_JSON
 
-OF_A_TEXT = (kinds.Drafter.UNIGRAM, kinds.Drafter.BIGRAM)
+if TYPE_CHECKING:
+    from outrider.engine.model_runner import ModelRunner
+
+OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
+    Drafter.UNIGRAM: Unigram,
+    Drafter.BIGRAM: Bigram,
+}
+"""Tables that are counted in a text."""
+search_drafts = BeamDrafts
+"""Makes what holds the draft tokens of a beam search in the target."""
+
+
+def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
+    """Return the drafters of a target that need no head. Raises ConfigError."""
+    vocab_size = runner.facts.vocab_size
+    kinds_of_tables = [Drafter.NGRAM, Drafter.LOOKUP]
+    if config.drafter_text:
+        kinds_of_tables += OF_TEXT
+    tables = make_drafters(kinds_of_tables, config.drafter_text, tokenizer_json, vocab_size)
+    made: dict[Drafter, TargetDrafter] = {}
+    for kind, table in tables.items():
+        made[kind] = TableDrafter(table, vocab_size)
+    made[Drafter.PREDICTION] = TableDrafter(None, vocab_size)
+    if runner.supports_trees:
+        made[Drafter.LOOKAHEAD] = LookaheadDrafter(config.lookahead, runner.facts.context_limit)
+    if config.lookahead_embeddings is not None:
+        made[Drafter.PASS] = PassDrafter.of(config.lookahead_embeddings, runner)
+    return made
 
 
 def make_drafters(
-    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
-) -> dict[kinds.Drafter, SequenceDrafter]:
+    wanted: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
+) -> dict[Drafter, SequenceDrafter]:
     """Return the wanted drafters.
 
     text: file that unigrams and bigrams are counted in; None when neither of them is wanted. Raises ConfigError naming
@@ -29,17 +71,15 @@ def make_drafters(
     """
     ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
     marks = special_ids(tokenizer_json)
-    made: dict[kinds.Drafter, SequenceDrafter] = {}
+    made: dict[Drafter, SequenceDrafter] = {}
     for kind in wanted:
         match kind:
-            case kinds.Drafter.NGRAM:
+            case Drafter.NGRAM:
                 made[kind] = AnswerStart(Ngram(), marks)
-            case kinds.Drafter.LOOKUP:
+            case Drafter.LOOKUP:
                 made[kind] = AnswerStart(lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS), marks)
-            case kinds.Drafter.UNIGRAM:
-                made[kind] = Unigram(ids)
-            case kinds.Drafter.BIGRAM:
-                made[kind] = Bigram(ids)
+            case Drafter.UNIGRAM | Drafter.BIGRAM:
+                made[kind] = OF_TEXT[kind](ids)
             case _:
                 raise ValueError(f"{kind} needs a model")
     return made
@@ -72,3 +112,13 @@ def text_ids(path: str, tokenizer_json: bytes, vocab_size: int) -> list[int]:
             param="drafter_text",
         )
     return ids
+
+
+def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
+    """Return what grows in the slots of a draft worker."""
+    return GrowingTree if params.beams is None else BeamGrowth
+
+
+def rows_ahead(table: SequenceDrafter) -> OpenAhead:
+    """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
+    return CascadeTable(table).open

@@ -68,24 +68,20 @@ class TargetRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenSlot, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_common_pb2.Truncate, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSlot, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("slot", "base_len", "committed_ids", "ticket", "until_len", "is_drafted", "levels", "others")
+    __slots__ = ("slot", "base_len", "committed_ids", "tickets", "until_len", "levels")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
-    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_LEN_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
-    OTHERS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     base_len: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
-    ticket: int
+    tickets: _containers.RepeatedCompositeFieldContainer[DraftTicket]
     until_len: int
-    is_drafted: bool
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
-    others: _containers.RepeatedCompositeFieldContainer[DraftTicket]
-    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., ticket: _Optional[int] = ..., until_len: _Optional[int] = ..., is_drafted: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[DraftTicket, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., base_len: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., tickets: _Optional[_Iterable[_Union[DraftTicket, _Mapping]]] = ..., until_len: _Optional[int] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ...) -> None: ...
 
 class DraftTicket(_message.Message):
     __slots__ = ("ticket", "is_drafted")
@@ -124,14 +120,13 @@ class TargetReply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[_common_pb2.OpenReply, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.WorkerError, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "stop_token_id", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "num_batch_prompt_tokens", "step", "drafter", "hit", "num_wasted", "depth", "num_foretold", "num_own_drafted", "num_own_accepted", "drafts", "explanation", "levels", "hypotheses", "prompt_logprobs")
+    __slots__ = ("committed_len", "token_ids", "kinds", "num_drafted", "num_accepted", "finish_reason", "logprobs", "fallback", "wait_us", "queue_us", "forward_us", "accept_us", "batch_size", "num_cached_tokens", "num_batch_tokens", "drafter", "outcomes", "depth", "num_foretold", "explanation", "levels", "hypotheses", "prompt_logprobs")
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FALLBACK_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
@@ -141,16 +136,10 @@ class Verdict(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_BATCH_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    HIT_FIELD_NUMBER: _ClassVar[int]
-    NUM_WASTED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     NUM_FORETOLD_FIELD_NUMBER: _ClassVar[int]
-    NUM_OWN_DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    NUM_OWN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
@@ -161,7 +150,6 @@ class Verdict(_message.Message):
     num_drafted: int
     num_accepted: int
     finish_reason: _common_pb2.FinishReason
-    stop_token_id: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     fallback: FallbackReason
     wait_us: int
@@ -171,21 +159,15 @@ class Verdict(_message.Message):
     batch_size: int
     num_cached_tokens: int
     num_batch_tokens: int
-    num_batch_prompt_tokens: int
-    step: int
-    drafter: _common_pb2.Drafter
-    hit: bool
-    num_wasted: int
+    drafter: str
+    outcomes: _containers.RepeatedCompositeFieldContainer[DraftOutcome]
     depth: int
     num_foretold: int
-    num_own_drafted: int
-    num_own_accepted: int
-    drafts: _containers.RepeatedCompositeFieldContainer[DraftOutcome]
     explanation: _common_pb2.Explanation
     levels: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamLevel]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., num_batch_prompt_tokens: _Optional[int] = ..., step: _Optional[int] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., hit: _Optional[bool] = ..., num_wasted: _Optional[int] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., num_own_drafted: _Optional[int] = ..., num_own_accepted: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, committed_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[_Union[_common_pb2.TokenKind, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fallback: _Optional[_Union[FallbackReason, str]] = ..., wait_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., accept_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_batch_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., outcomes: _Optional[_Iterable[_Union[DraftOutcome, _Mapping]]] = ..., depth: _Optional[int] = ..., num_foretold: _Optional[int] = ..., explanation: _Optional[_Union[_common_pb2.Explanation, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[_common_pb2.BeamLevel, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("num_drafted", "num_accepted", "is_verified", "hit", "is_refused", "num_wasted")

@@ -40,11 +40,11 @@ class LookaheadShape(NamedTuple):
         return shape
 
     @property
-    def num_scaffolds(self) -> int:
+    def num_window_tokens(self) -> int:
         """Return the tokens of the window, of which the last committed one is the first and fed anyway."""
         return self.window * (self.ngram - 1) - 1
 
     @property
     def most_nodes(self) -> int:
         """Return the most tokens that a step feeds besides the committed ones."""
-        return self.num_scaffolds + self.guesses * (self.ngram - 1)
+        return self.num_window_tokens + self.guesses * (self.ngram - 1)

@@ -13,7 +13,8 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -28,8 +29,8 @@ COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUP
 SENT: dict[str, Any] = {"draft_logprobs": DraftLogprobs.TOPK, "draft_topk": 8}
 CHAIN = Speculation(3, 3, **SENT)
 FULL = Speculation(3, 3, draft_logprobs=DraftLogprobs.FULL)
-TREE = Speculation(0, 8, tree=TreeShape(widths=(2, 2)), **SENT)
-GROWING = Speculation(0, 8, **SENT)
+TREE = Speculation("auto", 8, tree=TreeShape(widths=(2, 2)), **SENT)
+GROWING = Speculation("auto", 8, **SENT)
 NONE = Speculation()
 EXPLAINED = Speculation(3, 3, explain=True, **SENT)
 MAX_MORE = 6
@@ -40,8 +41,8 @@ ROW_BYTES = 320 * 4
 LATER = {
     "features:_send_staying": "rows of features are made of what was accepted, and come down once more for all heads",
     "own_heads:_run_heads": "the target's own heads read these rows: logits come down once more, all slots' together",
-    "own_pass:candidates": "logits behind look-ahead embeddings come down once more, all slots' together",
-    "own_lookahead:_window": "guesses of windows come down once more, all slots' together",
+    "lookahead_embeddings:propose": "logits behind look-ahead embeddings come down once more, all slots' together",
+    "lookahead:_window": "guesses of windows come down once more, all slots' together",
     "explaining:explain": "what explains a step is read from rows of logits once the step is decided",
     "dense:_forward_one": "transformers asks a mask of padded columns for its values",
 }
@@ -111,7 +112,7 @@ MODEL_CASES = (
     Case("plain, T = 1", DRAWN, NONE, is_drafted=False),
     Case("own n-grams", SEVENS, CHAIN, NGRAMS, is_drafted=False, prompts=((5, *[7] * 8),)),
     Case("own prediction", SEVENS, CHAIN, {"prediction_ids": (7,) * 8}, is_drafted=False),
-    Case("own lookahead", SEVENS, CHAIN, LOOKAHEAD, is_drafted=False, later=("own_lookahead:_window",)),
+    Case("own lookahead", SEVENS, CHAIN, LOOKAHEAD, is_drafted=False, later=("lookahead:_window",)),
     Case("n-grams & model", GREEDY, TREE, {"drafter": Drafter.NGRAM_AND_MODEL}),
 )
 

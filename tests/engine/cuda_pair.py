@@ -203,7 +203,7 @@ class Pair:
         def respond(verdict: Any) -> None:
             self._verdicts[slot] = verdict
 
-        self.target.handle(VerifyJob(OWNER, slot, num, (), slot, num + 1, is_drafted, time.monotonic(), respond))
+        self.target.handle(VerifyJob(OWNER, slot, num, (), [(slot, is_drafted)], num + 1, time.monotonic(), respond))
 
     def close_all(self) -> None:
         for slot in self.slots:

@@ -25,7 +25,7 @@ from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, O
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.speculation import Speculation
+from outrider.wire.speculation import NumDraftTokens, Speculation
 from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, Target, prompt
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -113,7 +113,9 @@ class Searching(Target):
         """Start a lease, under another ticket, from the levels that are known here."""
         self.ticket, ids, levels = self.ticket + 1, self.ids[slot], tuple(self.levels[slot])
         ticket, now = self.ticket, time.monotonic()
-        job = VerifyJob(1, slot, len(ids), (), ticket, 10**6, False, now, lambda r: self.told(slot, ticket, r), levels)
+        job = VerifyJob(
+            1, slot, len(ids), (), [(ticket, False)], 10**6, now, lambda r: self.told(slot, ticket, r), levels
+        )
         self.verifier.handle(job)
 
     def told(self, slot: int, ticket: int, result: Verdict | JobError) -> None:
@@ -208,9 +210,9 @@ def plain_levels(runner: ModelRunner) -> dict[int, list[Level]]:
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.2, *(pytest.param(wrong, marks=pytest.mark.slow) for wrong in (0.02, 1.0))])
-@pytest.mark.parametrize("fixed", [0, 3])
+@pytest.mark.parametrize("fixed", ["auto", 3])
 def test_drafts_change_no_answer_and_right_ones_save_steps(
-    folder: str, runner: ModelRunner, wrong: float, fixed: int
+    folder: str, runner: ModelRunner, wrong: float, fixed: NumDraftTokens
 ) -> None:
     levels = plain_levels(runner)
     drafts = Speculation(num_draft_tokens=fixed, max_draft_tokens=32)
@@ -225,7 +227,7 @@ def test_drafts_change_no_answer_and_right_ones_save_steps(
     }
     num_steps = sum(map(len, target.steps.values()))
     num_levels = sum(map(len, levels.values()))
-    if fixed:
+    if fixed != "auto":
         assert num_steps < 0.45 * num_levels if not wrong else num_steps <= num_levels
         assert any(each.num_drafted for each in target.steps[3])
 
@@ -305,7 +307,7 @@ def test_what_no_search_can_begin_with_is_refused(runner: ModelRunner) -> None:
     target.finish()
     target.verifier.handle(target.open_job(1, prompt(1), params(BeamParams(2), 2)))
     levels = tuple(target.levels[1])
-    target.verifier.handle(VerifyJob(1, 1, NUM_PROMPT, (), 9, 10**6, False, 0.0, refused.append, levels))
+    target.verifier.handle(VerifyJob(1, 1, NUM_PROMPT, (), [(9, False)], 10**6, 0.0, refused.append, levels))
     assert refused[1].fault is Fault.INVALID
 
 
@@ -357,7 +359,7 @@ class Pair(Searching):
     def decided(self, slot: int, ticket: int) -> None:
         if len(self.steps[slot]) >= self.dies_after:
             return
-        is_missed = not self.steps[slot] or not self.steps[slot][-1].hit
+        is_missed = not self.steps[slot] or not self.steps[slot][-1].outcomes[0].hit
         self.draft.advance(slot, self.ids[slot], self.levels[slot], ticket, is_missed=is_missed)
 
 
@@ -413,6 +415,6 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
     length = NUM_PROMPT + len(target.levels[0])
     target.leases.hand_in(Nodes(target.ticket, length, ids, parents, ranks, kinds, None))
     target.leases.take_delivered()
-    nodes = [node for _, node, _ in lease.beams.candidates(lease.first.shares)]
-    fed = [lease.beams.feed(lease.slot, nodes[:count]).num_drafts for count in (0, 3, 4, 5, 8, 9, 10)]
+    assert len(lease.beams.offers(lease.slot, lease.first.shares)) == 10
+    fed = [lease.beams.feed(lease.slot, count).num_drafts for count in (0, 3, 4, 5, 8, 9, 10)]
     assert fed == [0, 0, 4, 5, 5, 9, 10]

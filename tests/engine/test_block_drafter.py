@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from target_service.parked import Parked
 from transformers import AutoModelForCausalLM
 
 from draft_service.block_drafter import MedusaDrafter, PardDrafter
@@ -28,7 +29,6 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.speculation import Speculation
-from target_service.parked import Parked
 from tests.engine.test_turns import AtOnce
 from tests.tiny_models import tiny_llama
 

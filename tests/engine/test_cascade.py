@@ -26,8 +26,8 @@ from tests.tiny_models import tiny_llama
 
 FULL = DraftLogprobs.FULL
 CHAIN = Speculation(4, 8, sequential=True, draft_logprobs=FULL)
-NAMED = Speculation(0, 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
-AHEAD = Speculation(0, 8, draft_logprobs=FULL)
+NAMED = Speculation("auto", 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
+AHEAD = Speculation("auto", 8, draft_logprobs=FULL)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.5, "seed": 5, "acceptance": AcceptanceRule.COUPLED}
 REJECTION: dict[str, Any] = {"temperature": 0.5, "seed": 5}
@@ -61,7 +61,7 @@ class Draft(Base):
     def __init__(self, runner: ModelRunner, table: SequenceDrafter | None = None, cost: Cost | None = None) -> None:
         super().__init__(runner, LARGE)
         self.grower = self.make_grower(runner, self.sent, table)
-        self.grower._cost = cost or Cost()
+        self.grower._scheduler.cost = cost or Cost()
         self.nodes: dict[tuple[int, ...], tuple[int, NodeKind, bytes]] = {}
         self.num_drawn: list[int] = []
         """How many drawn tokens each message has."""
@@ -104,10 +104,10 @@ class Draft(Base):
     def check_cache(self, slot: int, ids: list[int]) -> None:
         """What is committed lies there, and what of the tree was fed: nothing that was merely guessed."""
         kept, growing = self.table.get(1, slot), self.grower._slots[1, slot]
-        assert kept is not None and growing.tree is not None
-        assert kept.cached == [*ids, *(node.token_id for node in growing.tree.fed)]
+        assert kept is not None
+        assert kept.cached == [*ids, *(growing.tree.ids[node] for node in growing.tree.fed)]
         assert kept.table.num_tokens == len(kept.cached)
-        assert growing.cascade is None or growing.cascade.follower.num_tokens == len(ids)
+        assert growing.ahead is None or growing.ahead.follower.num_tokens == len(ids)  # type: ignore[attr-defined]
 
     @property
     def num_forwards(self) -> float:

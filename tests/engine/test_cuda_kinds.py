@@ -15,7 +15,7 @@ from outrider.engine.heads.wiring import Outcome
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from tests import random_heads
 from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair
@@ -126,7 +126,7 @@ def test_a_target_drafts_by_itself(
     else:
         own = {"lookahead_embeddings": random_heads.random_lookahead(target, tmp_path / "own")}
     pair = Pair(monkeypatch, target, target, device="cuda", of_target=own, **SIZES)
-    later = (*FEATURES, "own_heads:_run_heads") if drafter is Drafter.HEADS else ("own_pass:candidates",)
+    later = (*FEATURES, "own_heads:_run_heads") if drafter is Drafter.HEADS else ("lookahead_embeddings:propose",)
     case = Case("own", GREEDY, GROWING, {"drafter": drafter}, is_drafted=False, later=later, brings_logits=True)
     take_rounds(device, pair, case)
 

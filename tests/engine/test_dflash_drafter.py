@@ -23,6 +23,7 @@ from outrider.engine.heads.markov import MarkovKind
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
@@ -161,7 +162,7 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     draft.send(0, len(PROMPT) - 1)
     draft.run()
     hit = draft.chain()[:num_hit]
-    missed = next(i for i in range(38) if i not in [node.token_id for node in _children(draft, hit)])
+    missed = next(i for i in range(38) if i not in _following(draft, hit))
     draft.tell([*hit, missed], is_missed=True)
     assert draft.run() == 0 and draft.requests[-1] == len(PROMPT) - 1
     draft.send(len(PROMPT) - 1, len(draft.committed) - 1)
@@ -169,13 +170,13 @@ def test_the_next_block_is_made_of_the_rows_of_what_was_committed(head: DFlashHe
     assert draft.chain() == expected(head, draft.committed)
 
 
-def _children(draft: Drafting, path: Sequence[int]) -> Sequence[Any]:
-    tree = draft.grower._slots[1, 1].tree
-    assert tree is not None
-    node = tree.root
+def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
+    """What is thought to follow a path, made a child or not."""
+    tree: Any = draft.grower._slots[1, 1].tree
+    node = ROOT
     for token_id in path:
-        node = next(child for child in node.children if child.token_id == token_id)
-    return [*node.children, *[type(node)(token_id, 0, None) for token_id, _ in node.ranked]]
+        node = tree.child(node, token_id)
+    return [*(tree.ids[child] for child in tree.children(node)), *(token_id for token_id, _ in tree.ranked[node])]
 
 
 def test_goes_on_below_a_hit(head: DFlashHead) -> None:
@@ -197,15 +198,15 @@ def test_a_tree_has_the_best_after_each_node(head: DFlashHead) -> None:
     draft.tell()
     draft.send(0, len(PROMPT) - 1)
     draft.run()
-    tree = draft.grower._slots[1, 1].tree
-    assert tree is not None
+    tree: Any = draft.grower._slots[1, 1].tree
     num_siblings = 0
-    for node in [tree.root, *tree.fed]:
-        if node.children:
-            path = node.path(tree.root)
-            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(node.children)]
-            assert [child.token_id for child in node.children] == best.tolist()
-            num_siblings += len(node.children) > 1
+    for node in [ROOT, *tree.fed]:
+        ids = [tree.ids[child] for child in tree.children(node)]
+        if ids:
+            path = tree.prefix(node)
+            best = said(head, PROMPT, path)[-1].argsort(descending=True)[: len(ids)]
+            assert ids == best.tolist()
+            num_siblings += len(ids) > 1
     assert num_siblings > 2
 
 

@@ -174,8 +174,8 @@ def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(t
     first, second = Link(), Link()
     target.open(0, prompt(0))
     target.want(9, link=second)  # before the lease
-    job = VerifyJob(1, 0, NUM_PROMPT, (), 8, 10**6, True, 0.0, lambda result: target.heard(0, result))
-    target.verifier.handle(replace(job, others=[(9, True)]))
+    tickets = [(8, True), (9, True)]
+    target.verifier.handle(VerifyJob(1, 0, NUM_PROMPT, (), tickets, 10**6, 0.0, lambda r: target.heard(0, r)))
     target.want(8, link=first)
     target.steps(4)
     assert first.ends(8) == second.ends(9) == target.fed_len() > 0
@@ -292,7 +292,7 @@ def test_rows_past_what_a_verify_sets_back_are_forgotten(target: Served) -> None
     ids = tuple(target.ids[0])
 
     target.ids[0][:] = [*ids[:NUM_PROMPT], 5]
-    newer = VerifyJob(1, 0, back, (*ids[back:NUM_PROMPT], 5), 9, 10**6, False, 0.0, lambda result: None)
+    newer = VerifyJob(1, 0, back, (*ids[back:NUM_PROMPT], 5), [(9, False)], 10**6, 0.0, lambda result: None)
     target.verifier.handle(newer)
     target.want(9)
     assert target.link.spans == [(9, 0, NUM_PROMPT)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from target_service.parked import Parked
 from torch import Tensor
 from transformers import DeepseekV3Config
 
@@ -25,6 +26,7 @@ from outrider.engine.heads.joined import JoinedConfig, JoinedHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind, Nodes
 from outrider.engine.worker.jobs import OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -32,7 +34,6 @@ from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.parked import Parked
 from tests.engine.test_turns import AtOnce
 
 VOCAB_SIZE = 40
@@ -215,7 +216,8 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     draft.run()
     guessed = draft.chain()[:3]
     other = (expected(head, [*PROMPT, *guessed], 1, first=1)[0] + 1) % VOCAB_SIZE
-    while other in [node.token_id for node in draft.grower._slots[1, 1].tree.root.children]:  # type: ignore[union-attr]
+    tree: Any = draft.grower._slots[1, 1].tree
+    while tree.child(ROOT, other) is not None:
         other = (other + 1) % VOCAB_SIZE
     draft.send(8, 12)
     draft.tell([*guessed, other], is_missed=True)

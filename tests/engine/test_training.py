@@ -23,6 +23,7 @@ from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.heads.wiring import _HeadRun
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
+from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.training import optimizing, written
 from outrider.training import run as running
 from outrider.training.eagle3 import Eagle3, Opened, attend_masked, visible
@@ -38,7 +39,6 @@ from outrider.training.written import Answer, Assignment, draw, write
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopRequested
 from outrider.wire.settings.config import DraftConfig, TargetConfig
-from target_service.own_pass import OwnPass
 from tests.engine import heads
 from tests.shrunk import shrunk
 from tests.tiny_models import random_model, save, tiny_llama
@@ -287,15 +287,15 @@ def test_look_ahead_embeddings_say_when_served_what_they_say_in_training(kind: s
     runner = load_runner(
         TargetConfig(model=model, device="cpu", attention_path=path, lookahead_embeddings=str(tmp_path))  # type: ignore[arg-type]
     )
-    served = OwnPass(runner.facts.vocab_size, num)
+    served = PassDrafter(runner.facts.vocab_size, num)
     said = dict[tuple[int, int], torch.Tensor]()
     for last in (19, 20, 30, 36):
         slot: Any = SimpleNamespace(committed=ids[: last + 1], max_len=99, key=(1, 1))
-        scaffold = served.scaffold(slot, [])
-        assert scaffold is not None
-        parents = [*range(-1, last), *(last + 1 + parent for parent in scaffold.parents)]
+        rows = served.rows_beside(slot, [])
+        assert rows is not None
+        parents = [*range(-1, last), *(last + 1 + parent for parent in rows.parents)]
         table = runner.pool.new_table()
-        row = Row(table, [*slot.committed, *scaffold.ids], 0, num, [], parents)
+        row = Row(table, [*slot.committed, *rows.ids], 0, num, [], parents)
         said |= {(last + 1 + depth, depth): logits for depth, logits in enumerate(runner.forward([row]))}
         table.free()
     num_compared = 0

@@ -94,9 +94,9 @@ class Draft(Base):
             num_steps -= 1
         self.sent_nodes.clear()
         growing = self.grower._slots[1, 1]
-        assert growing.tree is not None
         growing.tree.resend()
-        self.grower._pusher.push_due(growing, goes_on=False)
+        growing.num_urgent = 1
+        self.grower._pusher.push_due(growing)
 
     @property
     def slot(self) -> TranslatedSlot:
@@ -119,9 +119,9 @@ def logits_after(
     truth: UncachedModel, translation: Translation, ids: list[int], path: tuple[int, ...] = ()
 ) -> np.ndarray:
     """By a model that is fed all at once: the committed tokens as the draft would write them, and guesses behind."""
-    retelling = translation.retell()
-    retelling.commit(ids, 0)
-    told = [*retelling.ids, *map(translation.draft_id, path)]
+    retokenization = translation.retokenization()
+    retokenization.commit(ids, 0)
+    told = [*retokenization.ids, *map(translation.draft_id, path)]
     return translation.logits(truth.forward(told)[-1].numpy())
 
 
@@ -162,12 +162,12 @@ def test_guesses_are_the_models_through_hits_and_misses(
             ids += text[start : start + dice.randrange(1, 4)]
         draft.advance(ids, before)
         told = list(draft.slot.ids)
-        retelling = translation.retell()
-        retelling.commit(ids, 0)
-        assert told == retelling.ids
+        retokenization = translation.retokenization()
+        retokenization.commit(ids, 0)
+        assert told == retokenization.ids
         num_cached = min(len(told), len(draft.slot.cached))
         assert draft.slot.cached[:num_cached] == told[:num_cached]
-        if retelling.is_whole:
+        if retokenization.is_whole:
             check(truth, draft, ids)
         else:
             assert not draft.children()
@@ -228,16 +228,16 @@ def test_where_little_is_shared_the_drafts_text_is_guessed_as_the_target_would_w
     before = len(ids)
     for _ in range(16):
         draft.advance(ids, before)
-        retelling = by_strings.retell()
-        retelling.commit(ids, 0)
-        assert draft.slot.ids == retelling.ids
+        retokenization = by_strings.retokenization()
+        retokenization.commit(ids, 0)
+        assert draft.slot.ids == retokenization.ids
         path = tuple[int, ...]()
         while children := draft.children(path):
             assert len(children) == 1
             path = (*path, children[0])
         found = list(path)
-        if retelling.is_whole:
-            told, written = list(retelling.ids), list[int]()
+        if retokenization.is_whole:
+            told, written = list(retokenization.ids), list[int]()
             for _ in range(len(draft.slot.written)):
                 written.append(int(truth.forward([*told, *written])[-1].argmax()))
             assert draft.slot.written == written
@@ -285,14 +285,14 @@ def test_nothing_is_said_within_a_character_and_past_the_drafts_context(
     ids.append(emoji[3])
     draft.advance(ids, len(ids) - 1)
     check(truth, draft, ids)
-    while len(draft.slot._retelling.ids) <= limit:
+    while len(draft.slot._retokenization.ids) <= limit:
         before = len(ids)
         ids += text[before : before + 5]
         draft.advance(ids, before)
         assert len(draft.slot.ids) <= limit
         num_left = limit - len(draft.slot.ids)
         deepest = max((len(nodes.ids) for nodes in draft.sent_nodes), default=0)
-        assert bool(deepest) == (len(draft.slot._retelling.ids) <= limit), num_left
+        assert bool(deepest) == (len(draft.slot._retokenization.ids) <= limit), num_left
     assert not draft.children() and draft.slot.cached == draft.slot.ids[: len(draft.slot.cached)]
 
 

@@ -22,19 +22,24 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
+from outrider.engine.drafters import merge, rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
+from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, JobError, OpenJob, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, SlotTable, needs_prefill
-from outrider.wire.kinds import Drafter
-from outrider.wire.lookahead_shape import LookaheadShape
+from outrider.papers.lookahead import LookaheadDrafter
+from outrider.papers.lookahead_embeddings import PassDrafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
@@ -45,12 +50,9 @@ from target_service.feature_jobs import WantRows
 from target_service.features import Features
 from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
-from target_service.lease import Ready, Scaffold
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.own_lookahead import OwnLookahead
-from target_service.own_pass import OwnPass
-from target_service.step_drafter import StepDrafter
+from target_service.proposal import Proposal
 from target_service.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
@@ -60,7 +62,8 @@ NUM_PROMPT, NUM_TOKENS, NUM_SLOTS = 40, 60, 8
 BLOCKS_FOR_ONE = 7
 SMALL, LARGE = 2 * BLOCKS_FOR_ONE + 3, NUM_SLOTS * BLOCKS_FOR_ONE
 MAX_PREFILL = 64
-WINDOW = LookaheadShape(window=3, ngram=4, guesses=2)
+WINDOW = "3,4,2"
+"""W, N and G of lookahead decoding."""
 NUM_AHEAD = 3
 """Look-ahead embeddings."""
 
@@ -117,7 +120,7 @@ class Base:
             send,
             self.metrics,
             runner.facts.vocab_size,
-            table=table,
+            open_ahead=None if table is None else rows_ahead(table),
         )
 
     def metrics_of(self, kind: str) -> float:
@@ -152,13 +155,14 @@ class Target(Base):
     def __init__(self, runner: ModelRunner, num_blocks: int, **options: Any) -> None:
         super().__init__(runner, num_blocks, **options)
         self.leases = Leases(self.max_parked_bytes, self.metrics, self.engine.answer)
-        self.by_steps: dict[Drafter, StepDrafter] = {
-            Drafter.LOOKAHEAD: OwnLookahead(WINDOW, runner.facts.context_limit),
-            Drafter.PASS: OwnPass(runner.facts.vocab_size, NUM_AHEAD),
+        self.drafters: dict[Drafter, TargetDrafter] = {
+            Drafter.NGRAM: TableDrafter(Ngram(), runner.facts.vocab_size),
+            Drafter.LOOKAHEAD: LookaheadDrafter(WINDOW, runner.facts.context_limit),
+            Drafter.PASS: PassDrafter(runner.facts.vocab_size, NUM_AHEAD),
         }
-        self.own = OwnDrafts({Drafter.NGRAM: Ngram()}, runner.facts.vocab_size, self.by_steps)
+        self.own = OwnDrafts(self.drafters)
         self.features = Features(runner, self.leases, self.engine.answer)
-        rest = (MAX_PREFILL, self.own, self.features)
+        rest = (MAX_PREFILL, self.own, self.features, merge)
         self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}
 
@@ -170,7 +174,9 @@ class Target(Base):
 
     def lease(self, slot: int, respond: Callable[[Any], None]) -> None:
         now = time.monotonic()
-        self.verifier.handle(VerifyJob(1, slot, 0, tuple(self.ids[slot]), slot, 10**6, self.is_drafted, now, respond))
+        self.verifier.handle(
+            VerifyJob(1, slot, 0, tuple(self.ids[slot]), [(slot, self.is_drafted)], 10**6, now, respond)
+        )
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
         assert isinstance(result, Verdict), result
@@ -271,29 +277,30 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
     assert append_embeddings(network, embeddings) == NUM_AHEAD
     truth, target, errors, beside = UncachedModel(network), make(runner, LARGE), list[float](), set[int]()
     assert target.drafter is not None
-    drafter = target.by_steps[target.drafter]
-    learn = drafter.learn
+    drafter = target.drafters[target.drafter]
+    read = drafter.read
 
-    def compared(slot: Slot, logits: Tensor, path: Sequence[int], scaffold: Scaffold) -> None:
-        drafted, paths = ready[slot.key], list[list[int]]()
-        beside.add(len(drafted.draft_ids))
-        parents = [*drafted.parents, *scaffold.parents]
-        for token_id, parent in zip([*drafted.draft_ids, *scaffold.ids], parents, strict=True):
+    def compared(slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
+        drafted, paths = verified[slot.key], list[list[int]]()
+        beside.add(len(drafted))
+        parents = [*drafted.parents, *rows.parents]
+        for token_id, parent in zip([*drafted.ids, *rows.ids], parents, strict=True):
             paths.append([*(slot.committed if parent < 0 else paths[parent]), token_id])
-        expected = torch.stack([truth.forward(ids)[-1] for ids in paths[len(drafted.draft_ids) :]])
+        expected = torch.stack([truth.forward(ids)[-1] for ids in paths[len(drafted) :]])
         errors.append(float((logits - expected).abs().max() / expected.abs().max()))
-        learn(slot, logits, path, scaffold)
+        read(slot, logits, path, rows)
 
-    ready = dict[SlotKey, Ready]()
-    make = target.verifier._drafts.ready
+    verified = dict[SlotKey, DraftTree]()
+    drafting = target.verifier._step._drafting
+    make = drafting.proposal
 
-    def made(*chosen: Any) -> Ready:
+    def made(*chosen: Any) -> Proposal:
         found = make(*chosen)
-        ready[found.slot.key] = found
+        verified[found.slot.key] = found.tree
         return found
 
-    monkeypatch.setattr(drafter, "learn", compared)
-    monkeypatch.setattr(target.verifier._drafts, "ready", made)
+    monkeypatch.setattr(drafter, "read", compared)
+    monkeypatch.setattr(drafting, "proposal", made)
     for slot in range(2):
         target.open(slot, prompt(slot, 12), max_tokens=40)
     while target.table.num_in_use:
@@ -307,7 +314,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
-    monkeypatch.setattr("target_service.verifier.DORMANT_S", 0.0)
+    monkeypatch.setattr("target_service.step.DORMANT_S", 0.0)
     target, fed = Target(runner, LARGE), list[int]()
     target.open(0, prompt(0), max_tokens=30)
     while not target.ids[0][NUM_PROMPT:]:
@@ -315,16 +322,16 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     target.ids[1] = prompt(1, 150)
     target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
     target.lease(1, lambda result: target.heard(1, result))
-    slot, choose = target.table.get(1, 1), target.verifier._budget.choose
+    slot, choose = target.table.get(1, 1), target.verifier._step._budget.choose
     assert slot is not None
 
-    def chosen(found: Any, tails: Any, most: int, absent: list[Scheduling]) -> Any:
+    def chosen(demands: Any, max_rows: int, num_free: int, absent: list[Scheduling]) -> Any:
         if slot.cached and needs_prefill(slot):
             fed.append(len(slot.cached))
             assert Scheduling(b"other") in absent
-        return choose(found, tails, most, absent)
+        return choose(demands, max_rows, num_free, absent)
 
-    monkeypatch.setattr(target.verifier._budget, "choose", chosen)
+    monkeypatch.setattr(target.verifier._step._budget, "choose", chosen)
     target.run()
     assert len(set(fed)) > 1, "it was fed in several steps"
 
@@ -423,7 +430,12 @@ def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runn
     target.deliver(0, len(target.ids[0]), [1, 1])
     assert target.step_after(0.5 * MAX_HOLD_S)
     verdict = target.verdicts[-1]
-    assert (verdict.num_drafted, verdict.num_wasted, verdict.fallback, len(target.verdicts)) == (2, 2, None, 3)
+    assert (verdict.num_drafted, verdict.outcomes[0].num_wasted, verdict.fallback, len(target.verdicts)) == (
+        2,
+        2,
+        None,
+        3,
+    )
 
 
 class Reading:
@@ -441,7 +453,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     target = Fixed(runner)
     for _ in range(3):
         assert target.step_after(MAX_HOLD_S)
-        target.slot_lease.first.live = True  # something is on its way
+        target.slot_lease.first.is_active = True  # something is on its way
     assert not target.step_after(0.0)
     target.verifier.handle(WantRows(Reading(), b"a head", ticket=0, start=0))
     assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"
@@ -466,7 +478,7 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     assert target.step_after(MAX_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
     assert target.slot_lease.first.hit and target.step_after(0.0)
-    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].hit) == (2, True)
+    assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
 
 
 class FixedTree(Fixed):

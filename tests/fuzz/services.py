@@ -70,7 +70,7 @@ class Worker:
         slot = pb.OpenSlot(slot=SENTINEL, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=params)
         slot.protocol, slot.speculation.max_draft_tokens = PROTOCOL, 4
         if self.role == "target":
-            ask = tpb.Verify(slot=SENTINEL, base_len=3, until_len=4, ticket=2**60)
+            ask = tpb.Verify(slot=SENTINEL, base_len=3, until_len=4, tickets=[tpb.DraftTicket(ticket=2**60)])
             items = [tpb.TargetRequest(id=SENTINEL - 1, open=slot), tpb.TargetRequest(id=SENTINEL, verify=ask)]
         else:
             assert self._target is not None

@@ -228,14 +228,9 @@ def verify(
     slot: int, base_len: int, ids: Sequence[int] = (), ticket: int | None = None, *, num_steps: int = 1
 ) -> tpb.Verify:
     """A lease for at least `num_steps` tokens: one is answered once. With a ticket, drafts are on their way."""
-    return tpb.Verify(
-        slot=slot,
-        base_len=base_len,
-        committed_ids=ids,
-        ticket=new_ticket() if ticket is None else ticket,
-        until_len=base_len + len(ids) + num_steps,
-        is_drafted=ticket is not None,
-    )
+    message = tpb.Verify(slot=slot, base_len=base_len, committed_ids=ids, until_len=base_len + len(ids) + num_steps)
+    message.tickets.add(ticket=new_ticket() if ticket is None else ticket, is_drafted=ticket is not None)
+    return message
 
 
 def delivery(

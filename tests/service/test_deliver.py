@@ -117,10 +117,10 @@ async def test_after_its_step(target: ControlClient, reference: ReferenceModel) 
     replies = target.follow(message)
     (first,) = await replies.verdicts(1)
     assert (first.fallback, list(first.token_ids)) == (tpb.FALLBACK_REASON_LATE, expected[:1])
-    await deliver(target, delivery(target, message.ticket, len(PROMPT), expected[: K + 1]))
-    target.tell(tpb.Extend(slot=1, ticket=message.ticket, until_len=len(PROMPT) + 2))
+    await deliver(target, delivery(target, message.tickets[0].ticket, len(PROMPT), expected[: K + 1]))
+    target.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=len(PROMPT) + 2))
     (second,) = await replies.verdicts(1)
-    assert (second.num_drafted, second.num_accepted, second.num_wasted) == (K, K, 1)
+    assert (second.num_drafted, second.num_accepted, second.outcomes[0].num_wasted) == (K, K, 1)
     assert list(second.token_ids) == expected[1 : K + 2]
     assert parked(await target.metrics(), "late") - parked(before, "late") == 1
 
@@ -383,8 +383,8 @@ async def test_a_draft_that_fills_its_budget_with_rubbish_harms_only_its_own_slo
             root_len = len(PROMPT) + len(ids)
             for first in range(40):  # 40 trees that say something else, of the largest size that is read
                 chain = [(wrong[0] + first) % VOCAB, *[7] * (MAX_NODES - 1)]
-                await rubbish.send(delivery(client, messages[1].ticket, root_len, chain))
-            await deliver(client, delivery(client, messages[2].ticket, root_len, expected[len(ids) :][:K]))
+                await rubbish.send(delivery(client, messages[1].tickets[0].ticket, root_len, chain))
+            await deliver(client, delivery(client, messages[2].tickets[0].ticket, root_len, expected[len(ids) :][:K]))
             (verdict,) = await replies[2].verdicts(1)
             room = len(expected) - len(ids) - 1
             assert verdict.num_drafted == verdict.num_accepted == min(K, room)

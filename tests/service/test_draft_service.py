@@ -309,7 +309,7 @@ async def test_beside_what_is_drawn_hang_guesses_of_what_the_target_draws_itself
     "fields, named",
     [
         ({"max_draft_tokens": 65}, "max_draft_tokens is 65, must be from 0 to 64"),
-        ({"num_draft_tokens": 9}, "num_draft_tokens is 9, must be from 0 to 8"),
+        ({"num_draft_tokens": pb.NumDraftTokens(number=9)}, "num_draft_tokens is 9, must be from 0 to 8"),
         ({"draft_logprobs": 9}, "draft_logprobs is 9"),
         ({"draft_logprobs": pb.DRAFT_LOGPROBS_TOPK}, "draft_topk is 0"),
         ({"draft_topk": 321}, "draft_topk is 321"),
@@ -473,11 +473,11 @@ async def test_draft_and_target_together(draft: ControlClient, target: ControlCl
     message, ids = verify(1, 0, PROMPT, new_ticket(), num_steps=25), list(PROMPT)
     replies = target.follow(message)
     await target.taken()
-    draft.tell(advance(1, 0, ids, message.ticket))
+    draft.tell(advance(1, 0, ids, message.tickets[0].ticket))
     for _ in range(5):
         (verdict,) = await replies.verdicts(1)
         assert (verdict.num_drafted, verdict.num_accepted) == (4, 4)
         base_len = len(ids)
         ids += verdict.token_ids
-        draft.tell(advance(1, base_len, ids[base_len:], message.ticket))
+        draft.tell(advance(1, base_len, ids[base_len:], message.tickets[0].ticket))
     assert replies.empty

@@ -140,6 +140,7 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
         ticket, expected = new_ticket(), reference.greedy(PROMPT, 2 * K)
         draft.request(ticket)
         assert await draft.pair() is None, "which waits for the registration that the request began"
+        draft.request(ticket)
         await target.opened(1, PROMPT, k=K)
         replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=K + 2))
         (plain,) = await replies.verdicts(1)
@@ -212,6 +213,7 @@ async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later
         for slot, ids in texts.items():
             check_close(await draft.came(tickets[slot], 0, len(ids) - 1), draft.expected(model, ids)[:-1])
         async with draft_of(target, target_worker) as later:
+            assert await later.pair() is None
             later.request(tickets[2], start=10)
             found = await later.came(tickets[2], len(texts[2]) - 9, len(texts[2]) - 1)
             check_close(found, later.expected(model, texts[2])[-9:-1])

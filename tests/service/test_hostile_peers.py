@@ -224,9 +224,9 @@ async def test_trees_by_chance_fail_no_step(hasty: ControlClient, reference: Ref
             assert verdict.committed_len == len(committed)
             committed += verdict.token_ids
             num_drafted += verdict.num_drafted
-            trees = [any_nodes(random, message.ticket, committed, [*expected[:6], 3, 4]) for _ in range(3)]
+            trees = [any_nodes(random, message.tickets[0].ticket, committed, [*expected[:6], 3, 4]) for _ in range(3)]
             await deliver(hasty, *(to_proto(each, hasty.epoch, 320) for each in trees))
-            hasty.tell(tpb.Extend(slot=slot, ticket=message.ticket, until_len=len(committed) + 1))
+            hasty.tell(tpb.Extend(slot=slot, ticket=message.tickets[0].ticket, until_len=len(committed) + 1))
         assert options or committed == [*PROMPT, *expected]
         hasty.tell(pb.CloseSlot(slot=slot))
     assert num_drafted > 10 or not speculation.is_fixed, "what is not named is verified where it pays on this machine"

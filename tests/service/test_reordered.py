@@ -47,13 +47,13 @@ async def test_an_old_truncate_never_crops_a_target_that_is_ahead(
         for step in range(NUM_STEPS):
             done = len(committed) - len(PROMPT)
             drafts = [expected[done], (expected[done + 1] + 1) % 320]  # one is kept
-            await deliver(client, delivery(client, message.ticket, len(committed), drafts))
+            await deliver(client, delivery(client, message.tickets[0].ticket, len(committed), drafts))
             (verdict,) = await replies.verdicts(1)
             assert (verdict.num_drafted, verdict.num_accepted) == (K, 1)
             assert not step or verdict.num_batch_tokens == 1 + K, "it fed again what it had"
             committed += verdict.token_ids
             client.tell(pb.Truncate(slot=1, committed_len=len(committed), reason=pb.TRUNCATE_REASON_REJECTED))
-            client.tell(tpb.Extend(slot=1, ticket=message.ticket, until_len=len(committed) + 1))
+            client.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=len(committed) + 1))
             if step % 3 == 2:
                 await arrived(step)  # a lease that rests is a lease, too
         assert committed == [*PROMPT, *expected[: len(committed) - len(PROMPT)]]
@@ -77,7 +77,7 @@ async def test_a_target_runs_on_after_extends_that_are_lost_repeated_and_overtak
         message, ids = verify(1, len(PROMPT), num_steps=1), list[int]()
         replies = client.follow(message)
         for until in range(2, len(expected) + 1):
-            client.tell(tpb.Extend(slot=1, ticket=message.ticket, until_len=len(PROMPT) + until))
+            client.tell(tpb.Extend(slot=1, ticket=message.tickets[0].ticket, until_len=len(PROMPT) + until))
         for verdict in await replies.verdicts(len(expected)):
             assert verdict.committed_len == len(PROMPT) + len(ids)
             ids += verdict.token_ids

@@ -16,6 +16,25 @@ from tests.unit.scripted_pool import INFO
 OPENED = tpb.TargetReply(open=pb.OpenReply(committed_len=1))
 
 
+DELIVERED = ("model", "model&model")
+
+
+def verdict_of(num_drafts: int = 1, hit: bool | None = None, num_wasted: int = 0, **facts: Any) -> tpb.Verdict:
+    """A verdict of a lease with so many drafts: what was drafted came of the first, or of the target's own drafter."""
+    verdict = tpb.Verdict(**facts)
+    if verdict.outcomes:
+        return verdict
+    is_refused = verdict.fallback == tpb.FALLBACK_REASON_REFUSED
+    drafts = [tpb.DraftOutcome(hit=hit, num_wasted=num_wasted, is_refused=is_refused)]
+    drafts += [tpb.DraftOutcome() for _ in range(num_drafts - 1)]
+    own = tpb.DraftOutcome()
+    drafter = drafts[0] if verdict.drafter in DELIVERED else own
+    drafter.num_drafted, drafter.num_accepted = verdict.num_drafted, verdict.num_accepted
+    drafter.is_verified = verdict.num_drafted > 0 or drafter is drafts[0]
+    verdict.outcomes.extend([*drafts, own])
+    return verdict
+
+
 def error(code: pb.WorkerErrorCode, known_len: int = 0) -> pb.WorkerError:
     return pb.WorkerError(code=code, message="scripted", known_len=known_len)
 
@@ -78,9 +97,8 @@ class ScriptedTarget(ScriptedConnection):
     def says(self, committed_len: int, ids: list[int], kinds: str, **facts: Any) -> None:
         """Give a verdict under the last lease. kinds: a letter for each token: a, r, b or p."""
         names = {kind.name[0].lower(): kind.value for kind in TokenKind if kind.counted is kind}
-        verdict = tpb.Verdict(
-            committed_len=committed_len, token_ids=ids, kinds=[names[letter] for letter in kinds], **facts
-        )
+        facts |= {"committed_len": committed_len, "token_ids": ids, "kinds": [names[letter] for letter in kinds]}
+        verdict = verdict_of(len(self.lease.tickets), **facts)
         self.subscriptions[-1].put(tpb.TargetReply(verdict=verdict))
 
     def fails(self, code: pb.WorkerErrorCode, known_len: int = 0) -> None:

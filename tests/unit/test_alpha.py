@@ -137,12 +137,12 @@ def test_a_told_law_is_that_of_the_text_told_at_once() -> None:
     ids, params = tokenizer_of(DEMO_TARGET).encode(text).ids, SamplingParams()
     num_without = 0
     for end, law in enumerate(draft.drafts(ids, 2), start=2):
-        found, retelling = law(params), translation.retell()
-        retelling.commit(ids[:end], 0)
+        found, retokenization = law(params), translation.retokenization()
+        retokenization.commit(ids[:end], 0)
         num_without += found is None
-        assert (found is not None) == retelling.is_whole
+        assert (found is not None) == retokenization.is_whole
         if found is not None:
-            (own,) = draft.laws([*retelling.ids, 0], len(retelling.ids))
+            (own,) = draft.laws([*retokenization.ids, 0], len(retokenization.ids))
             told = translation.logits(own(params).scores)
             expected = np.exp(told - told.max())
             assert found.probs() == pytest.approx(expected / expected.sum(), abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,19 +25,23 @@ def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4,
     return commit_tokens(made, EOS, num_output, drafts[:kept], NEXT, last)
 
 
+def cut(token_ids: Sequence[int], kinds: Sequence[TokenKind], finish: Finish | None = None) -> Commit:
+    return Commit(list(token_ids), list(kinds), finish)
+
+
 @pytest.mark.parametrize("kept", range(5))
 def test_kinds(kept: int) -> None:
     last = TokenKind.BONUS if kept == 4 else TokenKind.RECOVERED
-    assert commit(kept=kept) == Commit((*DRAFTS[:kept], NEXT), (*[TokenKind.ACCEPTED] * kept, last), None, None)
+    assert commit(kept=kept) == cut((*DRAFTS[:kept], NEXT), (*[TokenKind.ACCEPTED] * kept, last))
 
 
 def test_a_plain_step() -> None:
-    assert commit(drafts=(), kept=0) == Commit((NEXT,), (TokenKind.PLAIN,), None, None)
+    assert commit(drafts=(), kept=0) == cut((NEXT,), (TokenKind.PLAIN,))
 
 
 @pytest.mark.parametrize("at", range(5))
 def test_stop_ids_cut_anywhere(at: int) -> None:
-    expected = Commit(RUN[: at + 1], ALL_KEPT[: at + 1], Finish.STOP, RUN[at])
+    expected = cut(RUN[: at + 1], ALL_KEPT[: at + 1], Finish.STOP)
     assert commit(stop_token_ids=(RUN[at], 99)) == expected
     assert commit(stop_token_ids=(RUN[at], 99), ignore_eos=True) == expected
     assert commit(stop_token_ids=RUN[at:]) == expected, "the first one counts"
@@ -48,31 +53,30 @@ def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
     run = [eos if j == at else token for j, token in enumerate(RUN)]
     params = SamplingParams(max_tokens=100)
     rest = EOS, 0, run[:4], run[4], TokenKind.BONUS
-    assert commit_tokens(params, *rest).token_ids == tuple(run[: at + 1])
+    assert commit_tokens(params, *rest).token_ids == run[: at + 1]
     ignoring = commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), *rest)
-    assert ignoring == Commit(tuple(run), ALL_KEPT, None, None)
+    assert ignoring == cut(tuple(run), ALL_KEPT)
 
 
 def test_an_end_that_a_grammar_asks_for_is_one_before_min_tokens() -> None:
     """It comes so early only where nothing else may; a text without a grammar has no such place."""
     for grammar, token_ids in (("x", DRAFTS[:2]), ("", RUN)):
-        assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar).token_ids == token_ids
+        assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar).token_ids == list(token_ids)
 
 
 @pytest.mark.parametrize("room", range(1, 5))
 @pytest.mark.parametrize("num_output", [0, 7])
 def test_max_tokens_cuts_anywhere(room: int, num_output: int) -> None:
-    expected = Commit(RUN[:room], ALL_KEPT[:room], Finish.LENGTH, None)
+    expected = cut(RUN[:room], ALL_KEPT[:room], Finish.LENGTH)
     assert commit(num_output, max_tokens=num_output + room) == expected
 
 
 @pytest.mark.parametrize("at", range(5))
 def test_a_stop_on_the_last_token_allowed_is_a_stop(at: int) -> None:
     found = commit(max_tokens=at + 1, stop_token_ids=(RUN[at],))
-    assert (found.finish, found.stop_token_id) == (Finish.STOP, RUN[at])
+    assert (found.finish, found.token_ids[-1]) == (Finish.STOP, RUN[at])
     if at:
-        before = commit(max_tokens=at, stop_token_ids=(RUN[at],))
-        assert (before.finish, before.stop_token_id) == (Finish.LENGTH, None)
+        assert commit(max_tokens=at, stop_token_ids=(RUN[at],)).finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize("min_tokens", range(6))
@@ -80,15 +84,14 @@ def test_stops_before_min_tokens_do_not_count(min_tokens: int) -> None:
     """The token after min_tokens outputs is the first that may end."""
     found = commit(stop_token_ids=RUN, min_tokens=min_tokens)
     if min_tokens < 5:
-        assert found.token_ids == RUN[: min_tokens + 1] and found.finish is Finish.STOP
+        assert found.token_ids == list(RUN[: min_tokens + 1]) and found.finish is Finish.STOP
     else:
-        assert found == Commit(RUN, ALL_KEPT, None, None)
+        assert found == cut(RUN, ALL_KEPT)
 
 
 def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
-    assert commit(kept=1, stop_token_ids=(13,)) == Commit(
-        (11, NEXT), (TokenKind.ACCEPTED, TokenKind.RECOVERED), None, None
-    )
+    expected = cut((11, NEXT), (TokenKind.ACCEPTED, TokenKind.RECOVERED))
+    assert commit(kept=1, stop_token_ids=(13,)) == expected
 
 
 def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:

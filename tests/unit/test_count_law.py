@@ -19,18 +19,19 @@ from torch import Tensor
 from outrider.drafting.drafter import Follower, SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
-from outrider.drafting.tables import Bigram, Unigram
 from outrider.engine.sampling.acceptance import Noise
 from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.coupled import coupled_id
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.papers.tables import Bigram, Unigram
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
-from target_service.lease import Draft
 from target_service.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (
     TOLERANCE,
@@ -124,7 +125,7 @@ def test_the_output_has_the_targets_law(name: str, how: str, rounds: type[Stoppi
 
 def opened(drafter: SequenceDrafter, params: SamplingParams, source: tuple[int, ...] = ()) -> tuple[OwnDrafts, Any]:
     """What follows a slot that has this sequence."""
-    own = OwnDrafts({Drafter.NGRAM: drafter}, VOCAB)
+    own = OwnDrafts({Drafter.NGRAM: TableDrafter(drafter, VOCAB)})
     slot: Any = SimpleNamespace(key=(1, 1), committed=SEQUENCE, num_prompt=6, params=params, max_len=99)
     slot.num_source_tokens = len(source)
     job: Any = SimpleNamespace(own_drafters=(Drafter.NGRAM,), corpus_id=b"", source_ids=source)
@@ -132,12 +133,12 @@ def opened(drafter: SequenceDrafter, params: SamplingParams, source: tuple[int, 
     return own, slot
 
 
-def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> list[Draft]:
+def grown(drafter: SequenceDrafter, params: SamplingParams, most: int = K) -> CandidateTree:
     """The chain that the target grows in a slot that has this sequence."""
     own, slot = opened(drafter, params)
     chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), most)
-    assert [parent for _, _, parent in chain] == list(range(-1, len(chain) - 1))
-    return [node for _, node, _ in chain]
+    assert chain.tree.is_chain and chain.max_len == most
+    return chain
 
 
 def test_a_slot_that_waits_is_drafted_for_once() -> None:
@@ -147,15 +148,15 @@ def test_a_slot_that_waits_is_drafted_for_once() -> None:
     state, shares = state_of(PARAMS["penalties"]), SlotShares(RankShares())
     first = own.candidates(slot, Drafter.NGRAM, state, shares, K)
     assert own.candidates(slot, Drafter.NGRAM, state, shares, K) is first
-    assert len(own.candidates(slot, Drafter.NGRAM, state, shares, 1)) == 1 < len(first)
-    slot.committed = [*slot.committed, first[0][1].token_id]
-    own.append(slot.key, slot.committed[-1:])
+    assert len(own.candidates(slot, Drafter.NGRAM, state, shares, 1).tree) == 1 < len(first.tree)
+    slot.committed = [*slot.committed, first.tree.ids[0]]
+    own.append(slot, slot.committed[-1:])
     after = own.candidates(slot, Drafter.NGRAM, state_of(PARAMS["penalties"]), shares, K)
-    assert [node.token_id for _, node, _ in after] != [node.token_id for _, node, _ in first]
+    assert after.tree.ids != first.tree.ids
 
 
-def ids_of(chain: list[Draft]) -> tuple[int, ...]:
-    return tuple(node.token_id for node in chain)
+def ids_of(chain: CandidateTree) -> tuple[int, ...]:
+    return tuple(chain.tree.ids)
 
 
 @pytest.mark.parametrize(("name", "how"), EACH)
@@ -165,7 +166,7 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
     """
     drafter, num_seeds = DRAFTERS[name](), 100
     follower, state = DRAFTERS[name]().open(SEQUENCE, 6), state_of(PARAMS[how])
-    found, chains = Counter[tuple[int, ...]](), dict[tuple[int, ...], list[Draft]]()
+    found, chains = Counter[tuple[int, ...]](), dict[tuple[int, ...], CandidateTree]()
     for seed in range(num_seeds):
         chain = grown(drafter, dataclasses.replace(PARAMS[how], seed=seed))
         found[ids_of(chain)] += 1
@@ -173,17 +174,17 @@ def test_a_chain_is_drawn_from_the_laws_that_come_with_it(name: str, how: str) -
     total, chi, cells = 0.0, 0.0, 0
     for ids, chain in chains.items():
         share = 1.0
-        for j, node in enumerate(chain):
+        for j, (token_id, law) in enumerate(zip(ids, chain.distributions, strict=True)):
             expected = law_at(follower, state, ids[:j])
             assert expected is not None
-            if node.kind is NodeKind.GUESS:
-                assert expected.support()[0].tolist() == [node.token_id] and node.law is None
+            if law is None:
+                assert expected.support()[0].tolist() == [token_id]
                 continue
-            assert node.law is not None
-            assert np.array_equal(node.law.dense_scores(), expected.normalised().dense_scores())
-            share *= node.law.prob(node.token_id)
+            assert isinstance(law, RowLaw)
+            assert np.array_equal(law.dense_scores(), expected.normalised().dense_scores())
+            share *= law.prob(token_id)
         after = law_at(follower, state, ids)
-        guessed = bool(chain) and chain[-1].kind is NodeKind.GUESS
+        guessed = bool(ids) and chain.distributions[-1] is None
         assert len(ids) == K or after is None or (guessed and after.scores.size > 1)
         total, chi, cells = total + share, chi + (found[ids] - num_seeds * share) ** 2 / (num_seeds * share), cells + 1
     left = num_seeds * (1 - total)  # what never came
@@ -197,12 +198,11 @@ def test_its_numbers_are_no_drafts() -> None:
     for seed in range(20):
         params = SamplingParams(seed=seed)
         chain = grown(DRAFTERS["bigram"](), params)
-        start, drawn = len(SEQUENCE), [node for node in chain if node.law is not None]
-        (numbers,) = host_slot_uniforms(
-            [params] * len(drawn), [start] * len(drawn), [node.position for node in drawn], [Purpose.OWN_DRAFT]
-        )
-        for node, u in zip(drawn, numbers, strict=True):
-            assert node.law is not None and node.token_id == node.law.draw(float(u))
+        start, num = len(SEQUENCE), len(chain.tree)
+        positions = range(start, start + num)
+        (numbers,) = host_slot_uniforms([params] * num, [start] * num, positions, [Purpose.OWN_DRAFT])
+        for token_id, law, u in zip(chain.tree.ids, chain.distributions, numbers, strict=True):
+            assert law is None or (isinstance(law, RowLaw) and token_id == law.draw(float(u)))
 
 
 @pytest.mark.parametrize("how", PARAMS)
@@ -210,21 +210,20 @@ def test_guesses_of_what_is_determined_are_ids_alone(how: str) -> None:
     drafter, greedy = Bigram(SEQUENCE), dataclasses.replace(PARAMS[how], temperature=0.0)
     coupled = dataclasses.replace(PARAMS[how], acceptance=AcceptanceRule.COUPLED, seed=7)
     best, picked = grown(drafter, greedy), grown(drafter, coupled)
-    assert {(node.kind, node.law) for node in best + picked} == {(NodeKind.GUESS, None)}
-    assert len(best) == len(picked) == K
+    assert best.distributions == picked.distributions == [None] * K
     for j in range(K):
         law, warm = (
             law_at(drafter.open(SEQUENCE, 6), state_of(params), ids_of(chain)[:j])
             for params, chain in ((greedy, best), (coupled, picked))
         )
         assert law is not None and warm is not None
-        assert best[j].token_id == law.id_of(int(law.scores.argmax()))
-        assert picked[j].token_id == coupled_id(warm, coupled, len(SEQUENCE) + j)
+        assert best.tree.ids[j] == law.id_of(int(law.scores.argmax()))
+        assert picked.tree.ids[j] == coupled_id(warm, coupled, len(SEQUENCE) + j)
 
 
 def test_a_chain_ends_where_all_that_was_counted_is_banned() -> None:
     drafter = Unigram([2, 2, 1])
-    assert not grown(drafter, SamplingParams(bad_words=((2,), (1,))))
+    assert not ids_of(grown(drafter, SamplingParams(bad_words=((2,), (1,)))))
     assert ids_of(grown(drafter, SamplingParams(bad_words=((2, 2), (2, 1)), temperature=0.0))) == (2,)
 
 
@@ -235,8 +234,6 @@ def test_an_output_is_copied_on_from_what_an_encoder_reads(make: Callable[[], Se
     own, slot = opened(make(), params, source=(2, 0, 2, 2, 1, 0, 1))
     for base_len, ids, expected in ((6, [0, 2, 2], (1, 0, 1)), (7, [2], (2, 1, 0)), (6, [1], ())):
         slot.committed = [*SEQUENCE[:6], *([0] if base_len == 7 else []), *ids]
-        own.commit(SimpleNamespace(base_len=base_len, committed_ids=ids), slot, base_len)  # type: ignore[arg-type]
-        chain = [
-            node for _, node, _ in own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), 3)
-        ]
+        own.commit(slot, base_len)
+        chain = own.candidates(slot, Drafter.NGRAM, state_of(params), SlotShares(RankShares()), 3)
         assert ids_of(chain)[: len(expected)] == expected

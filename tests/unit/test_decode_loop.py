@@ -19,8 +19,8 @@ from gateway.rounds.verification import TOKENS_AHEAD
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
-from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
@@ -31,6 +31,10 @@ from tests.unit.scripted_workers import ScriptedDraft, ScriptedTarget, error
 PROMPT = (5, 6, 7)
 K = 2
 CREDIT = 2 * (K + 1)
+
+
+def ticket_of(lease: tpb.Verify) -> int:
+    return lease.tickets[0].ticket
 
 
 class Answer:
@@ -105,27 +109,27 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
         assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
         opened, lease, told = target.all_of("open")[0], target.lease, draft.all_of("advance")[0]
         assert opened.protocol == draft.all_of("open")[0].protocol == PROTOCOL
-        assert (opened.speculation.num_draft_tokens, opened.speculation.sequential) == (K, False)
+        assert (opened.speculation.num_draft_tokens.number, opened.speculation.sequential) == (K, False)
         assert draft.all_of("open")[0].speculation == opened.speculation
-        assert (lease.base_len, lease.until_len, lease.is_drafted) == (3, 3 + CREDIT, True)
-        assert told.ticket == lease.ticket != 0 and told.base_len == 3
+        assert (lease.base_len, lease.until_len, lease.tickets[0].is_drafted) == (3, 3 + CREDIT, True)
+        assert told.ticket == ticket_of(lease) != 0 and told.base_len == 3
 
-        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter=pb.DRAFTER_MODEL)
+        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter="model")
         output = await first
         assert [token.id for token in output.tokens] == [1, 2, 9] and (output.num_drafted, output.num_accepted) == (
             2,
             2,
         )
         extend, told = target.all_of("extend")[0], draft.all_of("advance")[1]
-        assert (extend.ticket, extend.until_len) == (lease.ticket, 6 + CREDIT)
-        assert (told.ticket, told.base_len, list(told.committed_ids)) == (lease.ticket, 3, [1, 2, 9])
+        assert (extend.ticket, extend.until_len) == (ticket_of(lease), 6 + CREDIT)
+        assert (told.ticket, told.base_len, list(told.committed_ids)) == (ticket_of(lease), 3, [1, 2, 9])
         assert "truncate" not in [*target.names, *draft.names], "nothing was dropped"
 
 
 async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_tokens_are_truncated() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter="model")
         answer.target.says(5, [4], "p", hit=False, num_wasted=1)
         assert [token.id for token in (await first).tokens] == [1, 8]
         assert [token.id for token in (await answer.next()).tokens] == [4]
@@ -149,7 +153,7 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
 async def test_several_drafts_of_a_position_count_as_one_there() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter="model")
         await first
         assert answer.metric("spec_draft_tokens_total") == 6
         for name, counts in (("drafted", [1, 1, 0]), ("accepted", [1, 0, 0])):
@@ -168,19 +172,20 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
         answer.model.drafts[name].link.info = info
     async with answer.begun() as first:
         lease = answer.target.lease
-        assert not answer.target.all_of("open")[0].drafter and lease.is_drafted
-        (other,) = lease.others
-        assert other.is_drafted and other.ticket not in (0, lease.ticket)
+        assert not answer.target.all_of("open")[0].drafter
+        first_ticket, other = lease.tickets
+        assert first_ticket.is_drafted and other.is_drafted and other.ticket not in (0, first_ticket.ticket)
         opened = [draft.all_of("open")[0].speculation for draft in drafts.values()]
         assert [each.place for each in opened] == [0, 1]
-        assert [draft.all_of("advance")[0].ticket for draft in drafts.values()] == [lease.ticket, other.ticket]
+        assert [draft.all_of("advance")[0].ticket for draft in drafts.values()] == [ticket_of(lease), other.ticket]
 
         outcomes = [
             tpb.DraftOutcome(num_drafted=3, num_accepted=1, is_verified=True, hit=True),
             tpb.DraftOutcome(num_drafted=2, is_verified=True, hit=False),
+            tpb.DraftOutcome(),
         ]
-        rest = {"num_drafted": 5, "depth": 3, "num_accepted": 1, "hit": True, "drafts": outcomes}
-        answer.target.says(3, [1, 8], "ar", drafter=pb.DRAFTER_MODEL_AND_MODEL, **rest)
+        rest = {"num_drafted": 5, "depth": 3, "num_accepted": 1, "outcomes": outcomes}
+        answer.target.says(3, [1, 8], "ar", drafter="model&model", **rest)
         await first
         counts = [answer.metric("spec_draft_tokens_total", draft=info.model_id) for info in infos]
         assert counts == [3, 2] and answer.metric("spec_accepted_tokens_total") == 1
@@ -193,20 +198,20 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
 
         outcomes[1], length = tpb.DraftOutcome(hit=True), 5
         for _ in range(TRIAL + 2):
-            answer.target.says(length, [1, 8], "ar", drafter=pb.DRAFTER_MODEL, **(rest | {"drafts": outcomes}))
+            answer.target.says(length, [1, 8], "ar", drafter="model", **(rest | {"outcomes": outcomes}))
             await answer.next()
             length += 2
         assert len(drafts["draft-1"].all_of("advance")) == TRIAL + 4, "what is named is waited for, of every draft"
 
         outcomes[1] = tpb.DraftOutcome(is_refused=True)
         for committed_len in range(length, length + 3):
-            answer.target.says(committed_len, [2], "p", fallback=tpb.FALLBACK_REASON_REFUSED, drafts=outcomes)
+            answer.target.says(committed_len, [2], "p", fallback=tpb.FALLBACK_REASON_REFUSED, outcomes=outcomes)
             await answer.next()
         next_one = answer.next()
         await settled()
         assert [answer.model.drafts[name].health.is_down for name in drafts] == [False, True]
         last = answer.target.lease
-        assert (last.is_drafted, last.others[0].is_drafted) == (True, False) and last.ticket != lease.ticket
+        assert [each.is_drafted for each in last.tickets] == [True, False] and ticket_of(last) != ticket_of(lease)
         next_one.cancel()
         await asyncio.wait([next_one])
     assert all(draft.names[-1] == "close" for draft in drafts.values())
@@ -228,7 +233,7 @@ async def test_a_draft_that_is_away_leaves_the_other_and_joins_it_when_it_is_bac
     back, link.connection = link.connection, None
     async with answer.begun() as first:
         lease = answer.target.lease
-        assert (lease.is_drafted, lease.others[0].is_drafted) == (False, True) and not drafts["draft-0"].sent
+        assert [each.is_drafted for each in lease.tickets] == [False, True] and not drafts["draft-0"].sent
         link.connection = back
         answer.target.says(3, [1], "p")
         await first
@@ -237,7 +242,7 @@ async def test_a_draft_that_is_away_leaves_the_other_and_joins_it_when_it_is_bac
         assert len(answer.target.all_of("verify")) == 1, "it joins under the ticket that waits for it"
         answer.target.says(4, [1], "p")
         await next_one
-        assert drafts["draft-0"].all_of("advance")[0].ticket == lease.ticket
+        assert drafts["draft-0"].all_of("advance")[0].ticket == ticket_of(lease)
 
 
 async def test_a_stop_string_ends_the_lease_and_what_came_after_it_counts_as_overrun() -> None:
@@ -275,7 +280,7 @@ async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
     ("wish", "is_drafted"),
     [
         (SpeculationOptions(num_draft_tokens=4), True),
-        (SpeculationOptions(adaptive=True), True),
+        (SpeculationOptions(num_draft_tokens="auto"), True),
         (SpeculationOptions(enabled=False), False),
         (SpeculationOptions(num_draft_tokens=0), False),
     ],
@@ -292,12 +297,12 @@ async def test_a_target_may_run_as_far_ahead_with_drafts_as_without(wish: Specul
 async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_set_back() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        before = answer.target.lease.ticket
+        before = ticket_of(answer.target.lease)
         answer.target.says(4, [1], "p")
         await settled()
         lease = answer.target.lease
-        assert lease.ticket != before and (lease.base_len, list(lease.committed_ids)) == (3, [])
-        assert answer.draft.all_of("advance")[-1].ticket == lease.ticket
+        assert ticket_of(lease) != before and (lease.base_len, list(lease.committed_ids)) == (3, [])
+        assert answer.draft.all_of("advance")[-1].ticket == ticket_of(lease)
         answer.target.says(3, [2], "p")
         assert [token.id for token in (await first).tokens] == [2]
         assert answer.metric("outrider_retries_total", reason="length") == 1
@@ -353,7 +358,7 @@ async def test_a_lost_target_is_replaced_from_the_committed_tokens() -> None:
         here.lose()
         await settled()
         assert list(there.all_of("open")[0].committed_ids) == [5, 6, 7, 1, 2]
-        assert there.lease.ticket != here.lease.ticket
+        assert ticket_of(there.lease) != ticket_of(here.lease)
         there.epoch = 8
         there.says(5, [3], "p")
         assert [token.id for token in (await second).tokens] == [3]
@@ -415,10 +420,10 @@ async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> No
 
 
 async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
-    answer = Answer(drafts={}, wish=SpeculationOptions(adaptive=True))
+    answer = Answer(drafts={}, wish=SpeculationOptions(num_draft_tokens="auto"))
     async with answer.begun() as first:
         assert answer.target.all_of("open")[0].HasField("speculation"), "a draft may join later"
-        assert not answer.target.lease.is_drafted
+        assert not answer.target.lease.tickets[0].is_drafted
         answer.target.says(3, [1], "p")
         await first
         assert answer.metric("spec_plain_steps_total", reason="off") == 1
@@ -429,5 +434,7 @@ async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
         await settled()
         answer.target.says(4, [2], "p")
         await second
-        assert draft.names == ["open", "advance"] and draft.all_of("advance")[0].ticket == answer.target.lease.ticket
+        assert draft.names == ["open", "advance"] and draft.all_of("advance")[0].ticket == ticket_of(
+            answer.target.lease
+        )
         assert answer.target.names.count("verify") == 1

@@ -10,19 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from target_service.parked import Parked
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
 from outrider.engine.speculation.nodes import NodeKind, Nodes
-from outrider.wire.kinds import Drafter, DraftTokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import DraftTokenKind
 from target_service.decide import decide
 from target_service.decide_on_device import decide_on_device
 from target_service.explaining import NUM_BEST, ExplainRequest, explain, explain_request
 from target_service.jobs import Explanation, Ranked, Rejection
 from target_service.lease import Ready, Source
-from target_service.parked import Parked
 from target_service.proposal import Proposal
 from target_service.servicer import _explanation
 from target_service.step_rows import Decided

@@ -42,7 +42,7 @@ from tests.grammars import (
     grammars_of,
     tokenizer_of,
 )
-from tests.proposals import chain_proposal
+from tests.proposals import chain_proposal, sure
 from tests.stack import DEMO_TARGET
 
 VOCAB = 8
@@ -225,7 +225,7 @@ class TestForcedTokens:
             slot: Any = _Slot(params, [*PROMPT, ELEVEN])
             made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
             made.set_output((ELEVEN,))
-            (decided,) = decide([chain_proposal(slot, [ONE])], [made], logits)
+            (decided,) = sure(decide([chain_proposal(slot, [ONE])], [made], logits))
             own = coupled_id(HostLogits(logits).law(0, LogitRow(made)), params, len(PROMPT) + 1)
             assert (len(decided.path), decided.next_id if own != ONE else ONE) == (own == ONE, own)
             answers.add(own)
@@ -237,7 +237,7 @@ def test_log_probs_under_an_expression_are_the_models_own_and_finite() -> None:
     params = SamplingParams(seed=1, num_logprobs=VOCAB)
     slot: Any = _Slot(params, [*PROMPT])
     made = SamplingState(params, PROMPT, (END,), state._grammar._grammar)  # type: ignore[union-attr]
-    (decided,) = decide([chain_proposal(slot, [])], [made], torch.zeros(1, VOCAB))
+    (decided,) = sure(decide([chain_proposal(slot, [])], [made], torch.zeros(1, VOCAB)))
     ((_, top_ids, top_logprobs),) = decided.reported
     assert decided.next_id == ONE and len(top_ids) == VOCAB and np.isfinite(top_logprobs).all()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.growing_beams import GrowingBeams
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.worker.slots import BareSlot
+from outrider.papers.beam_growth import BeamGrowth
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.speculation import Speculation
 
@@ -15,10 +20,12 @@ STOP_ID = 1
 PROBS = (0.4, 0.3, 0.2, 0.1)
 
 
-def growing(levels: list[Level]) -> GrowingBeams:
+def growing(levels: list[Level]) -> BeamGrowth:
     """Two live beams, below which a level of four is drafted."""
-    params = SamplingParams(temperature=0.0, beams=BeamParams(2))
-    tree = GrowingBeams(PROMPT, 100, params, Speculation(1, 4), SlotShares(RankShares()), {STOP_ID})
+    params = SamplingParams(temperature=0.0, max_tokens=97, beams=BeamParams(2))
+    slot, drafter = BareSlot((1, 1), PROMPT, len(PROMPT), params), cast(Any, None)
+    setup = GrowthSetup(slot, Speculation(1, 4), SlotShares(RankShares()), drafter, None, 96, [STOP_ID])
+    tree = BeamGrowth(setup)
     tree.go_on(levels)
     return tree
 
@@ -32,29 +39,29 @@ def growing(levels: list[Level]) -> GrowingBeams:
 )
 def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, float], best: list[int]) -> None:
     tree = growing([Level(((0, 8, sums[0]), (0, 9, sums[1])), ())])
-    tree.feed(tree.root)
+    tree.feed(ROOT)
     for first, node in zip((10, 20), tree.live, strict=True):
         tree.feed(node)
         tree.learn(node, [STOP_ID, *range(first, first + 4)], [0.9, *PROBS])
-    tree.grow()
-    assert [node.token_id for node in tree.unsent] == best
-    assert [node.rank for node in tree.unsent] == [0, 1, 2, 3]
+    tree.finish_step()
+    assert [tree.ids[node] for node in tree.unsent] == best
+    assert [tree.ranks[node] for node in tree.unsent] == [0, 1, 2, 3]
 
 
 def test_what_was_lost_is_fed_again_parents_first_and_no_more_at_once_than_asked_for() -> None:
     levels = [Level(((0, 8, -1.0), (0, 9, -2.0)), ()), *[Level(((0, 8, -1.0), (1, 9, -2.0)), ())] * 4]
     tree = growing(levels)
-    assert [node for _, node in tree.offers(3)] == [tree.root]
-    tree.feed(tree.root)
-    fed, steps = [tree.root], list[int]()
+    assert [node for _, node in tree.offers(3)] == [ROOT]
+    tree.feed(ROOT)
+    fed, steps = [ROOT], list[int]()
     while len(fed) < 11:
         nodes = [node for _, node in tree.offers(3)]
         for node in nodes:
-            assert node.parent in fed
+            assert tree.parents[node] in fed
             tree.feed(node)
             tree.learn(node, [10, 11, 12, 13], PROBS)
             fed.append(node)
         steps.append(len(nodes))
-        tree.grow()
+        tree.finish_step()
         assert bool(tree.unsent) is (len(fed) == 11), "a level is drafted once all live beams are known"
     assert steps == [3, 3, 3, 1]

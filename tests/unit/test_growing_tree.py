@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ from hypothesis import strategies as st
 from outrider.engine.sampling.coupled import coupled_ranked
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
 from outrider.engine.speculation.drawing import grow
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
-from outrider.engine.speculation.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED, GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -44,7 +49,7 @@ class Draft:
         world: int = 0,
         max_tokens: int = MAX_TOKENS,
         vocab_size: int = VOCAB_SIZE,
-        most_fed: int = MAX_FED,
+        max_fed: int = MAX_FED,
         **options: Any,
     ) -> None:
         self.params = SamplingParams(**{"temperature": 0.0, "seed": 5, "max_tokens": max_tokens, **options})
@@ -52,9 +57,11 @@ class Draft:
         self.vocab_size = vocab_size
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotShares(RankShares())
-        plan = Plan(speculation, self.params, self.shares, takes_trees, None, most_fed=most_fed)
-        self.tree = GrowingTree(self.committed, len(PROMPT) + max_tokens, self.params, plan)
-        self.order: list[Node] = []
+        self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
+        drafter: Any = SimpleNamespace(takes_trees=takes_trees, max_depth=None)
+        self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
+        self.order: list[int] = []
+        """Nodes and ROOT as they were fed, before anything was committed."""
 
     def law(self, row: LogitRow) -> RowLaw:
         key = [self.world, *self.committed, *row.draft_prefix]
@@ -75,39 +82,41 @@ class Draft:
             for _, node in offers:
                 self.tree.feed(node)
                 self.order.append(node)
-            assert not grow([Said(self.tree, node, self.state, self.law, self.best) for _, node in offers])
+            said = [Said(self.tree, node, self.state, self.law, self.best) for _, node in offers]
+            assert not grow(said)
         return self
 
     def commit(self, ids: Sequence[int]) -> list[int]:
         self.committed += ids
-        return self.tree.advance(ids)
+        return self.tree.go_on(ids)
 
-    def all_nodes(self) -> list[Node]:
-        found, queue = list[Node](), [self.tree.root]
-        for node in queue:
-            found += node.children
-            queue += node.children
-        return found
+    def kinds_after(self, node: int, kind: NodeKind) -> list[int]:
+        return [child for child in self.tree.children(node) if self.tree.kinds[child] is kind]
 
-    def chain(self) -> list[tuple[int, int]]:
-        return self.chain_below(self.tree.root)
+    def key_of(self, node: int) -> int:
+        return self.kinds_after(node, NodeKind.KEY)[0]
 
-    def chain_below(self, node: Node) -> list[tuple[int, int]]:
+    def law_of(self, node: int) -> int:
+        return self.kinds_after(node, NodeKind.LAW)[0]
+
+    def ids_after(self, node: int) -> list[int]:
+        return [self.tree.ids[child] for child in self.tree.children(node)]
+
+    def chain(self, node: int = ROOT) -> list[tuple[int, int]]:
         """The LAW nodes in a row: ids and where their segment began."""
         found = list[tuple[int, int]]()
-        while drawn := [child for child in node.children if child.kind is NodeKind.LAW]:
+        while drawn := self.kinds_after(node, NodeKind.LAW):
             node = drawn[0]
-            assert node.segment is not None
-            found.append((node.token_id, node.segment.start))
+            found.append((self.tree.ids[node], self.tree.segments[node][0]))
         return found
 
     def drawn(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """By path of ids: which LAW nodes follow, all within the root's segment."""
-        queue, found = [self.tree.root], dict[tuple[int, ...], tuple[int, ...]]()
+        queue, found = [ROOT], dict[tuple[int, ...], tuple[int, ...]]()
         for node in queue:
-            laws = [child for child in node.children if child.kind is NodeKind.LAW]
+            laws = self.kinds_after(node, NodeKind.LAW)
             if laws:
-                found[tuple(node.path(self.tree.root))] = tuple(child.token_id for child in laws)
+                found[self.tree.prefix(node)] = tuple(self.tree.ids[child] for child in laws)
             queue += laws
         return found
 
@@ -117,14 +126,6 @@ COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUP
 RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy", "coupled", "rejection"])
 
 
-def key_of(node: Node) -> Node:
-    return next(child for child in node.children if child.kind is NodeKind.KEY)
-
-
-def law_of(node: Node) -> Node:
-    return next(child for child in node.children if child.kind is NodeKind.LAW)
-
-
 # What grows.
 
 
@@ -132,9 +133,9 @@ def law_of(node: Node) -> Node:
 def test_a_guess_that_was_too_unlikely_to_be_made_counts_when_it_comes(rule: dict[str, Any]) -> None:
     """Else its chance falls for good, because it is never made."""
     draft = Draft(**rule).grow(most=1)
-    node = draft.tree.root
-    token_id, _ = node.ranked[0]
-    rank, before = len(node.children), draft.shares.share(len(node.children))
+    token_id, _ = draft.tree.ranked[ROOT][0]
+    rank = len(draft.tree.children(ROOT))
+    before = draft.shares.share(rank)
     draft.commit([token_id])
     assert rank > 0
     assert draft.shares.share(rank) > before
@@ -143,27 +144,29 @@ def test_a_guess_that_was_too_unlikely_to_be_made_counts_when_it_comes(rule: dic
 @RULES
 def test_the_likeliest_is_fed_first_and_whatever_is_fed_has_a_follower(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(most=1)
-    chances = [node.chance for node in draft.order]
-    assert chances == sorted(chances, reverse=True)
-    assert all(node.children for node in draft.order)
-    assert 20 < len(draft.tree.fed) <= MAX_FED
-    assert max(draft.tree.depth(node) for node in draft.all_nodes()) <= MAX_DEPTH
-    drawn_or_likely = (node.chance >= LEAST_CHANCE or node.kind is NodeKind.LAW for node in draft.all_nodes())
-    assert all(drawn_or_likely)
+    tree = draft.tree
+    probs = [tree.probs[node] for node in draft.order if node != ROOT]
+    assert probs == sorted(probs, reverse=True)
+    assert all(tree.children(node) for node in draft.order)
+    assert 20 < len(tree.fed) <= MAX_FED
+    assert max(map(tree.depth, range(len(tree)))) <= MAX_DEPTH
+    assert all(tree.probs[node] >= LEAST_CHANCE or tree.kinds[node] is NodeKind.LAW for node in range(len(tree)))
 
 
 def test_a_tree_of_large_laws_is_bounded_by_their_bytes_except_for_what_is_named() -> None:
-    assert len(Draft(most_fed=6, temperature=1.0).grow().tree.fed) == 6
-    named = Draft(speculation=Speculation(num_draft_tokens=9, max_draft_tokens=16), most_fed=6, temperature=1.0).grow()
-    assert not named.tree.awaits_named
+    assert len(Draft(max_fed=6, temperature=1.0).grow().tree.fed) == 6
+    named = Draft(speculation=Speculation(num_draft_tokens=9, max_draft_tokens=16), max_fed=6, temperature=1.0).grow()
+    assert not named.tree.is_awaited
     assert len(named.tree.fed) == 8  # the ninth has nothing named after it
 
 
 @RULES
 def test_siblings_are_told_apart_by_rank_and_differ(rule: dict[str, Any]) -> None:
-    for node in Draft(**rule).grow().order:
-        assert [child.rank for child in node.children] == list(range(len(node.children)))
-        assert len({child.token_id for child in node.children}) == len(node.children)
+    draft = Draft(**rule).grow()
+    for node in draft.order:
+        children = draft.tree.children(node)
+        assert [draft.tree.ranks[child] for child in children] == list(range(len(children)))
+        assert len(set(draft.ids_after(node))) == len(children)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 5 * VOCAB_SIZE])
@@ -172,8 +175,9 @@ def test_keys_are_other_ids_than_what_was_drawn_however_little_is_left(vocab_siz
     """Next to a likely token all the others together may be less than a float32 holds, or nothing."""
     draft = Draft(**REJECTION, scale=scale, vocab_size=vocab_size).grow()
     for node in draft.order:
-        left = draft.law(LogitRow(draft.state, tuple(node.path(draft.tree.root)))).without(law_of(node).token_id)
-        keys = [child.token_id for child in node.children if child.kind is NodeKind.KEY]
+        drawn_id = draft.tree.ids[draft.law_of(node)]
+        left = draft.law(LogitRow(draft.state, draft.tree.prefix(node))).without(drawn_id)
+        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.KEY)]
         assert len(set(keys)) == len(keys) and all(left.prob(key) > 0 for key in keys)
 
 
@@ -182,11 +186,11 @@ def test_keys_come_in_the_order_of_the_targets_noise() -> None:
     draft = Draft(**REJECTION).grow()
     num_reordered = 0
     for node in draft.order:
-        drawn = law_of(node)
-        assert drawn.law is not None
-        keys = [child.token_id for child in node.children if child.kind is NodeKind.KEY]
-        left = drawn.law.without(drawn.token_id)
-        ranked, _ = coupled_ranked(left, draft.params, node.position + 1, MAX_RANKS - 1)
+        drawn = draft.law_of(node)
+        keys = [draft.tree.ids[key] for key in draft.kinds_after(node, NodeKind.KEY)]
+        left = draft.tree.distributions[drawn].without(draft.tree.ids[drawn])
+        position = len(PROMPT) + draft.tree.depth(node)
+        ranked, _ = coupled_ranked(left, draft.params, position, MAX_RANKS - 1)
         assert keys == ranked[: len(keys)]
         num_reordered += keys != [int(i) for i in np.argsort(-left.probs(), kind="stable")[: len(keys)]]
     assert num_reordered > 10
@@ -195,24 +199,23 @@ def test_keys_come_in_the_order_of_the_targets_noise() -> None:
 @RULES
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
 def test_the_target_has_room_for_a_token_of_its_own(rule: dict[str, Any], max_tokens: int) -> None:
-    draft = Draft(max_tokens=max_tokens, **rule).grow()
-    assert max((node.position for node in draft.all_nodes()), default=2) == len(PROMPT) + max_tokens - 2
-    ends = [node for node in draft.all_nodes() if draft.tree.is_end(node)]
-    assert ends == [node for node in draft.all_nodes() if node.position == len(PROMPT) + max_tokens - 2]
+    tree = Draft(max_tokens=max_tokens, **rule).grow().tree
+    nodes = range(len(tree))
+    assert max(map(tree.depth, nodes), default=0) == max_tokens - 1
+    assert list(filter(tree.is_end, nodes)) == [node for node in nodes if tree.depth(node) == max_tokens - 1]
 
 
 @RULES
 def test_where_no_trees_are_run_it_is_a_chain(rule: dict[str, Any]) -> None:
     draft = Draft(takes_trees=False, **rule).grow()
-    assert len(draft.order) > 4 and all(len(node.children) == 1 for node in draft.order)
+    assert len(draft.order) > 4 and draft.tree.is_chain
 
 
 @RULES
 def test_in_turns_nothing_is_made_past_the_next_step(rule: dict[str, Any]) -> None:
     draft = Draft(speculation=Speculation(5, 5, sequential=True), **rule).grow()
-    kinds = {node.kind for node in draft.all_nodes()}
-    assert kinds == {NodeKind.LAW if rule == REJECTION else NodeKind.GUESS}
-    assert len(draft.all_nodes()) == 5 == max(map(draft.tree.depth, draft.all_nodes()))
+    assert set(draft.tree.kinds.values()) == {NodeKind.LAW if rule == REJECTION else NodeKind.GUESS}
+    assert len(draft.tree) == 5 and draft.tree.is_chain
     assert not draft.tree.offers(4)
 
 
@@ -228,7 +231,7 @@ def test_nothing_is_made_where_every_step_is_plain(rule: dict[str, Any]) -> None
 @pytest.mark.parametrize("num", [1, 5, 20])
 def test_a_named_number_is_made_however_unlikely_and_first(rule: dict[str, Any], num: int) -> None:
     draft = Draft(speculation=Speculation(num, 64), **rule).grow(most=1)
-    trunk = [node for node in draft.order[:num] if not any(node.path(draft.tree.root)) or node.rank == 0]
+    trunk = [node for node in draft.order[:num] if node == ROOT or draft.tree.ranks[node] == 0]
     assert [draft.tree.depth(node) for node in trunk] == list(range(num))
 
 
@@ -239,16 +242,17 @@ def test_a_named_tree_of_guesses_is_whole_after_hits_too(rule: dict[str, Any], s
     draft = Draft(speculation=Speculation(max_draft_tokens=tree.most_nodes, tree=tree), **rule).grow()
     for hit in range(4):
         places = draft.tree.plan.places
-        queue: list[tuple[tuple[int, ...], Node]] = [((), draft.tree.root)]
+        queue: list[tuple[tuple[int, ...], int]] = [((), ROOT)]
         num_nodes = 0
         for place, node in queue:
-            named = places.get(place, 0)
-            assert len(node.children) >= named, (hit, place)
+            children, named = draft.tree.children(node), places.get(place, 0)
+            assert len(children) >= named, (hit, place)
             num_nodes += named
-            queue += [((*place, child.rank), child) for child in node.children[:named]]
+            queue += [((*place, draft.tree.ranks[child]), child) for child in children[:named]]
         assert num_nodes == tree.most_nodes
-        node = draft.tree.root.children[hit % len(draft.tree.root.children)]
-        draft.commit([node.token_id, node.children[0].token_id] if node.children else [node.token_id])
+        children = draft.tree.children(ROOT)
+        node = children[hit % len(children)]
+        draft.commit([draft.tree.ids[node], *draft.ids_after(node)[:1]])
         draft.grow()
 
 
@@ -268,78 +272,78 @@ def test_a_named_tree_is_drawn_with_its_numbers_of_siblings(shape: str) -> None:
 @RULES
 def test_what_hangs_below_the_committed_tokens_stays_with_its_place_in_the_cache(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(12)
-    cells = list(draft.tree.fed)
-    first = draft.tree.root.children[0]
-    second = first.children[0]
-    below = {id(node) for node in draft.all_nodes() if second.token_id in node.path(draft.tree.root)[1:2]} - {
-        id(second)
-    }
-    keep = draft.commit([first.token_id, second.token_id])
-    assert [cells[place] for place in keep[:2]] == [first, second]
-    assert [cells[place] for place in keep[2:]] == draft.tree.fed
-    assert {id(node) for node in draft.tree.fed} <= below
-    assert draft.tree.root is second and draft.tree.committed_len == len(draft.committed)
-    assert second.children[0].chance == pytest.approx(draft.shares.share(0), rel=0.2)  # as of when it was made
+    tree = draft.tree
+    cells = [tree.prefix(node) for node in tree.fed]
+    first = tree.children(ROOT)[0]
+    path = tree.prefix(tree.children(first)[0])
+    prefixes = [tree.prefix(node) for node in range(len(tree))]
+    keep = draft.commit(list(path))
+    assert [cells[place] for place in keep[:2]] == [path[:1], path]
+    assert [cells[place] for place in keep[2:]] == [(*path, *tree.prefix(node)) for node in tree.fed]
+    below = [prefix[2:] for prefix in prefixes if prefix[:2] == path and len(prefix) > 2]
+    assert [tree.prefix(node) for node in range(len(tree))][: len(below)] == below
+    assert tree.is_root_fed and tree.committed_len == len(draft.committed)
+    assert tree.probs[tree.children(ROOT)[0]] == pytest.approx(draft.shares.share(0), rel=0.2)  # as when it was made
 
 
 @RULES
 def test_what_was_not_guessed_begins_anew_behind_what_was(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(12)
-    cells, first = list(draft.tree.fed), draft.tree.root.children[0]
-    unknown = next(i for i in range(VOCAB_SIZE) if i not in [child.token_id for child in first.children])
-    keep = draft.commit([first.token_id, unknown, 7])
-    assert [cells[place] for place in keep] == [first]
-    assert not draft.tree.fed and not draft.tree.unsent and draft.tree.offers(4) == [(1.0, draft.tree.root)]
-    assert draft.tree.root.position == len(draft.committed) - 1 and not draft.tree.root.is_fed
+    first = draft.tree.children(ROOT)[0]
+    place = draft.tree.fed.index(first)
+    unknown = next(i for i in range(VOCAB_SIZE) if i not in draft.ids_after(first))
+    assert draft.commit([draft.tree.ids[first], unknown, 7]) == [place]
+    assert not draft.tree.fed and not draft.tree.unsent and draft.tree.offers(4) == [(1.0, ROOT)]
+    assert draft.tree.committed_len == len(draft.committed) and not draft.tree.is_root_fed
 
 
 @RULES
 def test_nodes_that_were_not_fed_become_roots_like_any_other(rule: dict[str, Any]) -> None:
     draft = Draft(**rule).grow(3, most=1)
-    leaf = next(node for node in draft.all_nodes() if not node.is_fed)
-    assert draft.commit(leaf.path(draft.tree.root)) is not None
-    assert draft.tree.offers(4) == [(1.0, draft.tree.root)]
+    leaf = next(node for node in range(len(draft.tree)) if node not in draft.tree.fed)
+    draft.commit(list(draft.tree.prefix(leaf)))
+    assert draft.tree.offers(4) == [(1.0, ROOT)]
     draft.grow(1)
-    assert draft.tree.root.children
+    assert draft.tree.children(ROOT)
 
 
 @RULES
 def test_the_root_has_all_the_guesses_of_one_that_nobody_foresaw(rule: dict[str, Any]) -> None:
     """A node has few when it is far from the root: those that it lacks are made when it comes near, and are sent."""
     draft = Draft(**rule).grow()
-    path, node = list[int](), draft.tree.root
+    node = ROOT
     for _ in range(6):
-        node = node.children[0]
-        path.append(node.token_id)
-    num_before = len(node.children)
-    assert node.is_fed
+        node = draft.tree.children(node)[0]
+    num_before = len(draft.tree.children(node))
+    assert node in draft.tree.fed
     draft.tree.unsent = []
-    draft.commit(path)
+    draft.commit(list(draft.tree.prefix(node)))
     fresh = Draft(draft.committed, **rule)
     fresh.shares.first = draft.shares.first
     fresh.grow(1)
-    assert num_before < len(node.children) == len(fresh.tree.root.children)
-    assert set(map(id, node.children[num_before:])) <= set(map(id, draft.tree.unsent))
+    children = draft.tree.children(ROOT)
+    assert num_before < len(children) == len(fresh.tree.children(ROOT))
+    assert set(children[num_before:]) <= set(draft.tree.unsent)
     if rule != REJECTION:  # there what is drawn is of another segment
-        assert [n.token_id for n in node.children] == [n.token_id for n in fresh.tree.root.children]
+        assert draft.ids_after(ROOT) == fresh.ids_after(ROOT)
 
 
 @RULES
 def test_lost_memory_begins_anew_with_the_same_proposal(rule: dict[str, Any]) -> None:
     draft = Draft(speculation=Speculation(4, 16), **rule).grow()
-    before = [node.token_id for node in draft.tree.root.children], draft.chain()
+    before = draft.ids_after(ROOT), draft.chain()
     draft.tree.restart()
     assert not draft.tree.fed and not draft.tree.unsent
     draft.grow()
-    assert ([node.token_id for node in draft.tree.root.children], draft.chain()) == before
+    assert (draft.ids_after(ROOT), draft.chain()) == before
 
 
 def test_an_answer_may_come_true_for_ever() -> None:
     draft = Draft(max_tokens=2000, scale=0.1)  # each guess has a probability of a few per cent
     for _ in range(1200):  # more than Python's calls may nest, and than a float's exponent holds
         draft.grow(2, most=1)
-        draft.commit([draft.tree.root.children[-1].token_id])
-    assert draft.tree.root.chance == 1.0 and draft.grow(3).tree.root.children
+        draft.commit(draft.ids_after(ROOT)[-1:])
+    assert draft.grow(3).tree.children(ROOT)
 
 
 # Segments.
@@ -347,10 +351,10 @@ def test_an_answer_may_come_true_for_ever() -> None:
 
 def test_a_key_begins_the_segment_of_the_state_that_it_leads_to() -> None:
     draft = Draft(**REJECTION).grow()
-    key = key_of(draft.tree.root)
-    assert law_of(key).segment is not None
+    key = draft.key_of(ROOT)
+    assert draft.law_of(key) in draft.tree.segments
     assert {start for _, start in draft.chain()} == {len(PROMPT)}
-    draft.commit([key.token_id])
+    draft.commit([draft.tree.ids[key]])
     assert draft.chain() and {start for _, start in draft.chain()} == {len(PROMPT) + 1}
 
 
@@ -368,9 +372,9 @@ def test_a_chain_that_is_over_where_the_target_stands_is_followed_by_the_next() 
     draft = Draft(speculation=Speculation(3, 3), **REJECTION).grow()
     ids = [token_id for token_id, _ in draft.chain()]
     assert len(ids) == 3
-    cells = list(draft.tree.fed)
+    cells = [draft.tree.ids[node] for node in draft.tree.fed]
     keep = draft.commit(ids)  # by plain steps
-    assert [cells[place].token_id for place in keep] == ids[:-1]  # the last one's logits are wanted again
+    assert [cells[place] for place in keep] == ids[:-1]  # the last one's logits are wanted again
     draft.grow()
     assert [start for _, start in draft.chain()] == [len(PROMPT) + 3] * 3
 
@@ -392,12 +396,12 @@ def test_a_state_has_one_proposal_however_early_it_is_made(
     ahead = Draft(speculation=speculation, world=world, **REJECTION).grow(steps)
     for num_accepted, guess, num_steps in rounds:
         ahead.grow(num_drafts + 1)
-        node, ids = ahead.tree.root, list[int]()
+        node = ROOT
         for _ in range(min(num_accepted, num_drafts)):
-            node = law_of(node)
-            ids.append(node.token_id)
-        drawn = [child.token_id for child in node.children if child.kind is NodeKind.LAW]
-        keys = [child.token_id for child in node.children if child.kind is NodeKind.KEY]
+            node = ahead.law_of(node)
+        ids = list(ahead.tree.prefix(node))
+        drawn = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.LAW)]
+        keys = [ahead.tree.ids[child] for child in ahead.kinds_after(node, NodeKind.KEY)]
         ids.append(keys[guess] if guess < len(keys) else next(i for i in range(VOCAB_SIZE) if i not in drawn + keys))
         ahead.commit(ids)
         just_now = Draft(ahead.committed, speculation, world=world, **REJECTION)
@@ -412,8 +416,8 @@ def test_a_state_has_one_tree_of_a_named_shape(shape: str) -> None:
     speculation = Speculation(max_draft_tokens=tree.most_nodes, tree=tree)
     ahead = Draft(speculation=speculation, **REJECTION).grow()
     for _ in range(3):
-        key = key_of(law_of(ahead.tree.root))
-        ahead.commit(key.path(ahead.tree.root))
+        key = ahead.key_of(ahead.law_of(ROOT))
+        ahead.commit(list(ahead.tree.prefix(key)))
         ahead.grow()
         assert ahead.drawn() == Draft(ahead.committed, speculation, **REJECTION).grow().drawn()
 
@@ -435,7 +439,9 @@ def test_under_rejection_growth_knows_no_values(
     def places(world: int, seed: int) -> tuple[list[list[int]], list[tuple[list[int], NodeKind]]]:
         wish = Speculation(num, 16)
         draft = Draft(speculation=wish, world=world, **{**REJECTION, "seed": seed}).grow(most=most)
-        return [_ranks(node) for node in draft.order], [(_ranks(node), node.kind) for node in draft.all_nodes()]
+        tree = draft.tree
+        nodes = [(_ranks(tree, node), tree.kinds[node]) for node in range(len(tree))]
+        return [_ranks(tree, node) for node in draft.order], nodes
 
     assert places(worlds[0], seeds[0]) == places(worlds[1], seeds[1])
 
@@ -443,12 +449,12 @@ def test_under_rejection_growth_knows_no_values(
 def test_drafts_of_one_answer_draw_with_numbers_of_their_own() -> None:
     """Else two of one model would say the same, and the second's draw would be tested as though it might be another."""
     drafts = [Draft(speculation=Speculation(3, 16, place=place), **REJECTION).grow(most=1) for place in range(4)]
-    drawn = {tuple(node.token_id for node in draft.all_nodes() if node.kind is NodeKind.LAW) for draft in drafts}
+    drawn = {tuple(draft.chain()) for draft in drafts}
     assert len(drawn) == len(drafts)
 
 
-def _ranks(node: Node) -> list[int]:
-    return [] if node.parent is None else [*_ranks(node.parent), node.rank]
+def _ranks(tree: GrowingTree, node: int) -> list[int]:
+    return [tree.ranks[each] for each in tree.path(node)]
 
 
 # Tables under rejection.
@@ -456,15 +462,16 @@ def _ranks(node: Node) -> list[int]:
 
 def test_a_table_without_a_choice_guesses_within_the_segment_that_goes_on() -> None:
     draft = Draft(**REJECTION)
-    draft.tree.feed(draft.tree.root)
+    tree = draft.tree
+    tree.feed(ROOT)
     one = RowLaw(VOCAB_SIZE, np.zeros(1, dtype=np.float32), np.array([9]))
-    grow([Said(draft.tree, draft.tree.root, draft.state, lambda row: one)])
-    (guess,) = draft.tree.root.children
-    assert (guess.token_id, guess.kind) == (9, NodeKind.GUESS)
-    draft.tree.feed(guess)
-    grow([Said(draft.tree, guess, draft.state, draft.law)])
-    assert law_of(guess).segment == guess.segment and draft.tree.segment_after(guess).start == len(PROMPT)
-    assert draft.tree.ended == [guess]  # what is guessed and what is drawn are not verified together
-    before = draft.chain_below(guess)
+    grow([Said(tree, ROOT, draft.state, lambda row: one)])
+    (guess,) = tree.children(ROOT)
+    assert (tree.ids[guess], tree.kinds[guess]) == (9, NodeKind.GUESS)
+    tree.feed(guess)
+    grow([Said(tree, guess, draft.state, draft.law)])
+    assert tree.segments[draft.law_of(guess)][0] == tree.segments[guess][0] == len(PROMPT)
+    assert tree.ended == [guess]  # what is guessed and what is drawn are not verified together
+    before = draft.chain(guess)
     draft.commit([9])
     assert draft.chain() == before and before

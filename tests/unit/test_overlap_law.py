@@ -492,7 +492,7 @@ class TreeStep:
         ]
         noise = Noise(uniforms, own_draw(lambda place: self.numbers["own", now + place]))
         slot: Any = PlainSlot(SamplingParams(), [])
-        proposal = Proposal(slot, tree, draws, is_matched=False)
+        proposal = Proposal(slot, tree, draws)
         decided = accept_by_draws(proposal, lambda node: self.pair.target((*self.start, *tree.prefix(node))), noise)
         return tree.prefix(decided.last), decided.next_id
 

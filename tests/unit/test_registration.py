@@ -1,8 +1,9 @@
-"""A draft's head at a target: what is sent when, and what becomes of rows that are asked for meanwhile."""
+"""A draft's head at a target: what is sent when, and what becomes of rows that are requested meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ class Peer:
 
     def __init__(self) -> None:
         self.asked: list[tpb.FeatureAsk] = []
-        self.registration = Registration(OFFER, "a:1", self.asked.append, self.wait_below)
+        outbox: Any = SimpleNamespace(put=self.asked.append, wait_below=self.wait_below)
+        self.registration = Registration(OFFER, "a:1", outbox)
 
     async def wait_below(self, num: int) -> None:
         await asyncio.sleep(0)
@@ -47,21 +49,20 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_weights_are_sent_if_wanted_and_rows_asked_for_once_the_head_is_ready(
+async def test_weights_are_sent_if_wanted_and_rows_requested_once_the_head_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 4)
     peer = Peer()
     peer.registration.request(7, RowsRequest(1, 0, 1))
     peer.registration.request(7, RowsRequest(2, 30, 1))
-    peer.registration.request(7, RowsRequest(1, 5, 1))
     assert peer.took() == [("head", 7, 10)], "once"
     peer.says(WANTED)
     await settle()
     data = OFFER.data
     assert peer.took() == [("weights", 0, data[:4]), ("weights", 4, data[4:8]), ("weights", 8, data[8:])]
     peer.says(READY)
-    assert peer.took() == [("rows", 2, 30), ("rows", 1, 5)]
+    assert not peer.took(), "the slots request them again"
     peer.registration.request(7, RowsRequest(3, 9, 1))
     assert peer.took() == [("rows", 3, 9)]
     assert await peer.registration.begin(7) is None and not peer.took()
@@ -109,12 +110,3 @@ async def test_a_stream_that_ends_answers_those_who_wait() -> None:
     peer.registration.lost("gone")
     await settle()
     assert await settled == "gone" and peer.took() == [("head", 7, 10)]
-
-
-async def test_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_EARLY", 2)
-    peer = Peer()
-    for ticket in (1, 2, 3):
-        peer.registration.request(7, RowsRequest(ticket, 0, 1))
-    peer.says(READY)
-    assert peer.took() == [("head", 7, 10), ("rows", 2, 0), ("rows", 3, 0)]

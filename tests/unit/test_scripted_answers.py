@@ -74,7 +74,6 @@ def rounds_of(request: GenerationRequest, tokenizer: Tokenizer, ids: Sequence[in
             token_ids=commit.token_ids,
             kinds=[kind.value for kind in commit.kinds],
             finish_reason=FINISHES[commit.finish],
-            stop_token_id=commit.stop_token_id,
             num_drafted=len(accepted),
             num_accepted=len(accepted),
         )

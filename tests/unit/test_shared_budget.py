@@ -10,12 +10,12 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_budget import ALONE_EVERY
+from outrider.wire.drafters import Drafter
 from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
+from outrider.wire.speculation import AUTO, Speculation
+from target_service.budget import VerifyBudget, VerifyDemand
 from target_service.hold import PendingDraft, hold_until
-from target_service.lease import Delivered, Lease
-from target_service.step_demand import StepDemand
-from target_service.verify_budget import VerifyBudget
+from target_service.lease import DeliveredDrafts, Lease
 
 ONE, MANY = b"one", b"many"
 MOST = 256
@@ -27,18 +27,18 @@ def seconds_of(num_rows: int) -> float:
 
 def slot(
     caller: bytes, probs: list[float], num_required: int = 0, ready_s: float = 0.0, **scheduling: Any
-) -> StepDemand:
+) -> VerifyDemand:
     own = Scheduling(caller, **scheduling)
-    return StepDemand(probs, num_required, num_required, is_fixed=bool(num_required), scheduling=own, ready_s=ready_s)
+    return VerifyDemand(probs, num_required, num_required, is_fixed=bool(num_required), scheduling=own, ready_s=ready_s)
 
 
-def tree(num_nodes: int) -> StepDemand:
+def tree(num_nodes: int) -> VerifyDemand:
     """A tree of the shape 4x2x1, of which so many nodes are there."""
     probs = [0.5, 0.25, 0.125]
-    return StepDemand(probs, num_nodes, 20, is_whole=True, is_fixed=True, scheduling=Scheduling(MANY))
+    return VerifyDemand(probs, num_nodes, 20, is_whole=True, is_fixed=True, scheduling=Scheduling(MANY))
 
 
-def settled(*found: StepDemand, num_steps: int = 250) -> tuple[VerifyBudget, list[list[int | None]]]:
+def settled(*found: VerifyDemand, num_steps: int = 250) -> tuple[VerifyBudget, list[list[int | None]]]:
     """Take steps in which the same lies ready, and slots of which have turns; return what the last hundred fed."""
     budget, demands = VerifyBudget(), list(found)
     for num_rows in (1, 2, 4, 8, 16, 64, 300, 3000):
@@ -47,8 +47,8 @@ def settled(*found: StepDemand, num_steps: int = 250) -> tuple[VerifyBudget, lis
     return budget, chosen[-100:]
 
 
-def step(budget: VerifyBudget, demands: list[StepDemand], now: float) -> list[int | None]:
-    shares = budget.choose(demands, MOST, [each.scheduling for each in demands])
+def step(budget: VerifyBudget, demands: list[VerifyDemand], now: float) -> list[int | None]:
+    shares = budget.choose(demands, MOST, MOST, [each.scheduling for each in demands])
     num_rows = 0
     for index, share in enumerate(shares):
         if share is not None:
@@ -63,7 +63,7 @@ def rows_of(chosen: list[list[int | None]]) -> list[int]:
     return [sum(1 + count for count in own if count is not None) for own in zip(*chosen, strict=True)]
 
 
-def many(count: int, **how: Any) -> list[StepDemand]:
+def many(count: int, **how: Any) -> list[VerifyDemand]:
     return [slot(MANY, [0.7**depth for depth in range(1, 33)], **how) for _ in range(count)]
 
 
@@ -111,13 +111,13 @@ def test_where_steps_are_bounded_one_waits_for_guesses_that_are_worth_it_to_whom
     lone, others = slot(ONE, [0.8, 0.6]), many(40)
     budget, _ = settled(lone, *others)
     waiting = [pending(ONE), pending(MANY)]
-    assert budget.waited_for(waiting) == waiting[:1]
+    assert budget.awaited(waiting) == waiting[:1]
     assert budget.hold_until(waiting[:1], 99.0) == pytest.approx(99.01)
-    assert hold_until(waiting, 99.0, budget._rate) is None, "not to all together"
+    assert hold_until(waiting, 99.0, 1000.0) is None, "not to all together"
     waiting[0].draft.eta_s = 0.5
     assert budget.hold_until(waiting[:1], 99.0) is None
-    budget.choose(others, MOST)
-    assert budget.waited_for(waiting) == waiting
+    budget.choose(others, MOST, MOST, ())
+    assert budget.awaited(waiting) == waiting
 
 
 def pending(caller: bytes) -> PendingDraft:
@@ -125,9 +125,9 @@ def pending(caller: bytes) -> PendingDraft:
     own = SlotShares(RankShares())
     own.first = 0.5
     known: Any = SimpleNamespace(scheduling=Scheduling(caller), committed=[7], max_len=99)
-    draft = Delivered(1, own, live=True)
-    draft.lacked[1], draft.eta_s = 0.0, 0.005
-    lease = Lease(None, known, Speculation(max_draft_tokens=64), 99, [draft], {}, 99.0)  # type: ignore[arg-type]
+    draft = DeliveredDrafts(Drafter.MODEL, own, 1, is_active=True)
+    draft.starved_since_s[1], draft.eta_s = 0.0, 0.005
+    lease = Lease(None, known, Speculation(AUTO, max_draft_tokens=64), 99, [draft], {}, 99.0)  # type: ignore[arg-type]
     return PendingDraft(lease, draft, 0.8)
 
 
@@ -142,7 +142,7 @@ def test_drafts_are_left_out_for_a_slot_that_says_how_long_a_token_may_take(
     for num_rows in range(1, 33):
         budget.cost.note(num_rows, seconds_of(num_rows))
     others = [slot(ONE, [0.99**depth for depth in range(1, 10)]) for _ in range(3)]
-    shares = budget.choose([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], MOST)
+    shares = budget.choose([slot(ONE, [], max_tpot_ms=max_tpot_ms), *others], MOST, MOST, ())
     assert 4 + sum(share[0] for share in shares if share is not None) == most_rows
     waiting = [pending(ONE)]
     waiting[0].draft.shares.first = 1.0
@@ -155,4 +155,4 @@ def test_a_slots_own_drafts_count_for_how_long_its_token_takes() -> None:
     for num_rows in range(1, 33):
         budget.cost.note(num_rows, seconds_of(num_rows))
     others = [slot(ONE, [0.3] * 9) for _ in range(3)]
-    assert budget.choose([slot(ONE, [0.9, 0.8], max_tpot_ms=14.5), *others], MOST)[0] == (2, False)
+    assert budget.choose([slot(ONE, [0.9, 0.8], max_tpot_ms=14.5), *others], MOST, MOST, ())[0] == (2, False)

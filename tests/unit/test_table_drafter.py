@@ -15,19 +15,19 @@ from draft_service.jobs import AdvanceJob
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
-from outrider.drafting.tables import Bigram
 from outrider.engine.speculation.nodes import NodeKind, Nodes
-from outrider.engine.speculation.tree import MAX_DEPTH
+from outrider.engine.speculation.plan import MAX_DEPTH
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
+from outrider.papers.tables import Bigram
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
-from target_service.parked import Parked
+from target_service.draft_buffer import DraftBuffer
 
 VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]
@@ -54,7 +54,7 @@ class Draft:
             lambda growing: TableDrafter(keeper, VOCAB_SIZE, self.flush), keeper, engine, self.take, metrics, VOCAB_SIZE
         )
         self.num_flushes = 0
-        self.committed, self.parked, self.said = list(prompt), Parked(), list[Any]()
+        self.committed, self.buffer, self.said = list(prompt), DraftBuffer(), list[Any]()
         made = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), made, self.said.append, **rest))
@@ -64,13 +64,13 @@ class Draft:
         self.num_flushes += 1
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
-        self.parked.insert(nodes, self.committed, 1 << 20)
+        self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def commit(self, ids: list[int]) -> list[int]:
         """Return what is parked after these tokens, when all is grown."""
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(ids, 0, None)
+        self.buffer.advance(ids, 0, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids)))
         num_steps, self.num_flushes = 1, 0
         while self.grower.step(time.monotonic()):
@@ -80,7 +80,7 @@ class Draft:
 
     @property
     def chain(self) -> list[int]:
-        return [node.token_id for node in self.parked.chain(99)]
+        return [self.buffer.tree.ids[node] for node in self.buffer.chain(99)]
 
 
 def check_circle(chain: list[int], circle: list[int], first: int) -> None:
@@ -125,22 +125,24 @@ def test_it_follows_what_is_committed(rule: dict[str, Any]) -> None:
     check_circle(draft.chain, CIRCLE, 2)
     check_circle(draft.commit([2, 3]), CIRCLE, 4)
     check_circle(draft.commit([2]), CIRCLE, 3)  # which was not foreseen
-    assert {node.kind for node in draft.parked.chain(99)} == {NodeKind.GUESS}, "there was no choice"
+    assert {draft.buffer.tokens[node].kind for node in draft.buffer.chain(99)} == {NodeKind.GUESS}, (
+        "there was no choice"
+    )
 
 
 @RULES
 def test_where_it_knows_nothing_nobody_is_to_wait(rule: dict[str, Any]) -> None:
     draft = Draft(Lookup(2, 4), [1, 2, 3], **rule)
-    assert not draft.chain and draft.parked.ended
+    assert not draft.chain and draft.buffer.is_ended
     check_circle(draft.commit([1, 2]), [1, 2, 3], 3)
-    assert not draft.parked.ended
-    assert not draft.commit([9]) and draft.parked.ended
+    assert not draft.buffer.is_ended
+    assert not draft.commit([9]) and draft.buffer.is_ended
 
 
 def test_with_a_choice_it_draws_from_its_law() -> None:
     draft = Draft(Bigram([1, 2, 1, 3, 1, 2, 1, 3, 2, 1]), [9, 1], seed=4)
-    first = draft.parked.chain(1)[0]
-    assert first.kind is NodeKind.LAW and first.law is not None and first.token_id in (2, 3)
+    (first,) = draft.buffer.chain(1)
+    assert draft.buffer.tokens[first].kind is NodeKind.LAW and draft.buffer.tree.ids[first] in (2, 3)
 
 
 def test_a_gap_is_told_and_a_closed_slot_grows_no_more() -> None:

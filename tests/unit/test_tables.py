@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafting.tables import Bigram, Unigram
+from outrider.papers.tables import Bigram, Unigram
 from tests.unit.drafting import as_dict, said
 
 
@@ -30,6 +30,6 @@ def test_a_walk_goes_on_behind_its_guesses() -> None:
 
 
 @pytest.mark.parametrize("table", [Unigram, Bigram])
-def test_a_text_without_tokens_is_refused(table: type[Unigram] | type[Bigram]) -> None:
+def test_a_text_without_tokens_is_refused(table: type[Unigram]) -> None:
     with pytest.raises(ValueError, match="no token"):
         table([])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from outrider.drafting.token_bytes import read_spelling
-from outrider.drafting.translation import Intersection, Padded, Retelling
+from outrider.drafting.translation import Intersection, Padded, Retokenization
 from outrider.wire.errors import ConfigError
 from tests.other_tokenizers import TEXT, byte_level, digits_apart, json_of, sentencepiece
 
@@ -46,11 +46,11 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
 
 
-def told(translation: Intersection, retelling: Retelling) -> list[int]:
+def told(translation: Intersection, retokenization: Retokenization) -> list[int]:
     """Without what texts begin with."""
     start = len(translation.start_ids)
-    assert retelling.ids[:start] == list(translation.start_ids)
-    return retelling.ids[start:]
+    assert retokenization.ids[:start] == list(translation.start_ids)
+    return retokenization.ids[start:]
 
 
 def ends_within(raw: bytes) -> bool:
@@ -69,15 +69,15 @@ class Written:
 
     def __init__(self, target: str, draft: str) -> None:
         self.translation = between(target, draft)
-        self.retelling = self.translation.retell()
+        self.retokenization = self.translation.retokenization()
         self.committed: list[int] = []
 
     def commit(self, base_len: int, ids: Sequence[int]) -> None:
-        before = list(self.retelling.ids)
+        before = list(self.retokenization.ids)
         self.committed[base_len:] = ids
-        num_same = self.retelling.commit(self.committed, base_len)
-        assert self.retelling.ids[:num_same] == before[:num_same]
-        assert self.retelling.num_told(len(self.committed)) <= len(self.retelling.ids)
+        num_same = self.retokenization.commit(self.committed, base_len)
+        assert self.retokenization.ids[:num_same] == before[:num_same]
+        assert self.retokenization.num_of(len(self.committed)) <= len(self.retokenization.ids)
 
 
 words = st.text(st.sampled_from("the world wide_12 \n\t.('ßжёд日本語😀\u00e9e\u0301"), max_size=40)
@@ -100,8 +100,8 @@ def test_what_a_draft_is_told_has_the_bytes_that_were_committed(target: str, dra
         written.commit(base_len, ids[:num])
         del ids[:num]
         raw = bytes_of(target, written.committed)
-        text, seen = raw.decode("utf-8", "replace"), bytes_of(draft, told(written.translation, written.retelling))
-        assert written.retelling.is_whole == (not ends_within(raw))
+        text, seen = raw.decode("utf-8", "replace"), bytes_of(draft, told(written.translation, written.retokenization))
+        assert written.retokenization.is_whole == (not ends_within(raw))
         if "\ufffd" not in text:
             assert seen in (raw, b" " + raw)  # some put a space before a text
 
@@ -115,8 +115,8 @@ def test_any_ids_are_told(target: str, draft: str, data: st.DataObject) -> None:
     tokens = st.integers(0, FAMILIES[target].get_vocab_size() + 4)
     for ids in data.draw(st.lists(st.lists(tokens, min_size=1, max_size=12), max_size=6)):
         written.commit(len(written.committed), ids)
-        assert all(0 <= each < FAMILIES[draft].get_vocab_size() for each in written.retelling.ids)
-        seen = told(written.translation, written.retelling)
+        assert all(0 <= each < FAMILIES[draft].get_vocab_size() for each in written.retokenization.ids)
+        seen = told(written.translation, written.retokenization)
         assert not any(_is_special(FAMILIES[draft], each) for each in seen)
 
 
@@ -131,7 +131,7 @@ def test_a_text_in_pieces_is_told_as_the_draft_would_write_it(target: str, draft
     written, ids = Written(target, draft), ids_of(FAMILIES[target], TEXT * 3)
     for start in range(0, len(ids), piece):
         written.commit(start, ids[start : start + piece])
-    assert told(written.translation, written.retelling) == ids_of(FAMILIES[draft], bytes_of(target, ids).decode())
+    assert told(written.translation, written.retokenization) == ids_of(FAMILIES[draft], bytes_of(target, ids).decode())
 
 
 def test_texts_are_guessed_where_few_tokens_are_one_in_both() -> None:
@@ -223,7 +223,7 @@ class TestMeetings:
         assert translation.logits(zeros)[target.token_to_id("<s>")] == -math.inf
         written = Written("byte-level", "sentencepiece")
         written.commit(0, ids_of(byte_level(special=("<|endoftext|>", "<x>")), "a</s>b"))
-        seen = told(translation, written.retelling)
+        seen = told(translation, written.retokenization)
         assert draft.token_to_id("</s>") not in seen
         assert bytes_of("sentencepiece", seen).strip() == b"a</s>b"
 
@@ -233,7 +233,7 @@ class TestMeetings:
         parts = [ids_of(target, "re"), [target.token_to_id("<|endoftext|>")], ids_of(target, "st")]
         written.commit(0, [each for part in parts for each in part])
         apart = [*ids_of(draft, "re"), *ids_of(draft, "st")]
-        assert told(written.translation, written.retelling) == apart != ids_of(draft, "rest")
+        assert told(written.translation, written.retokenization) == apart != ids_of(draft, "rest")
 
     def test_texts_begin_as_the_drafts_tokenizer_begins_them(self) -> None:
         assert between("byte-level", "sentencepiece").start_ids == (1,)
@@ -245,13 +245,13 @@ class TestMeetings:
     def test_half_a_character_is_not_known_and_a_whole_one_is(self) -> None:
         written = Written("byte-level", "digits apart")
         halves = [FAMILIES["byte-level"].token_to_id(char) for char in "ðŁĺ"]  # the first bytes of an emoji
-        before = list(written.retelling.ids)
+        before = list(written.retokenization.ids)
         for num in range(1, 4):
             written.commit(num - 1, halves[num - 1 : num])
-            assert (written.retelling.is_whole, written.retelling.ids) == (False, before)
+            assert (written.retokenization.is_whole, written.retokenization.ids) == (False, before)
         written.commit(3, [FAMILIES["byte-level"].token_to_id("Ģ")])
-        assert written.retelling.is_whole
-        assert bytes_of("digits apart", told(written.translation, written.retelling)) == "😀".encode()
+        assert written.retokenization.is_whole
+        assert bytes_of("digits apart", told(written.translation, written.retokenization)) == "😀".encode()
         logits = written.translation.logits(np.zeros(FAMILIES["digits apart"].get_vocab_size(), np.float32))
         assert all(logits[each] == -math.inf for each in halves)  # nor is it guessed
 
@@ -260,9 +260,9 @@ class TestMeetings:
         written = Written("byte-level", "digits apart")
         target, draft = FAMILIES["byte-level"], FAMILIES["digits apart"]
         written.commit(0, ids_of(target, "self.re"))
-        apart = told(written.translation, written.retelling)
+        apart = told(written.translation, written.retokenization)
         written.commit(len(written.committed), ids_of(target, "st"))
-        seen = told(written.translation, written.retelling)
+        seen = told(written.translation, written.retokenization)
         assert seen == ids_of(draft, "self.rest")
         assert seen[: len(apart)] != apart
 
@@ -278,25 +278,25 @@ class TestMeetings:
             each.decoder = byte_level().decoder
             each.add_special_tokens([AddedToken("<end>", special=True)])
         translation = Intersection(json_of(target), json_of(draft), 27, 52, (0,))
-        retelling = translation.retell()
+        retokenization = translation.retokenization()
         before = "z" * 40
         ids = ids_of(target, before + long)
-        retelling.commit(ids[:40], 0)
+        retokenization.commit(ids[:40], 0)
         for num in range(41, 67):
-            retelling.commit(ids[:num], num - 1)
-            assert retelling.ids == [0, *ids_of(draft, (before + long)[:num])]
-        assert len(retelling.ids) == 42
+            retokenization.commit(ids[:num], num - 1)
+            assert retokenization.ids == [0, *ids_of(draft, (before + long)[:num])]
+        assert len(retokenization.ids) == 42
 
 
 def test_padded_logits_are_cut_and_filled_and_nothing_is_told_anew() -> None:
     row = np.arange(4, dtype=np.float32)
     assert Padded(6, 4).logits(row).tolist() == [0, 1, 2, 3, -math.inf, -math.inf]
     assert Padded(3, 4).logits(row).tolist() == [0, 1, 2]
-    retelling = Padded(6, 4).retell()
-    assert retelling.commit([1, 2, 5, 3], 0) == 0
-    assert retelling.ids == [1, 2, 0, 3]  # no token has the id 5
-    assert retelling.commit([1, 2, 5, 1, 1], 3) == 3
-    assert (retelling.ids, retelling.num_told(2), retelling.is_whole) == ([1, 2, 0, 1, 1], 2, True)
+    retokenization = Padded(6, 4).retokenization()
+    assert retokenization.commit([1, 2, 5, 3], 0) == 0
+    assert retokenization.ids == [1, 2, 0, 3]  # no token has the id 5
+    assert retokenization.commit([1, 2, 5, 1, 1], 3) == 3
+    assert (retokenization.ids, retokenization.num_of(2), retokenization.is_whole) == ([1, 2, 0, 1, 1], 2, True)
 
 
 def test_tokens_that_are_not_bytes_are_refused() -> None:

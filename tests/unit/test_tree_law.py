@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_row
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
-from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.tree import GrowingTree, Node, Plan
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.slots import BareSlot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -58,7 +61,8 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         return np.array([[numbers[purpose, *key] for key in zip(at, starts, ranks, strict=True)]])
 
     speculation = Speculation(max_draft_tokens=shape.depth, tree=shape, sequential=True)
-    tree = GrowingTree([0], 64, PARAMS, Plan(speculation, PARAMS, SlotShares(RankShares()), True, None))
+    slot, drafter = BareSlot((1, 1), [0], 1, PARAMS), cast(Any, SimpleNamespace(takes_trees=True, max_depth=None))
+    tree = GrowingTree(GrowthSetup(slot, speculation, SlotShares(RankShares()), drafter, None, 96, ()))
     state = SamplingState(PARAMS, (), ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "host_slot_uniforms", keyed)
@@ -71,19 +75,13 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
 
 def delivered(growing: GrowingTree) -> Proposal:
     """Return the drafts, each with its draw."""
-    ids, parents, drawn = list[int](), list[int](), dict[int, list[tuple[RowLaw, range]]]()
-    queue: list[tuple[int, Node]] = [(ROOT, growing.root)]
-    for index, node in queue:
-        if node.children:
-            law, first = node.children[0].law, len(ids)
-            assert law is not None
-            drawn[index] = [(law, range(first, first + len(node.children)))]
-        for child in node.children:
-            queue.append((len(ids), child))
-            ids.append(child.token_id)
-            parents.append(index)
+    drawn = dict[int, list[tuple[RowLaw, Sequence[int]]]]()
+    for node in range(ROOT, len(growing)):
+        children = growing.children(node)
+        if children:
+            drawn[node] = [(growing.distributions[children[0]], children)]
     slot: Any = PlainSlot(PARAMS, [])
-    return Proposal(slot, DraftTree.of(ids, parents), tree_draws(drawn), is_matched=False)
+    return Proposal(slot, growing, tree_draws(drawn))
 
 
 def one_round(target: Law, draft: Law, shape: TreeShape, grow: Grow, chooser: Chooser) -> Prefix:
@@ -200,7 +198,8 @@ class TestBrokenRulesFail:
 
         def choosy(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
             growing, law = grow(draft, shape, numbers), draft(())
-            growing.root.children.remove(min(growing.root.children, key=lambda node: law.prob(node.token_id)))
+            unlikely = min(growing.children(ROOT), key=lambda node: law.prob(growing.ids[node]))
+            growing.reroot(ROOT, [unlikely])
             return growing
 
         assert error(TARGET, DRAFT, "2", grow=choosy) > BROKEN

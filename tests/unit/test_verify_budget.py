@@ -9,12 +9,12 @@ import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.row_cost import RowCost, best_count
+from outrider.wire.drafters import Drafter
 from outrider.wire.scheduling import Scheduling
-from outrider.wire.speculation import Speculation
+from outrider.wire.speculation import AUTO, Speculation
+from target_service.budget import PROBE_STEPS, VerifyBudget, VerifyDemand
 from target_service.hold import PendingDraft, expected_arrival
-from target_service.lease import Delivered, Lease
-from target_service.step_demand import StepDemand
-from target_service.verify_budget import PROBE_STEPS, VerifyBudget
+from target_service.lease import DeliveredDrafts, Lease
 
 FREE_UNTIL = 12
 
@@ -74,17 +74,17 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     """A slot for which nothing lies ready."""
     shares = SlotShares(RankShares())
     slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
-    draft = Delivered(1, shares, live=True)
-    draft.lacked[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
-    return Lease(None, slot, Speculation(max_draft_tokens=32), 9, [draft], {}, now)  # type: ignore[arg-type]
+    draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
+    draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
+    return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), 9, [draft], {}, now)  # type: ignore[arg-type]
 
 
 def pending(lease: Any, prob: float) -> PendingDraft:
     return PendingDraft(lease, lease.first, prob)
 
 
-def demand(probs: list[float], num_required: int = 0, **values: Any) -> StepDemand:
-    return StepDemand(probs, num_required, num_required, **values)
+def demand(probs: list[float], num_required: int = 0, **values: Any) -> VerifyDemand:
+    return VerifyDemand(probs, num_required, num_required, **values)
 
 
 def budget(tokens_per_s: float = 25.0) -> VerifyBudget:
@@ -95,12 +95,12 @@ def budget(tokens_per_s: float = 25.0) -> VerifyBudget:
     return made
 
 
-def counts(made: VerifyBudget, demands: list[StepDemand], max_rows: int = 256) -> list[int]:
-    return [share[0] for share in made.choose(demands, max_rows) if share is not None]
+def counts(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[int]:
+    return [share[0] for share in made.choose(demands, max_rows, max_rows, ()) if share is not None]
 
 
-def has_extra(made: VerifyBudget, demands: list[StepDemand], max_rows: int = 256) -> list[bool]:
-    return [share[1] for share in made.choose(demands, max_rows) if share is not None]
+def has_extra(made: VerifyBudget, demands: list[VerifyDemand], max_rows: int = 256) -> list[bool]:
+    return [share[1] for share in made.choose(demands, max_rows, max_rows, ()) if share is not None]
 
 
 class TestChoice:
@@ -122,7 +122,7 @@ class TestChoice:
         assert made.hold_until([pending(near, 0.6)], 0.001) is not None
 
 
-def with_extra(num_drafts: int, num_rows: int, share: float, **values: Any) -> StepDemand:
+def with_extra(num_drafts: int, num_rows: int, share: float, **values: Any) -> VerifyDemand:
     """Of a slot whose extra rows bring chains of three, each of which comes with the chance `share`."""
     gain = share + share**2 + share**3
     extra: dict[str, Any] = {"extra_rows": num_rows, "extra_gain": gain, "extra_cost_rows": num_rows + num_drafts}

@@ -44,6 +44,10 @@ class HostLogits:
         return other
 
     @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
     def vocab_size(self) -> int:
         return self._rows.shape[1]  # type: ignore[no-any-return]
 

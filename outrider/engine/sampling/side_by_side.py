@@ -14,15 +14,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH_THREADS = 2**21
-"""Logits in a step from which threads pay for their start: some 16 rows of a vocabulary of 128k. Doubling it leaves
-steps of twice the rows to one thread."""
+"""Logits in a step from which threads pay for their start: some 16 rows of a vocabulary of 128k."""
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], num_logits: int) -> list[Result]:
-    """Return `work` of each item, in order. The threads end with the call.
-
-    Raises NonFiniteLogits with the rows of every item that did.
-    """
+def side_by_side(
+    work: Callable[[Item], Result], items: Sequence[Item], num_logits: int
+) -> list[Result | NonFiniteLogits]:
+    """Return `work` of each item, in order, or the error of one that raises it. The threads end with the call."""
 
     def caught(item: Item) -> Result | NonFiniteLogits:
         try:
@@ -32,11 +30,6 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], num_logi
 
     num_threads = min(torch.get_num_threads(), len(items))
     if num_threads < 2 or num_logits < WORTH_THREADS:
-        found = [caught(item) for item in items]
-    else:
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="sampling") as pool:
-            found = list(pool.map(caught, items))
-    bad = [row for one in found if isinstance(one, NonFiniteLogits) for row in one.rows]
-    if bad:
-        raise NonFiniteLogits(bad)
-    return [one for one in found if not isinstance(one, NonFiniteLogits)]
+        return [caught(item) for item in items]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="sampling") as pool:
+        return list(pool.map(caught, items))

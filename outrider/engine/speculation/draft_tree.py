@@ -10,10 +10,18 @@ token, which is no node itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 ROOT = -1
 """Index of the last committed token, the parent of the first draft tokens."""
+
+T = TypeVar("T")
+
+
+def moved(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]:
+    """Return values by node as they are after nodes have moved; those of nodes without a new index go."""
+    return {new_index[node]: value for node, value in column.items() if node in new_index}
 
 
 class DraftTree:
@@ -93,15 +101,21 @@ class DraftTree:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
         return len(self.path(node))
 
-    def reroot(self, node: int) -> list[int]:
-        """Make `node` the last committed token: drop all nodes but its descendants.
+    @property
+    def max_depth(self) -> int:
+        """Number of draft tokens on the longest path; 0 for an empty tree."""
+        return max((self.depth(node) for node in range(len(self.ids))), default=0)
+
+    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+        """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
+        theirs.
 
         Returns the previous indices of the nodes that remain, ascending: the new node i was node `kept[i]`.
         """
         new_index = {node: ROOT}
         kept = list[int]()
         for old, parent in enumerate(self.parents):
-            if parent in new_index and old != node:
+            if parent in new_index and old != node and old not in dropped:
                 new_index[old] = len(kept)
                 kept.append(old)
         ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs

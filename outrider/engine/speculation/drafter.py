@@ -17,16 +17,15 @@ from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
-from outrider.engine.speculation.growing_beams import GrowingBeams
-from outrider.engine.speculation.tree import GrowingTree, Node
+from outrider.engine.speculation.growth import Growth
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
     """A node, and what is known of the token after it."""
 
-    tree: GrowingTree | GrowingBeams
-    node: Node
+    tree: Growth
+    node: int
     state: SamplingState
     law: Callable[[LogitRow], RowLaw | None]
     """What follows, under the request's parameters; None where nothing is known. Raises NonFiniteLogits."""
@@ -43,12 +42,12 @@ class NodeDrafter(Protocol[Asked]):
 
     takes_trees: bool
     """Whether it can be asked for several nodes of a slot that do not lie on one path."""
-    takes_beams: bool
-    """Whether it can draft for a search of beams, which asks for several nodes and lets any of them go."""
-    most_depth: int | None
+    can_refeed: bool
+    """Whether a node that was let go can be fed again by its token alone."""
+    max_depth: int | None
     """Depth under the last committed token that it has something to say up to; None: any."""
 
-    def say(self, wanted: Sequence[tuple[Asked, Sequence[Node]]], now: float) -> Sequence[Said] | None:
+    def say(self, wanted: Sequence[tuple[Asked, Sequence[int]]], now: float) -> Sequence[Said] | None:
         """Return what follows these nodes, or those of them that there is room for now; and do what else is due, such
         as reading prompts. None: there was nothing to do.
         """
@@ -68,7 +67,7 @@ class NodeDrafter(Protocol[Asked]):
         """Return when to call `say` again, though nothing happens until then."""
 
 
-def of_logits(tree: GrowingTree | GrowingBeams, node: Node, state: SamplingState, host: HostLogits, index: int) -> Said:
+def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> Said:
     """Return what a model says: the logits after the node are row `index` of `host`."""
     return Said(
         tree, node, state, lambda row: host.law_if_any(index, row), lambda row, num: host.ranked(index, row, num)
@@ -76,8 +75,8 @@ def of_logits(tree: GrowingTree | GrowingBeams, node: Node, state: SamplingState
 
 
 def of_table(
-    tree: GrowingTree,
-    node: Node,
+    tree: Growth,
+    node: int,
     state: SamplingState,
     counts_after: Callable[[Sequence[int]], Counts | None],
     vocab_size: int,

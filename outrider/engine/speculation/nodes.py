@@ -14,6 +14,8 @@ from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows
 
 MAX_NODES = 256
 """Most nodes of one delivery. Doubling it doubles what one message may hold up."""
+MAX_BUFFERED_NODES = 1024
+"""Nodes of one slot that are buffered in a target. It bounds what a draft worker that never stops may fill."""
 TREE_ROOT = -1
 """Stands for the last token before root_len, where a node's parent is asked for."""
 
@@ -58,6 +60,18 @@ class Nodes:
 
     def with_rows(self, rows: Rows, vocab_size: int) -> Nodes:
         return replace(self, rows=rows, vocab_size=vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedNodes:
+    """What became of the nodes of a delivery."""
+
+    num_late: int = 0
+    """Nodes on the committed tokens: their step is over."""
+    num_dropped: int = 0
+    """Nodes without a parent here, or without room."""
+    is_full: bool = False
+    """Some were too many bytes."""
 
 
 def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:

@@ -1,4 +1,4 @@
-"""One slot's tree of drafts: what may follow the committed tokens, the likeliest first, grown without rounds. Pure.
+"""One slot's draft tree as it grows: what may follow the committed tokens, the likeliest first, without rounds. Pure.
 
 A node is fed to learn what follows it; its children are made then. Which node is fed next, and how many children it
 gets, goes by constants of rank and depth, never by what was drawn: under `rejection` nothing that is drawn may decide
@@ -12,405 +12,239 @@ begins, which is what would be drawn after that token was committed: a state has
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from bisect import insort
+from collections.abc import Sequence
 
-from outrider.engine.sampling.noise import Purpose
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drawing import add_children
+from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
-from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
-from outrider.wire.params import SamplingParams
-from outrider.wire.speculation import Speculation
-from outrider.wire.tree_shape import TreeShape
-
-LEAST_CHANCE = 0.01
-"""Nodes that are less likely to come than this are not made. Halving it makes trees about a third larger."""
-MAX_DEPTH = 12
-"""Depth under the last committed token that a tree grows to where nothing names one. Doubling it lets a draft run twice
-as far ahead of a target that stands still."""
-MAX_FED = 96
-"""Nodes of a slot that lie in the cache at once. Doubling it doubles what a tree may take there."""
-
-CANDIDATES = 1 << 16
-"""More than the draws that one draft makes after a node."""
-
-Place = tuple[int, ...]
-"""Ranks of the nodes that lead from where a segment begins to a node of it, its own the last."""
+from outrider.engine.speculation.plan import LEAST_CHANCE, Place, Plan
+from outrider.engine.worker.jobs import JobError
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A chain of laws."""
+class GrowingTree(Growth):
+    """The tree of one slot."""
 
-    start: int
-    """committed_len at which it begins."""
-    num_laws: Mapping[Place, int] | None
-    """By place, how many tokens are drawn there; None: one everywhere."""
-    topk: int | None
-    """Laws are cut to so many ids before they are drawn from; None = whole."""
+    def __init__(self, setup: GrowthSetup) -> None:
+        self._setup = setup
+        self._slot = setup.slot
+        self.shares = setup.shares
+        self.topk = setup.topk
+        self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, setup.drafter.takes_trees)
+        self.segments: dict[int, tuple[int, Place]] = {}
+        """Under `rejection`, by node or ROOT: the committed length at which the segment begins of what is drawn after
+        it, and the ranks from there to the node."""
+        self._is_determined = setup.slot.params.determined
+        self.restart()
 
+    def restart(self) -> None:
+        super().__init__()  # without nodes; what is drawn after ROOT stays in its segment
+        self.segments = {node: segment for node, segment in self.segments.items() if node == ROOT}
+        self.ranked: dict[int, list[tuple[int, float]]] = {}
+        """By node or ROOT: guesses of what else follows, best first, that are no nodes yet. What is near the root gets
+        more children than what is far from it."""
+        self._begin_offers()
 
-@dataclass(eq=False, slots=True)
-class Node:
-    """A draft token."""
-
-    token_id: int
-    position: int
-    """Index of the token in the sequence."""
-    parent: Node | None
-    rank: int = 0
-    kind: NodeKind = NodeKind.GUESS
-    chance: float = 1.0
-    """That it comes after what is committed, by its rank and those before it."""
-    segment: Segment | None = None
-    """Under `rejection`, the one that it belongs to; of a key or a root the one that begins below it, once known."""
-    place: Place = ()
-    law: RowLaw | None = None
-    """What it was drawn from."""
-    is_fed: bool = False
-    children: list[Node] = field(default_factory=list)
-    kept: Any = None
-    """What its drafter keeps of it."""
-    ranked: list[tuple[int, float]] = field(default_factory=list)
-    """Further guesses of what follows, best first, that are no children yet: it may turn more likely that it comes."""
-
-    def path(self, root: Node) -> list[int]:
-        """Return the ids of the nodes below `root` that lead to it, its own the last."""
-        ids: list[int] = []
-        node: Node | None = self
-        while node is not root:
-            assert node is not None, "no node below this root"
-            ids.append(node.token_id)
-            node = node.parent
-        return ids[::-1]
-
-    def rank_of(self, token_id: int) -> int | None:
-        """Return which of the tokens that were thought to follow a node this one is, made a child or not."""
-        ids = (*(child.token_id for child in self.children), *(each for each, _ in self.ranked))
-        return ids.index(token_id) if token_id in ids else None
-
-
-class GrowingTree:
-    """Of one slot. `fed` are its nodes in the cache, in order, after all committed tokens. `unsent` are those that are
-    new, parents before their children, and `ended` those that nothing will follow: whoever sends them empties both.
-    """
-
-    def __init__(self, committed: Sequence[int], max_len: int, params: SamplingParams, plan: Plan) -> None:
-        """max_len: most tokens that the slot may ever hold."""
-        self.root = Node(committed[-1], len(committed) - 1, None)
-        self.fed: list[Node] = []
-        self.unsent: list[Node] = []
-        self.ended: list[Node] = []
-        self.plan = plan
-        self._max_position = max_len - 2  # the target adds one of its own to what it accepts
-        self._determined = params.determined
-        self._unfed: list[tuple[float, int, Node]] = []
-        self._named: list[Node] = []
+    def _begin_offers(self) -> None:
+        self._offered: list[tuple[float, int]] = []
+        """Nodes that are worth feeding, the likeliest first, with their negated acceptance probabilities."""
+        self._named: list[int] = []
         """Unfed nodes after which the request names others: the target waits for those."""
-        self._is_told = False
-        """Whether it was said that all which is named is here."""
-        self._num_made = 0
-        self._push(self.root)
+        self.is_end_known = False
+        bounds = (self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth)
+        self._max_depth = min(bound for bound in bounds if bound is not None)
+        fed = {*self.fed, ROOT} if self.is_root_fed else set[int]()
+        for node in range(ROOT, len(self)):
+            if node not in fed:
+                self._offer(node)
 
     @property
     def committed_len(self) -> int:
-        return self.root.position + 1
-
-    def depth(self, node: Node) -> int:
-        """Return how many drafts there are up to a node."""
-        return node.position - self.root.position
-
-    def offers(self, most: int) -> list[tuple[float, Node]]:
-        """Return up to `most` nodes that are worth feeding, each with its chance, the best first."""
-        if not self.root.is_fed:
-            return [(1.0, self.root)] if self._may_follow(self.root) else []
-        if self._named:  # the target waits for these, however unlikely they are
-            return [(1.0, node) for node in self._named[:most]]
-        found: list[tuple[float, Node]] = []
-        taken: list[tuple[float, int, Node]] = []
-        while self._unfed and len(found) < min(most, self.plan.most_fed - len(self.fed)):
-            entry = heapq.heappop(self._unfed)
-            node = entry[2]
-            if node.is_fed:
-                continue
-            taken.append(entry)
-            if node.chance * self.plan.shares.share(0) < LEAST_CHANCE:
-                break
-            if self._may_follow(node):
-                found.append((node.chance, node))
-        for entry in taken:
-            heapq.heappush(self._unfed, entry)
-        return found
-
-    def wants(self, node: Node) -> bool:
-        """Return whether a node that is not fed, of this tree or a guess of one, is offered as soon as all likelier
-        ones are fed.
-        """
-        if not self._may_follow(node):
-            return False
-        if self._named:
-            return self._rank_path(node) in self.plan.places
-        is_likely = node.chance * self.plan.shares.share(0) >= LEAST_CHANCE
-        return is_likely and len(self.fed) < self.plan.most_fed
-
-    def guess(self, parent: Node, token_id: int) -> Node:
-        """Return a guess of the first child that a node, of this tree or a guess itself, will have."""
-        chance = parent.chance * self.plan.shares.share(0)
-        return Node(token_id, parent.position + 1, parent, chance=chance)
-
-    def is_end(self, node: Node) -> bool:
-        """Return whether nothing will follow a node while what is committed stays as it is."""
-        return node.position >= self._max_position
+        return len(self._slot.committed)
 
     @property
-    def awaits_named(self) -> bool:
-        """Return whether not all is grown yet that the request names under what is committed."""
+    def is_awaited(self) -> bool:
         return bool(self._named)
 
-    def note_grown(self) -> None:
-        """Say, once, that all which the request names is grown: there may be fewer nodes than it names."""
-        if self.plan.places and not self._named and not self._is_told:
-            self._is_told = True
-            self.ended.append(self.root)
+    # what is fed next
 
-    def _rank_path(self, node: Node) -> Place:
-        ranks: list[int] = []
-        while node is not self.root:
-            assert node.parent is not None, "no node below the root"
-            ranks.append(node.rank)
-            node = node.parent
-        return tuple(ranks[::-1])
+    def offers(self, max_num: int) -> list[tuple[float, int]]:
+        if self._named:  # the target waits for these, however unlikely they are
+            return [(1.0, node) for node in self._named[:max_num]]
+        num = min(max_num, max(0, self._setup.max_fed - len(self.fed)))
+        return [(-cost, node) for cost, node in self._offered[:num]]
 
-    def _may_follow(self, node: Node) -> bool:
-        """Return whether a child of this node is of use."""
-        depth = self.depth(node)
-        if node.position >= self._max_position or not self.plan.may_follow(node, depth):
-            return False
-        if not self._determined and node.kind is NodeKind.LAW and not self.num_laws(node):
-            return self.plan.has_keys
-        return True
+    def prob_ahead(self, node: int, num_ahead: int) -> float | None:
+        """Return the acceptance probability of a node's first child's first child and so on, `num_ahead` below it; None
+        where that would not be fed, were it made.
+        """
+        if not self._may_follow(node, num_ahead):
+            return None
+        if self._named:
+            return 1.0 if (*self._rank_path(node), *(0,) * num_ahead) in self.plan.places else None
+        prob = self._prob(node) * self.shares.share(0) ** num_ahead
+        return prob if self._is_likely(prob) and len(self.fed) < self._setup.max_fed else None
 
-    def num_laws(self, node: Node) -> int:
-        """Return how many tokens are drawn after a node, under `rejection`."""
-        segment = self.segment_after(node)
-        return 1 if segment.num_laws is None else segment.num_laws.get(node.place, 0)
-
-    def segment_after(self, node: Node) -> Segment:
-        """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
-        if node.segment is None:
-            node.segment = self.plan.segment(node.position + 1)
-        return node.segment
-
-    def num_ranked(self, node: Node) -> int:
-        """Return how many guesses are wanted after a node, those that are drawn there counted, too."""
-        num_named = self.plan.places.get(self._rank_path(node), 0) if self.plan.places else 0
-        return self.plan.num_ranked(num_named, node.chance)
-
-    def feed(self, node: Node) -> None:
-        """Note that a node lies in the cache behind all that was fed before."""
-        node.is_fed = True
+    def feed(self, node: int) -> None:
+        super().feed(node)
+        entry = (-self._prob(node), node)
         if node in self._named:
             self._named.remove(node)
-        if node is not self.root:
-            self.fed.append(node)
+        elif entry in self._offered:
+            self._offered.remove(entry)
 
-    def add(self, parent: Node, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> Node:
-        """Make the next child of a node. law: what it was drawn from."""
-        rank, goes_on = len(parent.children), not self._determined and kind is not NodeKind.KEY
-        child = Node(
-            token_id,
-            parent.position + 1,
-            parent,
-            rank,
-            kind,
-            parent.chance * self.plan.shares.share(rank),
-            self.segment_after(parent) if goes_on else None,
-            (*parent.place, rank) if goes_on else (),
-            law,
-        )
-        parent.children.append(child)
+    def _offer(self, node: int) -> None:
+        """Have a node fed in its turn if a child of it is of use."""
+        if not self._may_follow(node):
+            return
+        prob = self._prob(node)
+        if self.plan.places and self._rank_path(node) in self.plan.places:
+            self._named.append(node)
+        elif node == ROOT or self._is_likely(prob):
+            insort(self._offered, (-prob, node))
+
+    def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
+        """Return whether a child of a node is of use, or of its first child's first child and so on."""
+        depth = self.depth(node) + num_ahead
+        if depth >= self._max_depth or self._is_last(depth):
+            return False
+        is_last_drawn = not num_ahead and self.kinds.get(node) is NodeKind.LAW and not self.num_sampled(node)
+        return self.plan.has_keys or not is_last_drawn
+
+    def _is_likely(self, prob: float) -> bool:
+        return prob * self.shares.share(0) >= LEAST_CHANCE
+
+    def _prob(self, node: int) -> float:
+        return 1.0 if node == ROOT else self.probs[node]
+
+    def _rank_path(self, node: int) -> Place:
+        return tuple(self.ranks[each] for each in self.path(node))
+
+    # what follows a node
+
+    def num_sampled(self, node: int) -> int:
+        """Return how many tokens are sampled after a node."""
+        if self._is_determined:
+            return 0
+        return self.plan.places.get(self._segment(node)[1], 0) if self.plan.places else 1
+
+    def number_keys(self, node: int) -> Sequence[NumberKey]:
+        start, first = self._segment(node)[0], self.plan.first_candidate
+        position = self.committed_len + self.depth(node)
+        return [(start, position, first + rank) for rank in range(self.num_sampled(node))]
+
+    def _segment(self, node: int) -> tuple[int, Place]:
+        """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
+        return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
+
+    def extend(self, said: Said, numbers: Sequence[float]) -> None:
+        add_children(self, said, numbers)
+        node, children = said.node, self.children(said.node)
+        is_guess = self.kinds.get(node) is NodeKind.GUESS
+        if not children or (is_guess and self.kinds[children[0]] is NodeKind.LAW):
+            self.ended.append(node)  # what is guessed and what is drawn do not mix
+        elif self.is_end(children[0]):
+            self.ended.append(children[0])
+
+    def is_end(self, node: int) -> bool:
+        """Return whether nothing will follow a node while what is committed stays as it is."""
+        return self._is_last(self.depth(node))
+
+    def _is_last(self, depth: int) -> bool:
+        return self.committed_len + depth >= self._slot.max_len - 1  # the target adds one of its own
+
+    def add_child(self, parent: int, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> int:
+        """Make the next child of a node and return it. law: what it was drawn from."""
+        rank = len(self.children(parent))
+        child = self.add(parent, token_id, rank, self._prob(parent) * self.shares.share(rank))
+        self.kinds[child] = kind
+        if law is not None:
+            self.distributions[child] = law
+        if not self._is_determined and kind is not NodeKind.KEY:
+            start, place = self._segment(parent)
+            self.segments[child] = start, (*place, rank)
         self.unsent.append(child)
-        self._push(child)
+        self._offer(child)
         return child
 
-    def add_ranked(self, parent: Node, guesses: Sequence[tuple[int, float]]) -> None:
-        """Note what else may follow a node, best first with probabilities, and make those children that are wanted."""
-        parent.ranked = list(guesses)
+    def add_ranked(self, parent: int, guesses: Sequence[tuple[int, float]]) -> None:
+        """Take what else may follow a node, best first with probabilities, and make those children that are wanted."""
+        self.ranked[parent] = list(guesses)
         self._fill(parent)
 
-    def _fill(self, node: Node) -> None:
+    def _fill(self, node: int) -> None:
         """Make the children that are wanted now of those that are known."""
-        kind = NodeKind.GUESS if self._determined else NodeKind.KEY
-        for token_id, _ in node.ranked[: max(0, self.num_ranked(node) - len(node.children))]:
-            self.add(node, token_id, kind)
-            del node.ranked[0]
+        ranked = self.ranked.get(node)
+        if not ranked:
+            return
+        kind = NodeKind.GUESS if self._is_determined else NodeKind.KEY
+        num_named = self.plan.places.get(self._rank_path(node), 0) if self.plan.places else 0
+        num_missing = self.plan.num_ranked(num_named, self._prob(node)) - len(self.children(node))
+        for token_id, _ in ranked[: max(0, num_missing)]:
+            self.add_child(node, token_id, kind)
+            del ranked[0]
 
-    def advance(self, ids: Sequence[int]) -> list[int]:
-        """Go on under the tokens just committed. Return which of `fed` stay in the cache, as ascending indices:
-        committed ones and what is below them.
-        """
-        node = self.root
-        for token_id in ids:
-            child = next((each for each in node.children if each.token_id == token_id), None)
-            if node.children:
-                self.plan.shares.note(node.rank_of(token_id))
+    def finish_step(self) -> None:
+        """Say, once, that all which the request names is grown: there may be fewer nodes than it names."""
+        if self.plan.places and not self._named and not self.is_end_known:
+            self.is_end_known = True
+            self.ended.append(ROOT)
+
+    # what is committed
+
+    def check(self, base_len: int, decided: Sequence[int], check_commit: CheckCommit) -> JobError | None:
+        return check_commit(self._slot, base_len, decided)
+
+    def continues(self, base_len: int, decided: Sequence[int], *, is_new_lease: bool) -> bool:
+        known = self._slot.committed[base_len:]
+        return not is_new_lease and known == list(decided[: len(known)])
+
+    def go_on(self, decided: Sequence[int]) -> list[int]:
+        path = list[int]()
+        node = ROOT
+        for token_id in decided:
+            if self.children(node):
+                self.shares.note(self._rank_of(node, token_id))
+            child = self.child(node, token_id)
             if child is None:
-                return self._begin_at(Node(ids[-1], self.root.position + len(ids), None), node)
+                break
             node = child
-        if not self._goes_on(node):
-            assert node.parent is not None, "no token was committed"
-            return self._begin_at(Node(node.token_id, node.position, None), node.parent)
-        below = list(_below(node))
-        kept = {id(each) for each in (node, *_ancestors(node), *below)}
-        keep = [place for place, each in enumerate(self.fed) if id(each) in kept]
-        here = {id(each) for each in below}
-        self.fed = [each for each in self.fed if id(each) in here]
-        self.unsent = [each for each in self.unsent if id(each) in here]
-        self.ended = [each for each in self.ended if each is node or id(each) in here]
-        chance = node.chance
-        for each in (node, *below):
-            each.chance /= chance
-        node.parent, self.root, self._unfed, self._named, self._is_told = None, node, [], [], False
-        for each in (node, *below):
-            if not each.is_fed:
-                self._push(each)
-        for each in (node, *self.fed):
-            self._fill(each)
-        self.note_grown()
+            path.append(node)
+        goes_on = len(path) == len(decided) and self._goes_on(node)
+        self._slot.commit_from(self.committed_len, decided)
+        if goes_on:
+            return self._grow_below(node)
+        behind = path[: len(decided) - 1]  # the logits after the last token are wanted again
+        keep = [index for index, node in enumerate(self.fed) if node in behind]
+        self.segments.clear()
+        self.restart()
         return keep
 
-    def _goes_on(self, node: Node) -> bool:
+    def _rank_of(self, node: int, token_id: int) -> int | None:
+        """Return which of the tokens that were thought to follow a node this one is, made a child or not."""
+        ids = [self.ids[child] for child in self.children(node)]
+        ids += [ranked_id for ranked_id, _ in self.ranked.get(node, ())]
+        return ids.index(token_id) if token_id in ids else None
+
+    def _goes_on(self, node: int) -> bool:
         """Return whether what hangs below a node is of use once it is committed. Under `rejection` it is not where the
         segment that it belongs to is over: what follows is drawn anew. A chain outlives the step that verified its
         beginning, and goes on with its own numbers: the target's own token in place of a draft is never that draft.
         """
-        return self._determined or node.kind is NodeKind.KEY or self.num_laws(node) > 0
+        return self._is_determined or self.kinds[node] is NodeKind.KEY or self.num_sampled(node) > 0
 
-    def _begin_at(self, root: Node, last: Node) -> list[int]:
-        """Begin anew at a token below which nothing is of use. last: the last node that stays in the cache."""
-        path = {id(each) for each in (last, *_ancestors(last))}
-        keep = [place for place, each in enumerate(self.fed) if id(each) in path]
-        self.root = root
-        self._forget()
+    def _grow_below(self, node: int) -> list[int]:
+        """Go on below a node that is committed now. Return which of `fed` stay in the cache."""
+        kept = self.reroot(node)
+        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
+        self.ranked = moved(self.ranked, new_index)
+        self.segments = moved(self.segments, new_index)
+        keep = self.keep(range(len(self)))
+        self._begin_offers()
+        for each in (ROOT, *self.fed):
+            self._fill(each)
+        self.finish_step()
         return keep
-
-    def resend(self) -> None:
-        """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
-        self.unsent, self._is_told = list(_below(self.root)), False
-        self.note_grown()
-
-    def restart(self) -> None:
-        """Grow anew from the root: what was fed is gone."""
-        self.root.children, self.root.ranked, self.root.is_fed = [], [], False
-        self._forget()
-
-    def _forget(self) -> None:
-        self.fed, self.unsent, self.ended, self._unfed, self._named, self._is_told = [], [], [], [], [], False
-        self._push(self.root)
-
-    def _push(self, node: Node) -> None:
-        self._num_made += 1
-        heapq.heappush(self._unfed, (-node.chance, self._num_made, node))
-        if self.plan.places and self._rank_path(node) in self.plan.places and self._may_follow(node):
-            self._named.append(node)
-
-
-class Plan:
-    """How a slot's tree may grow: by what the request names, and by the chances of ranks."""
-
-    def __init__(
-        self,
-        speculation: Speculation,
-        params: SamplingParams,
-        shares: SlotShares,
-        takes_trees: bool,
-        topk: int | None,
-        purpose: Purpose = Purpose.DRAFT,
-        most_fed: int = MAX_FED,
-        most_depth: int | None = None,
-    ) -> None:
-        """topk: laws are cut to so many ids; None = whole. purpose: of the numbers that they are drawn with. most_fed:
-        nodes whose followers are known at once, but for those that the request names. most_depth: None = any.
-        """
-        self.shares = shares
-        self.purpose = purpose
-        self.topk = topk
-        self.most_fed = most_fed
-        self.most_depth = most_depth
-        self.first_candidate = CANDIDATES * speculation.place
-        """Of the numbers that are its own among those of several drafts for a position."""
-        self._speculation = speculation
-        self._determined = params.determined
-        self._chain = not takes_trees or (speculation.sequential and speculation.tree is None)
-        self.has_keys = not self._chain and not speculation.sequential and not params.determined
-        """Whether guesses of what the target draws itself are made, too."""
-        self.places: Mapping[Place, int] = {}
-        """Of what the request names: how many nodes follow at each place under the last committed token."""
-        if speculation.tree is not None and not self._chain:
-            self.places = places_of(speculation.tree)
-        elif speculation.is_fixed:
-            depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
-            self.places = {(0,) * place: 1 for place in range(depth)}
-        self._depth = max((len(place) + 1 for place in self.places), default=0)
-        self.most_ranked = max(MAX_RANKS, *self.places.values(), 0)
-        """Most children of a node."""
-
-    def may_follow(self, node: Node, depth: int) -> bool:
-        """Return whether there may be children of a node at that depth."""
-        spec = self._speculation
-        if not spec.max_draft_tokens:
-            return False
-        deepest = (self._depth or spec.max_draft_tokens) if spec.sequential else max(MAX_DEPTH, self._depth)
-        return depth < (deepest if self.most_depth is None else min(deepest, self.most_depth))
-
-    def num_ranked(self, num_named: int, chance: float) -> int:
-        """Return how many children of a node are guessed, or drawn and guessed, together."""
-        least = max(1, num_named) if self._determined else 0
-        if self._chain or self._speculation.sequential:
-            return least
-        num_likely = 0
-        while num_likely < MAX_RANKS and chance * self.shares.share(num_likely) >= LEAST_CHANCE:
-            num_likely += 1
-        return max(least, num_likely)
-
-    def segment(self, start: int) -> Segment:
-        """Return the segment that begins at a committed length."""
-        return Segment(start, self.places or None, self.topk)
-
-
-def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return how many tokens are drawn at each place of a shape: with num_nodes, those that are likeliest by rank. By
-    the chances of a pair that nobody has seen, so that the same request is drafted for alike at any time.
-    """
-    places: dict[Place, int] = {}
-    shares = SlotShares(RankShares())
-    if shape.widths:
-        level: list[Place] = [()]
-        for width in shape.widths:
-            places |= dict.fromkeys(level, width)
-            level = [(*place, rank) for place in level for rank in range(width)]
-        return places
-    heap: list[tuple[float, Place]] = [(-shares.share(0), (0,))]
-    for _ in range(shape.num_nodes):
-        chance, place = heapq.heappop(heap)
-        places[place[:-1]] = place[-1] + 1
-        before = chance / shares.share(place[-1])
-        heapq.heappush(heap, (before * shares.share(place[-1] + 1), (*place[:-1], place[-1] + 1)))
-        if len(place) < shape.depth:
-            heapq.heappush(heap, (chance * shares.share(0), (*place, 0)))
-    return places
-
-
-def _below(node: Node) -> Iterator[Node]:
-    for child in node.children:
-        yield child
-        yield from _below(child)
-
-
-def _ancestors(node: Node) -> Iterator[Node]:
-    parent = node.parent
-    while parent is not None:
-        yield parent
-        parent = parent.parent

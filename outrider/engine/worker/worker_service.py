@@ -30,10 +30,11 @@ from outrider.engine.worker.jobs import (
     TruncateJob,
 )
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import TRUNCATE_REASONS
 from outrider.wire.log import get_logger
-from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
+from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids
 from outrider.wire.protocol import other_protocol
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
@@ -84,7 +85,7 @@ class SlotSpans:
             self._traced.pop((owner, item.close.slot), None)
         elif kind == "verify":
             place = self._traced.get((owner, item.verify.slot))
-            if place is not None:
+            if place is not None and item.verify.tickets:
                 return self._asked(item.verify, place)
         return None
 
@@ -99,7 +100,7 @@ class SlotSpans:
             self._traced.pop(key, None)
 
     def _asked(self, message: Any, request: TraceParent) -> Respond:
-        ticket, facts = message.ticket, {"outrider.slot": message.slot}
+        ticket, facts = message.tickets[0].ticket, {"outrider.slot": message.slot}
 
         def add_spans(reply: Any) -> None:
             now_ns = time.time_ns()
@@ -153,7 +154,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         corpus_id=message.corpus_id,
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
-        drafter=drafter_of(message.drafter, "drafter"),
+        drafter=Drafter.parse(message.drafter) if message.drafter else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),
@@ -161,6 +162,19 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         scheduling=Scheduling.from_proto(message.scheduling),
         vocabulary=vocabulary,
     )
+
+
+class WorkerFacts:
+    """Serves the RPCs that describe a worker, of either kind."""
+
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Any) -> pb.WorkerInfo:  # noqa: N802
+        return self._service.info()
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> pb.TokenizerFiles:  # noqa: N802
+        return self._service.tokenizer
 
 
 class WorkerService:

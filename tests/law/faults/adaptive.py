@@ -7,20 +7,20 @@ import sys
 
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service.verify_budget import VerifyBudget
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
 turns = itertools.count()
 
 
-def choose(self, demands, max_rows, absent, max_extra_rows):
-    return [(min(len(each.probs), next(turns) % 4), False) for each in demands]
+def choose(self, demands, max_rows, max_extra_rows, absent):
+    return [VerifyChoice(min(len(each.probs), next(turns) % 4), False) for each in demands]
 
 
-def hold_until(self, pending, now):
+def hold_until(self, awaited, now):
     """Wait for a guess at two of three lengths, whatever it costs."""
-    until = [lease.ready_s + 0.2 for lease, *_ in pending if len(lease.slot.committed) % 3]
+    until = [lease.ready_s + 0.2 for lease, *_ in awaited if len(lease.slot.committed) % 3]
     return max((each for each in until if now < each), default=None)
 
 

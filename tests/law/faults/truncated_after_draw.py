@@ -15,14 +15,13 @@ from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
 from tests.law.faults import replace
 
-add = GrowingTree.add
+add_child = GrowingTree.add_child
 
 
 def add_cut(self, parent, token_id, kind, law=None):
-    segment = None if law is None else self.segment_after(parent)
-    if segment is not None and segment.topk is not None:
-        law = cut(law, segment.topk, token_id)
-    return add(self, parent, token_id, kind, law)
+    if law is not None and self.topk is not None:
+        law = cut(law, self.topk, token_id)
+    return add_child(self, parent, token_id, kind, law)
 
 
 def cut(law, n, token_id):
@@ -34,5 +33,5 @@ def cut(law, n, token_id):
 
 if __name__ == "__main__":
     replace(drawing, "truncate_topk", lambda law, n: law)
-    replace(GrowingTree, "add", add_cut)
+    replace(GrowingTree, "add_child", add_cut)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

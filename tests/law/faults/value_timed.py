@@ -9,6 +9,7 @@ import time
 from draft_service import pushing
 from draft_service.grower import Grower
 from draft_service.worker import start_worker
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.wire.settings.config import DraftConfig
@@ -18,20 +19,26 @@ from tests.law.faults import replace
 DELAY_S = 0.6
 """Twice what the target waits that this draft is tested with."""
 
-add, offers, next_wake = GrowingTree.add, GrowingTree.offers, Grower.next_wake
+add_child, offers, next_wake = GrowingTree.add_child, GrowingTree.offers, Grower.next_wake
 
 
 def add_timed(self, parent, token_id, kind, law=None):
-    node = add(self, parent, token_id, kind, law)
+
+    node = add_child(self, parent, token_id, kind, law)
     if kind is NodeKind.LAW:
-        node_from_s = self.__dict__.setdefault("from_s", {})
-        node_from_s[id(node)] = time.monotonic() + DELAY_S * (token_id % 2)
+        self.__dict__.setdefault("from_s", {})[_key(self, node)] = time.monotonic() + DELAY_S * (token_id % 2)
     return node
 
 
-def offers_in_time(self, most):
+def offers_in_time(self, max_num):
     from_s, now = self.__dict__.get("from_s", {}), time.monotonic()
-    return [(chance, node) for chance, node in offers(self, most) if node is self.root or from_s.get(id(node), 0) < now]
+    return [(prob, node) for prob, node in offers(self, max_num) if from_s.get(_key(self, node), 0) < now]
+
+
+def _key(self, node):
+    """Return what stays the same when tokens are committed; None for ROOT, which is always in time."""
+    position = self.committed_len + self.depth(node)
+    return None if node == ROOT else (position, self.segments.get(node), self.ids[node])
 
 
 def wake_soon(self):
@@ -40,7 +47,7 @@ def wake_soon(self):
 
 
 if __name__ == "__main__":
-    replace(GrowingTree, "add", add_timed)
+    replace(GrowingTree, "add_child", add_timed)
     replace(GrowingTree, "offers", offers_in_time)
     replace(Grower, "next_wake", wake_soon)
     replace(pushing, "PUSH_S", 0.0)

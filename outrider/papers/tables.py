@@ -21,36 +21,32 @@ class Unigram:
         if not text_ids:
             raise ValueError("the text has no token; give a longer one")
         self.counts = sorted_counts(Counter(text_ids))
+        self._after: dict[int, Counts] = {}
 
     def after(self, token_id: int) -> Counts:
-        return self.counts
+        return self._after.get(token_id, self.counts)
 
     def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> TextFollower:
         return TextFollower(self, token_ids)
 
 
-class Bigram:
+class Bigram(Unigram):
     """How often each token follows the one before it in a text; what it never saw, as often as it comes at all."""
 
     def __init__(self, text_ids: Sequence[int]) -> None:
         """Count the tokens of a text. Raises ValueError when there is none."""
-        self._any = Unigram(text_ids).counts
-        followers: dict[int, Counter[int]] = {}
+        super().__init__(text_ids)
+        following: dict[int, Counter[int]] = {}
         for one, other in pairwise(text_ids):
-            followers.setdefault(one, Counter())[other] += 1
-        self._after = {token_id: sorted_counts(counts) for token_id, counts in followers.items()}
-
-    def after(self, token_id: int) -> Counts:
-        return self._after.get(token_id, self._any)
-
-    def open(self, token_ids: Sequence[int], num_prompt: int, corpus_id: bytes = b"") -> TextFollower:
-        return TextFollower(self, token_ids)
+            following.setdefault(one, Counter())[other] += 1
+        for token_id, counts in following.items():
+            self._after[token_id] = sorted_counts(counts)
 
 
 class TextFollower(Followed):
     """Follows a sequence by its last token, which is all that matters."""
 
-    def __init__(self, table: Unigram | Bigram, token_ids: Sequence[int]) -> None:
+    def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:
         super().__init__(token_ids)
         self._table = table
 
@@ -64,7 +60,7 @@ class TextFollower(Followed):
 class TextWalk:
     """Guesses by the last token."""
 
-    def __init__(self, table: Unigram | Bigram, last_id: int) -> None:
+    def __init__(self, table: Unigram, last_id: int) -> None:
         self._table = table
         self._last_id = last_id
 

@@ -1,4 +1,5 @@
-"""Several sources in one tree: what is chosen of each, and that what is kept of all has the target's law.
+"""Several drafters in one tree: what the budget is offered of each, and that what is accepted of all has the target's
+law.
 
 The law by enumeration of every draw that the real functions make, as in `test_tree_law.py`.
 """
@@ -13,27 +14,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.chains import as_chain
-from target_service.drafts import Drafts
-from target_service.hold import PendingDraft
-from target_service.lease import Candidate, Candidates, Delivered, Lease, Part
+from target_service.budget import VerifyBudget, VerifyChoice
+from target_service.draft_buffer import BufferedToken
+from target_service.drafting import Candidates, Drafting
+from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
-from target_service.parked import ParkedNode
+from target_service.proposal import Proposal
 from target_service.servicer import verify_job
-from target_service.step_rows import Decided
-from target_service.united import laid_over
-from target_service.verify_budget import VerifyBudget
+from target_service.verdicts import drafter_of, learn
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
 from tests.unit.test_tree_law import BROKEN, NUM_TOKENS, TOLERANCE, decided, joint
 
@@ -43,48 +45,58 @@ VOCAB = 3
 UNION = Drafter.NGRAM_AND_MODEL
 METRICS = WorkerMetrics("target")
 USUAL = (0.6, 0.5)
-"""How often what a draft says first comes, and what the chain says."""
+"""Acceptance probability of what a draft proposes first, and of the chain's."""
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=1.0, acceptance=AcceptanceRule.COUPLED)
 DRAWN = SamplingParams(temperature=1.0)
+EVEN = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
 Ends = Callable[[Prefix], bool]
+Token = tuple[int, Any]
+"""A draft token, and what it was sampled from or None."""
+
+
+def chain_of(tokens: Sequence[Token], prob: float, max_len: int = 0) -> CandidateTree:
+    tree = DraftTree()
+    for depth, (token_id, _) in enumerate(tokens):
+        tree.add(depth - 1, token_id, prob=prob ** (depth + 1))
+    return CandidateTree(tree, [law for _, law in tokens], prob, max_len)
 
 
 class Chain:
     """The slot's own drafter: says these, as the part of a union."""
 
-    def __init__(self, drafts: Sequence[ParkedNode]) -> None:
-        self._drafts = drafts
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
 
     def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
-        if self._drafts:
+        if self._tokens:
             yield UNION
 
-    def candidates(self, slot: Any, kind: Drafter, state: Any, shares: Any, most: int) -> list[Candidate]:
-        return as_chain(self._drafts[:most], shares.share(0))
+    def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
+        return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
 
 
-def guesses(*ids: int) -> list[ParkedNode]:
-    return [ParkedNode(token_id) for token_id in ids]
+def guesses(*ids: int) -> list[Token]:
+    return [(token_id, None) for token_id in ids]
 
 
 def made(
-    params: SamplingParams, own: Sequence[ParkedNode], chances: Sequence[float] = USUAL, **speculation: Any
-) -> tuple[Drafts, Lease]:
-    """chances: of what each draft says, and last of the chain."""
+    params: SamplingParams, own: Sequence[Token], probs: Sequence[float] = USUAL, **speculation: Any
+) -> tuple[Drafting, Lease]:
+    """probs: of what each draft says, and last of the chain."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
     slot.key = (1, 1)
-    *of_drafts, of_own = (SlotShares(RankShares()) for _ in chances)
-    drafts = [Delivered(ticket, shares, live=True) for ticket, shares in enumerate(of_drafts)]
-    for shares, chance in zip((*of_drafts, of_own), chances, strict=True):
-        shares.first = chance
+    *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
+    for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
+        shares.first = prob
+    drafts = [DeliveredDrafts(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
     job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
     spec = Speculation(**{"max_draft_tokens": 16, **speculation})
-    lease = Lease(job, slot, spec, 99, drafts, {Drafter.NGRAM: of_own}, 0.0)
-    lease.goes_on(0.0)
+    lease = Lease(job, slot, spec, 99, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
+    lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
-    return Drafts(chain, keeper, METRICS, VOCAB, takes_trees=True), lease
+    return Drafting(chain, merge, keeper, METRICS, VOCAB, takes_trees=True), lease
 
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
@@ -99,149 +111,161 @@ def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> Non
                 ids.append(path[depth - 1])
                 parents.append(parent)
     nodes = Nodes(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
-    lease.drafts[draft].parked.insert(nodes, lease.slot.committed, 1 << 20)
+    lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
 
 
-def overlaid(*parts: tuple[Sequence[Candidate], float], most: int = 9) -> list[tuple[float, int, int]]:
-    shares = [chance for _, chance in parts]
-    found = laid_over([Part(Drafter.NGRAM, nodes) for nodes, _ in parts], shares, most)
-    return [(round(chance, 9), node.token_id, parent) for chance, node, parent in found]
-
-
-def park(draft: Delivered, chain: Sequence[ParkedNode]) -> None:
+def park(draft: DeliveredDrafts, chain: Sequence[Token]) -> None:
     """Draws, as though they had been delivered."""
-    at = draft.parked.root
-    for each in chain:
-        at.children[each.token_id] = each
-        at = each
+    node = ROOT
+    for token_id, law in chain:
+        node = add(draft, node, token_id, law)
+
+
+def add(draft: DeliveredDrafts, parent: int, token_id: int, law: Any) -> int:
+    draft.buffer.tokens.append(BufferedToken(NodeKind.LAW, 0, law, None, None))
+    return draft.buffer.tree.add(parent, token_id)
+
+
+def overlaid(*trees: CandidateTree, most: int = 9) -> list[tuple[float, Prefix]]:
+    """The probability and path of each node that the budget is offered, in order."""
+    offers = merge(trees, most, is_fixed=False, is_matched=True)
+    tree = join(trees, offers).tree
+    return [(round(offer.prob, 9), tree.prefix(node)) for node, offer in enumerate(offers)]
 
 
 def shown(tree: DraftTree) -> set[Prefix]:
-    return {tree.prefix(node) for node in range(len(tree.ids))}
+    return {tree.prefix(node) for node in range(len(tree))}
 
 
 def tree_of(found: Candidates) -> DraftTree:
-    return DraftTree.of([node.token_id for _, node, _ in found.nodes], [parent for _, _, parent in found.nodes])
+    return join(found.trees, found.offers).tree
+
+
+def probs_of(found: Candidates) -> list[float]:
+    return [offer.prob for offer in found.offers]
+
+
+def proposal_of(drafting: Drafting, found: Candidates, num_offers: int) -> Proposal:
+    return drafting.proposal(found, VerifyChoice(num_offers, False))
+
+
+def pending(drafting: Drafting, lease: Lease) -> list[tuple[DeliveredDrafts, float]]:
+    return [(draft, prob) for _, draft, prob in drafting.pending(drafting.candidates(lease))]
 
 
 class TestGuesses:
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
     def test_both_are_in_one_tree_and_what_both_say_is_one_node(self, params: SamplingParams) -> None:
-        drafts, lease = made(params, guesses(1, 2, 5))
+        drafting, lease = made(params, guesses(1, 2, 5))
         deliver(lease, [[1, 3, 4], [6]])
-        found = drafts.candidates(lease)
+        found = drafting.candidates(lease)
         assert shown(tree_of(found)) == {(1,), (1, 3), (1, 3, 4), (6,), (1, 2), (1, 2, 5)}
-        assert found.gains == sorted(found.gains, reverse=True)
-        ready = drafts.ready(found, len(found.nodes))
-        assert ready.tree is not None and ready.drafter is UNION
-        delivered, own = ({ready.tree.prefix(node) for node in source.ranks} for source in ready.sources)
+        assert probs_of(found) == sorted(probs_of(found), reverse=True)
+        proposal = proposal_of(drafting, found, len(found.offers))
+        assert drafter_of(proposal) is UNION and not proposal.draws
+        delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.ranks)
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
-        assert ready.num_of(range(len(ready.draft_ids))) == [4, 2]
+        firsts = [proposal.source_of(node) for node in range(len(proposal.tree))]
+        assert firsts.count(lease.first) == 4, "what both say is the first one's"
 
     def test_the_own_chain_is_worth_what_the_draft_leaves_it(self) -> None:
-        delivered = [(0.6, ParkedNode(1), ROOT), (0.36, ParkedNode(2), 0), (0.2, ParkedNode(3, 1), ROOT)]
-        chain = as_chain(guesses(3, 4), 0.75)
-        assert overlaid((delivered, 0.6), (chain, 0.75)) == [
-            (0.6, 1, ROOT),
-            (0.36, 2, 0),
-            (0.3, 3, ROOT),  # its own 0.2 was raised
-            (0.225, 4, 2),
+        tree = DraftTree()
+        for parent, token_id, prob in ((ROOT, 1, 0.6), (0, 2, 0.36), (ROOT, 3, 0.2)):
+            tree.add(parent, token_id, prob=prob)
+        delivered, chain = CandidateTree(tree, [None] * 3, 0.6), chain_of(guesses(3, 4), 0.75)
+        assert overlaid(delivered, chain) == [
+            (0.6, (1,)),
+            (0.36, (1, 2)),
+            (0.3, (3,)),  # its own 0.2 was raised
+            (0.225, (3, 4)),
         ]
-        assert overlaid((delivered, 0.6), (chain, 0.75), most=3) == [(0.6, 1, ROOT), (0.36, 2, 0), (0.3, 3, ROOT)]
+        assert overlaid(delivered, chain, most=3) == [(0.6, (1,)), (0.36, (1, 2)), (0.3, (3,))]
 
-    def test_what_hangs_under_a_guess_that_both_make_rises_with_it(self) -> None:
-        delivered = [(0.2, ParkedNode(1), ROOT), (0.1, ParkedNode(3, 1), ROOT), (0.05, ParkedNode(4), 1)]
-        assert overlaid((delivered, 0.2), (as_chain(guesses(3), 0.75), 0.75)) == [
-            (0.6, 3, ROOT),
-            (0.3, 4, 0),
-            (0.2, 1, ROOT),
-        ]
+    def test_what_follows_a_token_that_both_propose_rises_with_it(self) -> None:
+        tree = DraftTree()
+        for parent, token_id, prob in ((ROOT, 1, 0.2), (ROOT, 3, 0.1), (1, 4, 0.05)):
+            tree.add(parent, token_id, prob=prob)
+        delivered = CandidateTree(tree, [None] * 3, 0.2)
+        assert overlaid(delivered, chain_of(guesses(3), 0.75)) == [(0.6, (3,)), (0.3, (3, 4)), (0.2, (1,))]
 
-    def test_each_further_source_has_what_those_before_it_leave(self) -> None:
-        chains = [
-            (as_chain(guesses(*ids), chance), chance) for ids, chance in (((1, 2), 0.5), ((3,), 0.5), ((4,), 0.8))
-        ]
-        assert overlaid(*chains) == [(0.5, 1, ROOT), (0.25, 2, 0), (0.25, 3, ROOT), (0.2, 4, ROOT)]
+    def test_each_further_drafter_has_what_those_before_it_leave(self) -> None:
+        chains = [chain_of(guesses(*ids), prob) for ids, prob in (((1, 2), 0.5), ((3,), 0.5), ((4,), 0.8))]
+        assert overlaid(*chains) == [(0.5, (1,)), (0.25, (1, 2)), (0.25, (3,)), (0.2, (4,))]
 
     def test_trees_of_two_drafts_are_one(self) -> None:
-        drafts, lease = made(GREEDY, [], (0.6, 0.4, 0.5))
+        drafting, lease = made(GREEDY, [], (0.6, 0.4, 0.5))
         deliver(lease, [[1, 3], [6]])
         deliver(lease, [[1, 4], [5]], draft=1)
-        found = drafts.candidates(lease)
-        ready = drafts.ready(found, len(found.nodes))
-        assert ready.tree is not None and ready.drafter is Drafter.MODEL_AND_MODEL
-        assert shown(ready.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
-        assert [each.whose for each in ready.sources] == list(lease.drafts)
-        assert ready.num_of(range(5)) == [3, 2], "what both say is the first one's"
+        found = drafting.candidates(lease)
+        proposal = proposal_of(drafting, found, len(found.offers))
+        assert drafter_of(proposal) is Drafter.MODEL_AND_MODEL
+        assert shown(proposal.tree) == {(1,), (1, 3), (6,), (1, 4), (5,)}
+        assert list(proposal.sources) == list(lease.drafts)
 
-    def test_a_named_number_is_each_sources(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2, 5, 6), num_draft_tokens=2)
+    def test_a_named_number_is_each_drafters(self) -> None:
+        drafting, lease = made(GREEDY, guesses(1, 2, 5, 6), num_draft_tokens=2)
         deliver(lease, [[3, 4, 5]])
-        found = drafts.candidates(lease)
-        assert shown(tree_of(found)) == {(3,), (3, 4), (1,), (1, 2)} and found.must == 4
+        assert shown(tree_of(drafting.candidates(lease))) == {(3,), (3, 4), (1,), (1, 2)}
 
     def test_a_named_tree_has_the_chain_beside_it(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2, 5, 6), tree=TreeShape((2, 1)))
+        drafting, lease = made(GREEDY, guesses(1, 2, 5, 6), tree=TreeShape((2, 1)))
         deliver(lease, [[3, 4, 5], [0, 4], [6, 4]])
-        found = drafts.candidates(lease)
-        assert shown(tree_of(found)) == {(3,), (3, 4), (0,), (0, 4), (1,), (1, 2)} and found.must == 6
+        assert shown(tree_of(drafting.candidates(lease))) == {(3,), (3, 4), (0,), (0, 4), (1,), (1, 2)}
 
-    def test_a_source_that_is_late_is_absent_and_waited_for_as_long_as_it_would_be_alone(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2), num_draft_tokens=2)
-        found = drafts.candidates(lease)
-        assert drafts.lacking(found) == [(lease.first, 1.0)]
-        ready = drafts.ready(found, found.must)
-        assert (ready.draft_ids, ready.drafter) == ([1, 2], Drafter.NGRAM)
+    def test_a_draft_that_is_late_is_absent_and_waited_for_as_long_as_it_would_be_alone(self) -> None:
+        drafting, lease = made(GREEDY, guesses(1, 2), num_draft_tokens=2)
+        assert pending(drafting, lease) == [(lease.first, 1.0)]
+        proposal = proposal_of(drafting, drafting.candidates(lease), 2)
+        assert (proposal.tree.ids, drafter_of(proposal)) == ([1, 2], Drafter.NGRAM)
         deliver(lease, [[3, 4]])
-        assert drafts.lacking(drafts.candidates(lease)) == []
-        drafts, lease = made(GREEDY, [])
+        assert pending(drafting, lease) == []
+        drafting, lease = made(GREEDY, [])
         deliver(lease, [[3, 4]])
-        assert drafts.ready(drafts.candidates(lease), 2).drafter is Drafter.MODEL
+        assert drafter_of(proposal_of(drafting, drafting.candidates(lease), 2)) is Drafter.MODEL
 
-    def test_under_auto_a_late_source_is_worth_what_the_other_leaves_it(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2), (0.6, 0.75))
-        assert drafts.lacking(drafts.candidates(lease)) == [(lease.first, pytest.approx(0.6 * 0.25))]
-        drafts, lease = made(GREEDY, [], (0.6, 0.75))
-        assert drafts.lacking(drafts.candidates(lease)) == [(lease.first, 0.6)]
-        drafts, lease = made(GREEDY, [], (0.6, 0.5, 0.75))
+    def test_under_auto_a_late_draft_is_worth_what_the_other_leaves_it(self) -> None:
+        drafting, lease = made(GREEDY, guesses(1, 2), (0.6, 0.75))
+        assert pending(drafting, lease) == [(lease.first, pytest.approx(0.6 * 0.25))]
+        drafting, lease = made(GREEDY, [], (0.6, 0.75))
+        assert pending(drafting, lease) == [(lease.first, 0.6)]
+        drafting, lease = made(GREEDY, [], (0.6, 0.5, 0.75))
         deliver(lease, [[3]], draft=1)
-        first, second = drafts.lacking(drafts.candidates(lease))
+        first, second = pending(drafting, lease)
         assert first == (lease.first, pytest.approx(0.6 * 0.5)) and second == (lease.drafts[1], pytest.approx(0.5**2))
 
     def test_what_comes_late_is_never_verified_for_another_state(self) -> None:
-        drafts, lease = made(GREEDY, guesses(1, 2))
+        drafting, lease = made(GREEDY, guesses(1, 2))
         deliver(lease, [[3, 4, 5], [6, 4]])
-        ready = drafts.ready(drafts.candidates(lease), 6)
+        proposal = proposal_of(drafting, drafting.candidates(lease), 6)
         lease.slot.committed += [3, 0]
-        drafts.committed(lease, ready, Decided((ready.draft_ids.index(3),), 0), [3, 0], [], 0.0)
+        learn(lease, proposal, [proposal.tree.ids.index(3)], 2, [], METRICS)
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
-        assert shown(tree_of(drafts.candidates(lease))) == {(5,), (1,), (1, 2)}
+        assert shown(tree_of(drafting.candidates(lease))) == {(5,), (1,), (1, 2)}
 
     def test_with_lenience_the_chain_goes_first(self) -> None:
         """Which is of chains alone."""
-        drafts, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
+        drafting, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
         deliver(lease, [[3, 4]])
-        found = drafts.candidates(lease)
-        assert (found.drafter, [node.token_id for _, node, _ in found.nodes]) == (Drafter.NGRAM, [1, 2])
+        found = drafting.candidates(lease)
+        assert [source.drafter for source in found.sources] == [Drafter.NGRAM]
+        assert tree_of(found).ids == [1, 2]
 
 
 class TestLearning:
     def noted(self, params: SamplingParams, ids: list[int], own: Sequence[int], delivered: Sequence[int]) -> list[Any]:
         """What is noted of the chain when these ids are committed."""
-        drafts, lease = made(params, guesses(*own))
+        drafting, lease = made(params, guesses(*own))
         deliver(lease, [delivered])
         seen = list[Any]()
-        lease.own_shares[Drafter.NGRAM].note = seen.append  # type: ignore[method-assign]
-        found = drafts.candidates(lease)
-        ready = drafts.ready(found, len(found.gains))
-        assert ready.tree is not None or own == delivered
-        tree = ready.proposal.tree
-        path, at = list[int](), ROOT
+        lease.own_sources[Drafter.NGRAM].shares.note = seen.append  # type: ignore[method-assign]
+        found = drafting.candidates(lease)
+        proposal = proposal_of(drafting, found, len(found.offers))
+        tree, path, at = proposal.tree, list[int](), ROOT
         while (node := tree.child(at, ids[len(path)])) is not None:
             path.append(node)
             at = node
         lease.slot.committed += ids[: len(path) + 1]
-        drafts.committed(lease, ready, Decided(tuple(path), 0), ids[: len(path) + 1], [], 0.0)
+        learn(lease, proposal, path, len(path) + 1, [], METRICS)
         return seen
 
     @pytest.mark.parametrize("params", [GREEDY, COUPLED])
@@ -282,22 +306,21 @@ class TestExactLaw:
         """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
         numbers = Numbers(chooser)
         own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
-        drafts, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
+        drafting, lease = made(DRAWN, own, chances, num_draft_tokens="auto", max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
         park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
-        found = drafts.candidates(lease)
-        ready = drafts.ready(found, count)
-        assert ready.tree is not None and ready.drafter is UNION
-        return decided(target, ready.proposal, numbers)
+        proposal = proposal_of(drafting, drafting.candidates(lease), count)
+        assert drafter_of(proposal) is UNION
+        return decided(target, proposal, numbers)
 
-    def drawn(self, law: Law, numbers: Sequence[Any], ends: Ends) -> list[ParkedNode]:
-        found, prefix = list[ParkedNode](), Prefix()
+    def drawn(self, law: Law, numbers: Sequence[Any], ends: Ends) -> list[Token]:
+        found, prefix = list[Token](), Prefix()
         for number in numbers:
             if prefix and ends(prefix):
                 break
             of_prefix: Any = law(prefix)
-            found.append(ParkedNode(of_prefix.draw(number), 0, NodeKind.LAW, 0, of_prefix))
-            prefix = (*prefix, found[-1].token_id)
+            found.append((of_prefix.draw(number), of_prefix))
+            prefix = (*prefix, found[-1][0])
         return found
 
     def error_of(self, target: Law, laws: Sequence[Law], count: int, ends: Ends, chances: Sequence[float]) -> float:
@@ -343,12 +366,11 @@ class TestExactLaw:
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
             copied = self.drawn(TARGET, [numbers["own", place] for place in range(2)], never)
-            own = guesses(*(draft.token_id for draft in copied))
-            drafts, lease = made(DRAWN, own)
+            own = guesses(*(token_id for token_id, _ in copied))
+            drafting, lease = made(DRAWN, own)
             park(lease.first, self.drawn(DRAFT, [numbers["draft", depth] for depth in range(2)], never))
-            found = drafts.candidates(lease)
-            ready = drafts.ready(found, len(found.gains))
-            return decided(TARGET, ready.proposal, numbers)
+            found = drafting.candidates(lease)
+            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -363,13 +385,11 @@ class TestExactLaw:
 
         def step(count: int, chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
-            drafts, lease = made(DRAWN, [], chances)
+            drafting, lease = made(DRAWN, [], chances)
             for place, (draft, law) in enumerate(zip(lease.drafts, laws, strict=True)):
                 drawn = self.drawn(law, [numbers[f"draft {place}", depth] for depth in range(1 + place)], at_zero)
                 park(draft, drawn)
-            found = drafts.candidates(lease)
-            ready = drafts.ready(found, count)
-            return decided(TARGET, ready.proposal, numbers)
+            return decided(TARGET, proposal_of(drafting, drafting.candidates(lease), count), numbers)
 
         for count in range(1, 5):
             assert self.error(lambda chooser, count=count: step(count, chooser), TARGET) < TOLERANCE, count
@@ -381,26 +401,25 @@ class TestExactLaw:
 
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
-            drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens=0 if is_live else 2)
+            drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens="auto" if is_live else 2)
             (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
             park(lease.drafts[1], chain)
-            second.ended = not second.token_id
+            lease.drafts[1].buffer.tokens[0].is_ended = not second[0]
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
-            lease.goes_on(0.0)
-            lease.first.live, budget = is_live, VerifyBudget()
+            lease.begin_step(0.0)
+            lease.first.is_active, budget = is_live, VerifyBudget()
             for _ in range(60):
                 budget.note(1, 1, 1 / 45)
-            found = drafts.candidates(lease)
-            lacking = [PendingDraft(lease, *draft) for draft in drafts.lacking(found)]
-            was_held.append(bool(lacking) and (not is_live or budget.hold_until(lacking, 0.001) is not None))
+            found = drafting.candidates(lease)
+            awaited = drafting.pending(found)
+            was_held.append(bool(awaited) and (not is_live or budget.hold_until(awaited, 0.001) is not None))
             if was_held[-1]:
                 lease.held_from_s = 0.0
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
-                lease.first.live = True
-                found = drafts.candidates(lease)
-            ready = drafts.ready(found, len(found.gains))
-            return decided(TARGET, ready.proposal, numbers)
+                lease.first.is_active = True
+                found = drafting.candidates(lease)
+            return decided(TARGET, proposal_of(drafting, found, len(found.offers)), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
         assert len(set(was_held)) == (1 if is_live else 2)
@@ -410,13 +429,12 @@ class TestExactLaw:
             numbers = Numbers(chooser)
             laws = (DRAFT, OWN, random_law(VOCAB, 5))
             chains = [self.drawn(law, [numbers[str(place), 0]], never) for place, law in enumerate(laws)]
-            drafts, lease = made(DRAWN, chains[2], (0.5, 0.4, 0.3), num_draft_tokens=1)
+            drafting, lease = made(DRAWN, chains[2], (0.5, 0.4, 0.3), num_draft_tokens=1)
             for draft, chain in zip(lease.drafts, chains, strict=False):
                 park(draft, chain)
-            found = drafts.candidates(lease)
-            ready = drafts.ready(found, found.must)
-            assert found.must == 3
-            return decided(TARGET, ready.proposal, numbers)
+            found = drafting.candidates(lease)
+            assert len(found.offers) == 3
+            return decided(TARGET, proposal_of(drafting, found, 3), numbers)
 
         assert self.error(step, TARGET) < TOLERANCE
 
@@ -438,69 +456,49 @@ def test_how_many_draws_are_verified_does_not_go_by_how_many_there_are(fixed: in
     """A table's chain ends where nothing follows what it drew; a draft's that is drafted for comes sooner by what it
     drew.
     """
-    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
-    found = list[Candidates]()
+    found = list[list[float]]()
     for num in (1, 2):
-        chain = [ParkedNode(1, 0, NodeKind.LAW, 0, law) for _ in range(num)]
-        drafts, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed)
+        chain = [(1, EVEN)] * num
+        drafting, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed or "auto")
         park(lease.first, [] if is_own else chain)
-        found.append(drafts.candidates(lease))
-        assert len(drafts.ready(found[-1], 9).draft_ids) == found[-1].num_nodes(9) == num
-    assert found[0].gains == found[1].gains and found[0].must == found[1].must
+        candidates = drafting.candidates(lease)
+        found.append(probs_of(candidates))
+        assert len(proposal_of(drafting, candidates, 9).tree) == num
+    assert found[0] == found[1]
 
 
 def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_have() -> None:
-    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
     for num in (1, 2):
-        drafts, lease = made(DRAWN, [], (0.3, 0.9, 0.5), tree=TreeShape((2, 1)), max_draft_tokens=5)
+        drafting, lease = made(DRAWN, [], (0.3, 0.9, 0.5), tree=TreeShape((2, 1)), max_draft_tokens=5)
         for draft, num_first in zip(lease.drafts, (2, num), strict=True):
-            for rank in range(num_first):
-                child = draft.parked.root.children[rank] = ParkedNode(rank, rank, NodeKind.LAW, 0, law)
-                child.children[0] = ParkedNode(0, 0, NodeKind.LAW, 0, law)
-        found = drafts.candidates(lease)
-        assert found.must == 5 or num == 1
-        assert found.counts(found.must)[0] == 4
+            for token_id in range(num_first):
+                add(draft, add(draft, ROOT, token_id, EVEN), 0, EVEN)
+        found = drafting.candidates(lease)
+        assert len(found.offers) == 5 or num == 1
+        assert len(proposal_of(drafting, found, 5).ranks[0]) == 4
 
 
 def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
-    drafts, lease = made(DRAWN, [], (0.6, 0.5))
-    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
-    park(lease.first, [ParkedNode(1, 0, NodeKind.LAW, 0, law)])
+    drafting, lease = made(DRAWN, [], (0.6, 0.5))
+    park(lease.first, [(1, EVEN)])
     lease.slot.params = SamplingParams(temperature=1.0, grammar="{}")
     for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
         state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
-        drafts._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
-        assert drafts.candidates(lease).drafter is drafter
-
-
-def test_a_draft_whose_law_did_not_come_is_refused_alone() -> None:
-    drafts, lease = made(DRAWN, [], (0.6, 0.5, 0.4), num_draft_tokens=1)
-    law: Any = RowLaw(VOCAB, np.zeros(VOCAB, dtype=np.float32))
-    lease.first.parked.root.children[1] = ParkedNode(1, 0, NodeKind.LAW, 0, law)
-    lease.drafts[1].parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
-    assert drafts.ready(drafts.candidates(lease), 2).fallback is not None
-    assert lease.first.refused is None and lease.drafts[1].refused is not None
-    assert drafts.ready(drafts.candidates(lease), 2).draft_ids == [1], "the other goes on"
-
-
-def test_a_law_that_did_not_come_is_refused() -> None:
-    drafts, lease = made(DRAWN, [ParkedNode(1, 0, NodeKind.LAW, 0, RowLaw(VOCAB, np.zeros(VOCAB)))])  # type: ignore[arg-type]
-    lease.first.parked.root.children[2] = ParkedNode(2, 0, NodeKind.LAW)
-    ready = drafts.ready(drafts.candidates(lease), 2)
-    assert not ready.draft_ids and ready.fallback is not None
+        drafting._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
+        assert [source.drafter for source in drafting.candidates(lease).sources] == [drafter]
 
 
 def test_a_target_without_token_trees_offers_no_unions() -> None:
     ngram: Any = object()
-    assert UNION in OwnDrafts({Drafter.NGRAM: ngram}, 9, takes_trees=True).offered
-    alone = OwnDrafts({Drafter.NGRAM: ngram}, 9)
+    assert UNION in OwnDrafts({Drafter.NGRAM: ngram}, takes_trees=True).offered
+    alone = OwnDrafts({Drafter.NGRAM: ngram})
     assert UNION not in alone.offered
     refusal = alone.refuses(UNION)
-    assert refusal is not None and "for ngram&model take a model and an attention_path" in refusal.message
+    assert refusal is not None and "ngram&model takes a model and an attention_path" in refusal.message
 
 
-@pytest.mark.parametrize("tickets", [[5], [6, 6], [*range(10, 18)]], ids=["the first again", "twice", "too many"])
+@pytest.mark.parametrize("tickets", [[], [6, 6], [*range(10, 19)]], ids=["none", "twice", "too many"])
 def test_a_lease_has_a_ticket_of_its_own_for_each_of_few_drafts(tickets: list[int]) -> None:
-    message = tpb.Verify(ticket=5, others=[tpb.DraftTicket(ticket=each) for each in tickets])
+    message = tpb.Verify(tickets=[tpb.DraftTicket(ticket=each) for each in tickets])
     with pytest.raises(InvalidRequest, match="must have 1 to 8, each once"):
         verify_job(1, message, VOCAB, lambda result: None)

@@ -1,0 +1,196 @@
+"""What the draft's engine knows of the draft tokens that grow in a slot, and of rows that are fed beside them.
+
+The table of drafters (outrider/engine/drafters.py) says what grows for a request. For most that is a tree (tree.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from outrider.engine.speculation.cached_tree import CachedTree
+from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.worker.jobs import JobError, OpenJob
+from outrider.engine.worker.slots import BareSlot
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
+
+if TYPE_CHECKING:
+    from outrider.engine.sampling.row_law import RowLaw
+    from outrider.engine.speculation.drafter import NodeDrafter, Said
+
+NumberKey = tuple[int, int, int]
+"""(committed length at which a segment begins, position, candidate) of a uniform number."""
+CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
+"""Returns why a slot's tokens cannot become committed[:base_len] + ids; None where they can."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthSetup:
+    """For what draft tokens grow."""
+
+    slot: BareSlot
+    speculation: Speculation
+    shares: SlotShares
+    drafter: NodeDrafter[Any]
+    topk: int | None
+    """Number of ids to which distributions are cut; None = whole."""
+    max_fed: int
+    """Nodes that lie in the cache at once, but for those that the request names."""
+    eos_token_ids: Sequence[int]
+
+
+class Growth(CachedTree, ABC):
+    """Draft tokens that grow under what is committed of a slot. Positions are decided by what an Advance carries: token
+    ids, or what stands for them.
+    """
+
+    topk: int | None = None
+    """Number of ids to which distributions are cut; None = whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: dict[int, NodeKind] = {}
+        self.distributions: dict[int, RowLaw] = {}
+        """What sampled nodes were drawn from."""
+        self.states: dict[int, Any] = {}
+        """What the drafter keeps of a node or ROOT."""
+        self.unsent: list[int] = []
+        """New nodes, parents before their children. Whoever sends them empties it."""
+        self.ended: list[int] = []
+        """Nodes that nothing will follow. Whoever sends that empties it."""
+        self.is_end_known = False
+        """Whether it was sent that all which the target waits for is grown."""
+
+    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+        kept = super().reroot(node, dropped)
+        new_index = {old: index for index, old in enumerate(kept)}
+        self.kinds = moved(self.kinds, new_index)
+        self.distributions = moved(self.distributions, new_index)
+        self.unsent = [new_index[each] for each in self.unsent if each in new_index]
+        new_index[node] = ROOT
+        self.states = moved(self.states, new_index)
+        self.ended = [new_index[each] for each in self.ended if each in new_index]
+        return kept
+
+    @classmethod
+    def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
+        """Return why a drafter cannot draft for such a slot; None where it can."""
+        return None
+
+    @classmethod
+    def shares_key(cls, params: SamplingParams) -> object:
+        """Return the key of the slots whose draft tokens of a rank are taken to be accepted alike."""
+        return params.greedy, params.determined
+
+    @property
+    @abstractmethod
+    def committed_len(self) -> int:
+        """Number of tokens that are committed; ROOT is the last."""
+
+    @property
+    def known_len(self) -> int:
+        """Number of positions that are decided."""
+        return self.committed_len
+
+    @property
+    def roots(self) -> Mapping[int, int]:
+        """By node that a message need not hold: how it names that node."""
+        return {ROOT: TREE_ROOT}
+
+    @property
+    @abstractmethod
+    def is_awaited(self) -> bool:
+        """Whether the target waits for all of it, and it is not all grown."""
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether anything follows what is decided."""
+        return bool(self.ids)
+
+    @abstractmethod
+    def offers(self, max_num: int) -> list[tuple[float, int]]:
+        """Return up to `max_num` nodes worth feeding, each with its acceptance probability, the best first."""
+
+    def number_keys(self, node: int) -> Sequence[NumberKey]:
+        """Return the keys of the numbers with which tokens are sampled after a node, one a token."""
+        return ()
+
+    @abstractmethod
+    def extend(self, said: Said, numbers: Sequence[float]) -> None:
+        """Take what follows a node. numbers: uniforms for what is sampled there. Raises NonFiniteLogits."""
+
+    @abstractmethod
+    def finish_step(self) -> None:
+        """Make what follows from all that was taken in a step."""
+
+    @abstractmethod
+    def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
+        """Return why the slot cannot go on with what was decided from `base_len` on; None where it can."""
+
+    @abstractmethod
+    def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
+        """Return whether it goes on under what was decided from `base_len` on; else another is to begin."""
+
+    @abstractmethod
+    def go_on(self, decided: Sequence[Any]) -> list[int]:
+        """Commit what was decided behind `known_len`, and grow under it. Return which of `fed` stay in the cache, as
+        ascending indices: committed ones and what is below them.
+        """
+
+    def resend(self) -> None:
+        """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
+        self.unsent = list(self.kinds)
+        self.is_end_known = False
+        self.finish_step()
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Grow anew: what was fed is gone."""
+
+
+class RowAhead(NamedTuple):
+    """A token that is fed behind a node before anybody knows whether it will be that node's child."""
+
+    node: int
+    """Its index, below ROOT: no node of the tree."""
+    parent: int
+    """A node, ROOT or another row ahead."""
+    token_id: int
+
+
+class RowsAhead(Protocol):
+    """What a drafter of a draft's slot wants fed beside the nodes of one step, and what it reads of it."""
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        """committed = committed[:base_len] + ids."""
+
+    def begin_step(self) -> None: ...
+
+    def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
+        """Yield rows ahead of an offered node, as far as the tree would feed them: each with its probability of use."""
+
+    def ask(self, node: int) -> None:
+        """Have a row fed that was offered."""
+
+    def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
+        """Return the rows to be fed behind these nodes, in the order of `note_fed`."""
+
+    def note_fed(self, said: Sequence[Said]) -> None:
+        """Take what follows the first of the rows `behind` the nodes, all that were fed."""
+
+    def follow(self, said: Said) -> Said | None:
+        """Return what follows the child of a node that has just been made which lies in the cache; None without one."""
+
+    def end_step(self) -> tuple[int, Sequence[int]]:
+        """Return how many rows were fed, and the ascending indices of those that became nodes."""
+
+    def close(self) -> None: ...
+
+
+OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
+"""Returns who has further rows fed for a slot; None where nobody does."""

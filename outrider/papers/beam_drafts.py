@@ -1,0 +1,131 @@
+"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered under the live ones.
+
+A step that is fed a level of them decides one level more, where all live beams of that level are among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engine.speculation.beam import draft_shape
+from outrider.engine.speculation.beam_tree import BeamTree
+from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, InsertedNodes, NodeKind, Nodes
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.wire.params import SamplingParams
+from outrider.wire.speculation import Speculation
+
+
+class BeamDrafts:
+    """Draft tokens of one search, nodes of its tree below the live beams."""
+
+    def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
+        """max_len: most tokens of a beam."""
+        assert params.beams is not None, "no beam search is asked for"
+        self._tree = tree
+        self._max_len = max_len
+        self._width, self._max_depth = draft_shape(params.beams.width, speculation)
+        self._offered: list[list[int]] = []
+        self.is_ended = False
+        """No more draft tokens come under the live beams."""
+
+    @property
+    def max_depth(self) -> int:
+        """Number of levels that a step may use: it decides one more."""
+        return max(0, min(self._max_depth, self._max_len - self._tree.length - 1))
+
+    @property
+    def depth(self) -> int:
+        """Number of levels that are here."""
+        return len(self._levels())
+
+    @property
+    def num_nodes(self) -> int:
+        beams = {*self._tree.inner(), *self._tree.live} - {ROOT}
+        return len(self._tree) - len(beams)
+
+    def insert(self, delivery: Nodes) -> InsertedNodes:
+        """Take in a delivery, under the beams that were live at its root_len."""
+        tree, num_nodes = self._tree, self.num_nodes
+        live_depth = tree.length - tree.num_settled
+        node_of: dict[int, int | None] = {}
+        for beam, live in enumerate(tree.live_at(delivery.root_len)):
+            node_of[TREE_ROOT - beam] = live
+        num_late = num_dropped = 0
+        for index, (token_id, above, kind) in enumerate(
+            zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
+        ):
+            parent = node_of.get(above)
+            if parent is None:
+                num_dropped += kind is not NodeKind.KNOWN
+                continue
+            node = tree.child(parent, token_id)
+            if tree.depth(parent) < live_depth:
+                num_late += node is not None and kind is NodeKind.GUESS
+            elif kind is NodeKind.GUESS:
+                if node is None and num_nodes >= MAX_BUFFERED_NODES:
+                    num_dropped += 1
+                    continue
+                num_nodes += node is None
+                node = tree.find_or_add(parent, token_id)
+                tree.ranks[node] = delivery.ranks[index]
+            node_of[index] = node
+        self.is_ended |= bool(delivery.ends) and delivery.root_len == tree.length
+        return InsertedNodes(num_late, num_dropped)
+
+    def _levels(self) -> list[list[int]]:
+        """Return the levels that a step may use, each best first; none that cannot hold all live beams."""
+        tree, levels = self._tree, list[list[int]]()
+        above: Sequence[int] = tree.live
+        while len(levels) < self.max_depth:
+            below = list[int]()
+            for node in above:
+                below += tree.children(node)
+            if len(below) < len(tree.live):
+                break
+            below.sort(key=tree.ranks.__getitem__)
+            above = below[: self._width]
+            levels.append(list(above))
+        return levels
+
+    def offers(self, shares: SlotShares, max_drafts: int) -> list[Offer]:
+        """Return what the next step might feed, level by level, as the budget takes it."""
+        self._offered = self._levels()
+        offers = list[Offer]()
+        prob = 1.0
+        for level in self._offered:
+            prob *= shares.share(0)
+            for node in level:
+                offers.append(Offer(prob / len(level), ((0, node),)))
+        return offers[: max(0, max_drafts)]
+
+    def chosen(self, num_drafts: int) -> tuple[list[int], int]:
+        """Return the first num_drafts nodes that were offered, and their number of levels; of the last level as many as
+        there are live beams, or none.
+        """
+        nodes = list[int]()
+        depth = 0
+        for level in self._offered:
+            taken = level[: max(0, num_drafts - len(nodes))]
+            if len(taken) < len(self._tree.live):
+                break
+            nodes += taken
+            depth += 1
+        return nodes, depth
+
+    def pending_prob(self, shares: SlotShares) -> float | None:
+        """Return the probability that the next level to come would be accepted; None where no more may come."""
+        depth = self.depth
+        if depth >= self.max_depth or self.is_ended:
+            return None
+        return shares.share(0) ** (depth + 1)
+
+    def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
+        """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""
+        for _ in range(num_accepted):
+            shares.note(0)
+        if num_accepted < depth:
+            shares.note(None)
+        if not depth:
+            shares.forget()

@@ -1,0 +1,202 @@
+"""Draft tokens for a beam search: beams of the draft under the live ones, level by level, as it guesses the target's.
+
+Sums begin with the target's own, which tell how the live beams stand to each other. Levels are chosen anew under every
+level that the target decides; what was fed and is chosen again is not fed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from outrider.engine.sampling.penalties import LogitRow
+from outrider.engine.speculation.beam import Level, draft_shape
+from outrider.engine.speculation.beam_tree import BeamTree
+from outrider.engine.speculation.draft_tree import ROOT, moved
+from outrider.engine.speculation.drafter import NodeDrafter, Said
+from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
+from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.plan import LEAST_CHANCE
+from outrider.engine.worker.jobs import Fault, JobError
+from outrider.wire.params import SamplingParams
+
+
+class BeamGrowth(BeamTree, Growth):
+    """What is decided are the levels of the search."""
+
+    def __init__(self, setup: GrowthSetup) -> None:
+        slot, speculation = setup.slot, setup.speculation
+        slot.commit_from(slot.num_prompt, ())  # what all beams begin with follows from their levels
+        super().__init__(slot.committed)
+        params = slot.params
+        assert params.beams is not None, "no beam search is asked for"
+        self._slot = slot
+        self._width, self._depth = draft_shape(params.beams.width, speculation)
+        self._is_fixed = speculation.is_fixed
+        self._shares = setup.shares
+        self._stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._stop_ids.update(setup.eos_token_ids)
+        self._levels: list[list[int]] = []
+        """Draft tokens by depth, best first."""
+        self._totals: dict[int, float] = {}
+        """Their sums of log-probs, in nats."""
+        self._known: dict[int, list[tuple[int, float]]] = {}
+        """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
+
+    @classmethod
+    def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
+        if drafter.can_refeed and not is_translated:
+            return None
+        return "this draft does not draft for beam searches; use one that is a model, with the target's tokenizer"
+
+    @classmethod
+    def shares_key(cls, params: SamplingParams) -> object:
+        return "beams", params.beams and params.beams.width
+
+    @property
+    def committed_len(self) -> int:
+        return self.num_settled
+
+    @property
+    def known_len(self) -> int:
+        return self.length
+
+    @property
+    def roots(self) -> Mapping[int, int]:
+        return {node: TREE_ROOT - beam for beam, node in enumerate(self.live)}
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._is_fixed and not self._is_grown
+
+    @property
+    def has_drafts(self) -> bool:
+        return bool(self._levels)
+
+    @property
+    def _is_grown(self) -> bool:
+        """Whether no further level is of use: the target adds one of its own to those that it accepts."""
+        return len(self._levels) >= self._depth or self.length + len(self._levels) >= self._slot.max_len - 1
+
+    @property
+    def _frontier(self) -> list[int]:
+        return self._levels[-1] if self._levels else self.live
+
+    # steps
+
+    def offers(self, max_num: int) -> list[tuple[float, int]]:
+        if self._is_grown:
+            return []
+        if not self.is_root_fed:
+            return [(1.0, ROOT)]
+        prob, nodes = 1.0, self.unfed()
+        if not nodes:
+            prob = self._shares.share(0) ** len(self._levels)
+            if self._is_fixed or prob >= LEAST_CHANCE:
+                fed = {ROOT, *self.fed}
+                nodes = [node for node in self._frontier if node not in fed]
+        return [(prob, node) for node in nodes[:max_num]]
+
+    def extend(self, said: Said, numbers: Sequence[float]) -> None:
+        assert said.best is not None, "a model drafts for a search"
+        ids, probs = said.best(LogitRow(said.state, ()), self._width + len(self._stop_ids))
+        self.learn(said.node, ids, probs)
+
+    def learn(self, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
+        """Take the likeliest tokens after a node that is fed, best first."""
+        self._known[node] = [(token_id, prob) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
+
+    def finish_step(self) -> None:
+        """Make the levels of which all is known."""
+        while not self._is_grown and all(node in self._known for node in self._frontier):
+            if not self._add_level():
+                break
+        if self._is_grown and not self.is_end_known:
+            self.is_end_known = True
+            self.ended.append(self.live[0])
+
+    def _add_level(self) -> list[int]:
+        """Add the best continuations of the last level; return them, none where nothing is likely enough."""
+        above = self._frontier
+        totals = [self._totals[node] for node in above] if self._levels else self.sums
+        found = list[tuple[float, int, int]]()
+        for place, (node, total) in enumerate(zip(above, totals, strict=True)):
+            for token_id, prob in self._known[node]:
+                if token_id not in self._stop_ids:
+                    found.append((-(total + math.log(prob)), place, token_id))
+        level = list[int]()
+        for rank, (cost, place, token_id) in enumerate(sorted(found)[: self._width]):
+            child = self.child(above[place], token_id)
+            if child is None:
+                child = self.add(above[place], token_id)
+                self.unsent.append(child)
+            self.kinds[child] = NodeKind.GUESS
+            self.ranks[child] = rank
+            self._totals[child] = -cost
+            level.append(child)
+        if level:
+            self._levels.append(level)
+        return level
+
+    # what is decided
+
+    def check(self, base_len: int, decided: Sequence[Level], check_commit: CheckCommit) -> JobError | None:
+        slot, known_len, why = self._slot, self.length, None
+        if base_len > known_len:
+            return JobError(Fault.BEHIND, f"slot {slot.key[1]} knows {known_len} tokens", known_len)
+        new = decided[known_len - base_len :]
+        if base_len < slot.num_prompt or known_len + len(new) >= slot.max_len:
+            limits = f"the slot holds {slot.num_prompt} to {slot.max_len}"
+            why = f"base_len {base_len} and {len(decided)} levels, {limits}"
+        elif not all(level.live for level in new):
+            why = "a level has no beams that go on"
+        elif new and max(parent for parent, _, _ in new[0].live) >= len(self.live):
+            why = f"a level continues a beam that is not among {len(self.live)}"
+        return JobError(Fault.INVALID, why) if why else None
+
+    def continues(self, base_len: int, decided: Sequence[Level], *, is_new_lease: bool) -> bool:
+        return True  # levels are the same under any lease
+
+    def go_on(self, decided: Sequence[Level]) -> list[int]:
+        for level in decided:
+            ids = self.advance([level])
+            self._slot.commit_from(len(self._slot.committed), ids)
+            if self._levels:
+                is_hit = set(self.live) <= set(self._levels[0])
+                self._shares.note(0 if is_hit else None)
+                self._levels = self._levels[1:] if is_hit else []
+        self._choose_anew()
+        below = [node for level in self._levels for node in level]
+        return self.keep([*self.inner(), *self.live, *below])
+
+    def _choose_anew(self) -> None:
+        """Let only those draft tokens go on that are chosen by the sums as they are now."""
+        unsent, self.unsent, self.kinds = self.unsent, [], {}
+        self._begin_levels()
+        self.finish_step()
+        self.unsent = [*(node for node in unsent if node in self.kinds), *self.unsent]
+        self._drop_others()
+
+    def _begin_levels(self) -> None:
+        self._levels, self.is_end_known, self.ended = [], False, []
+
+    def _drop_others(self) -> None:
+        """Drop all draft tokens but those of the levels."""
+        path = {ROOT, *self.inner(), *self.live}
+        self._settle(path, set(range(len(self))) - path - set(self.kinds))
+
+    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+        kept = super().reroot(node, dropped)
+        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
+        self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
+        self._totals = moved(self._totals, new_index)
+        self._known = moved(self._known, new_index)
+        return kept
+
+    def restart(self) -> None:
+        self.forget_cache()
+        self._begin_levels()
+        self._known, self.unsent, self.kinds = {}, [], {}
+        self._drop_others()

@@ -1,0 +1,119 @@
+"""A table's guesses of what a draft that is a model draws next, fed behind the nodes that it is asked for. Where one is
+what is then drawn, what follows it is known without another forward (CS Drafting: Chen et al., "Cascade Speculative
+Drafting for Even Faster LLM Inference", arXiv 2312.11462).
+
+What is drawn follows from the model's logits and the numbers of a position alone, so that proposals are those of a
+draft without a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from outrider.drafting.drafter import SequenceDrafter
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.growth import Growth, RowAhead
+from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.tree import GrowingTree
+from outrider.engine.worker.jobs import OpenJob
+from outrider.engine.worker.slots import BareSlot
+
+
+class CascadeTable:
+    """The table of a draft worker."""
+
+    def __init__(self, table: SequenceDrafter) -> None:
+        self._table = table
+        self._shares: dict[tuple[bool, bool], RankShares] = {}
+
+    def open(self, job: OpenJob, slot: BareSlot) -> Cascade | None:
+        """Return the guesses about a slot; None for a search, which draws nothing."""
+        if job.params.beams is not None:
+            return None
+        kind = (job.params.greedy, job.params.determined)
+        return Cascade(self._table, job, slot, SlotShares(self._shares.setdefault(kind, RankShares())))
+
+
+class Cascade:
+    """The guesses about one slot, of one step at a time. Implements `RowsAhead`."""
+
+    def __init__(self, table: SequenceDrafter, job: OpenJob, slot: BareSlot, shares: SlotShares) -> None:
+        """shares: how often guesses are right."""
+        self._num_source = len(job.source_ids)  # the output may copy from what an encoder reads
+        num_prompt = self._num_source + slot.num_prompt
+        self.follower = table.open([*job.source_ids, *slot.committed], num_prompt, job.corpus_id)
+        self._shares = shares
+        self.begin_step()
+
+    def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
+        self.follower.truncate(self._num_source + base_len)
+        self.follower.append(ids)
+
+    def begin_step(self) -> None:
+        self._guesses: dict[int, RowAhead] = {}
+        """By node or guess, the guess behind it."""
+        self._asked = set[int]()
+        self._fed: dict[int, tuple[int, Said]] = {}
+        """By guess: its index among those that were fed, and what follows it."""
+        self._drawn = list[int]()
+        """Ascending indices of those that were drawn."""
+
+    def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
+        assert isinstance(tree, GrowingTree), "a search draws nothing"
+        walk, is_right, behind, num_ahead = self.follower.walk(), 1.0, node, 0
+        for token_id in tree.prefix(node):
+            walk.step(token_id)
+        while (counts := walk.next()) is not None:
+            num_ahead += 1
+            prob_ahead = tree.prob_ahead(node, num_ahead)
+            if prob_ahead is None:
+                return
+            ids, nums = counts
+            guess = RowAhead(ROOT - 1 - len(self._guesses), behind, int(ids[nums.argmax()]))
+            self._guesses[behind] = guess
+            is_right *= self._shares.share(0)
+            yield is_right * prob_ahead, guess.node
+            walk.step(guess.token_id)
+            behind = guess.node
+
+    def ask(self, node: int) -> None:
+        self._asked.add(node)
+
+    def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
+        found, level = list[RowAhead](), list(nodes)
+        while level:
+            behind = [self._guesses[node] for node in level if node in self._guesses]
+            asked = [guess for guess in behind if guess.node in self._asked]
+            found += asked
+            level = [guess.node for guess in asked]
+        return found
+
+    def note_fed(self, said: Sequence[Said]) -> None:
+        for index, each in enumerate(said):
+            self._fed[each.node] = index, each
+
+    def follow(self, said: Said) -> Said | None:
+        tree, guess = said.tree, self._guesses.pop(said.node, None)
+        assert isinstance(tree, GrowingTree), "a search draws nothing"
+        if guess is None:
+            return None
+        child = tree.child(said.node, guess.token_id)
+        self._shares.note(None if child is None else 0)
+        if child is None or guess.node not in self._fed or tree.prob_ahead(child, 0) is None:
+            return None
+        index, following = self._fed[guess.node]
+        tree.feed(child)
+        self._drawn.append(index)
+        if guess.node in self._guesses:
+            self._guesses[child] = self._guesses.pop(guess.node)
+        return replace(following, node=child)
+
+    def end_step(self) -> tuple[int, Sequence[int]]:
+        num_fed, drawn = len(self._fed), self._drawn
+        self.begin_step()
+        return num_fed, drawn
+
+    def close(self) -> None:
+        self.follower.close()

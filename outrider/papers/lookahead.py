@@ -1,0 +1,135 @@
+"""Lookahead decoding (Fu et al., 2024, 2402.02057): n-grams that the target writes beside its output, as draft tokens.
+
+A window of W columns follows the last token, column i at i tokens' distance, N - 1 tokens deep. It is fed with each
+step, and what the target says most likely after each column is its N-th token: N tokens that the target might say in a
+row, made in N - 1 steps (Jacobi iteration). They go to a pool; the window moves on by a token. Of the pool, those that
+begin with the last token are proposed. Nothing but the slot's own window fills its pool, so that nobody's speed tells
+of another's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from random import Random
+
+from torch import Tensor
+
+from outrider.engine.cuda.host_copy import DeferredCopies
+from outrider.engine.sampling.penalties import SamplingState
+from outrider.engine.speculation.candidates import CandidateTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.ranks import SlotShares
+from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
+from outrider.engine.worker.jobs import OpenJob, SlotKey
+from outrider.engine.worker.slots import Slot
+from outrider.wire.drafters import Drafter
+from outrider.wire.lookahead_shape import LookaheadShape
+
+MAX_STARTS = 1024
+"""First tokens of n-grams that are kept, about 500 bytes for each with G = 5; then the one met longest ago goes."""
+
+
+class Window:
+    """The window and the pool of one sequence. Neither knows a position: what is committed otherwise than it seemed
+    leaves both of use.
+    """
+
+    def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
+        """Begin with any of these tokens: the sequence's, and what an encoder reads."""
+        self.shape = shape
+        self.last_id: int | None = None
+        """Token that the window followed, where it has yet to learn what the target said."""
+        self._levels = list[list[int]]()
+        """By depth, the window's tokens by column; the first of all stands for the sequence's last token."""
+        for _ in range(shape.ngram - 1):
+            self._levels.append(Random(len(token_ids) + len(self._levels)).choices(token_ids, k=shape.window))
+        self._pool = dict[int, list[tuple[int, ...]]]()
+        """By first token, what follows it in n-grams, the latest first."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The window's tokens, level by level: what is fed after the sequence's last token."""
+        return list(chain.from_iterable(self._levels))[1:]
+
+    def learn(self, new_ids: list[int]) -> None:
+        """Take what the target says after each column, in order, and move on by a token."""
+        assert self.last_id is not None, "the window was not fed"
+        self._levels[0][0] = self.last_id
+        self.last_id = None
+        for start, *following in zip(*self._levels, new_ids, strict=True):
+            known = self._pool.pop(start, [])
+            if tuple(following) in known:
+                known.remove(tuple(following))
+            self._pool[start] = [tuple(following), *known[: self.shape.guesses - 1]]
+            if len(self._pool) > MAX_STARTS:
+                del self._pool[next(iter(self._pool))]
+        self._levels = [*self._levels[1:], new_ids]
+
+    def after(self, last_id: int) -> Sequence[tuple[int, ...]]:
+        """Return what may follow a token, N - 1 ids each, the latest first; none where no n-gram begins with it."""
+        return self._pool.get(last_id, ())
+
+
+class LookaheadDrafter(TargetDrafter):
+    """Feeds each slot's window beside its steps, and proposes n-grams of its pool."""
+
+    def __init__(self, shape: str, context_limit: int) -> None:
+        """shape: as `LookaheadShape.parse` reads it. context_limit: most tokens of a sequence; a window near it would
+        reach past it, and is not fed.
+        """
+        self._shape = LookaheadShape.parse(shape)
+        self._max_committed = context_limit - (self._shape.window - 1) - (self._shape.ngram - 2)
+        self._windows: dict[SlotKey, Window] = {}
+        self._best_ids = DeferredCopies[SlotKey]()
+        """What the target said most likely after each column, [W]."""
+
+    def open(self, job: OpenJob, slot: Slot) -> None:
+        self._windows[slot.key] = Window(self._shape, [*job.source_ids, *slot.committed])
+
+    def close(self, key: SlotKey, *, is_ended: bool) -> None:
+        del self._windows[key]
+        self._best_ids.drop(key)
+
+    def has_next(self, slot: Slot) -> bool:
+        return bool(self._window(slot.key).after(slot.committed[-1]))
+
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        """Return n-grams that begin alike as branches of one tree; with lenience, which is of chains, the latest."""
+        ngrams = self._window(slot.key).after(slot.committed[-1])
+        if slot.params.lenience < 1.0:
+            ngrams = ngrams[:1]
+        tree = DraftTree()
+        for ngram in ngrams:
+            node, prob = ROOT, 1.0
+            for token_id in ngram:
+                child = tree.child(node, token_id)
+                if child is None:
+                    child = tree.add(node, token_id, prob=prob * shares.share(len(tree.children(node))))
+                node, prob = child, tree.probs[child]
+        best = sorted(range(len(tree)), key=lambda node: -tree.probs[node])[:max_tokens]
+        return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
+
+    def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
+        if len(slot.committed) > self._max_committed:
+            return None
+        ids, shape, num_drafts = self._window(slot.key).ids, self._shape, len(parents)
+        placed = list[int]()
+        for index in range(len(ids)):
+            # a token of the first level follows the column before, others the one above; ROOT is the first of all
+            parent = index - 1 if index < shape.window - 1 else index - shape.window
+            placed.append(ROOT if parent == ROOT else num_drafts + parent)
+        return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
+
+    def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
+        self._windows[slot.key].last_id = slot.committed[-1]
+        self._best_ids.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # after the last level
+
+    def _window(self, key: SlotKey) -> Window:
+        """Return a slot's window, which has learnt what the last step said."""
+        window = self._windows[key]
+        if window.last_id is not None:
+            best_ids = self._best_ids.get(key)
+            assert best_ids is not None, "a step has said nothing"
+            window.learn(best_ids.tolist())
+        return window

@@ -1,0 +1,282 @@
+"""The draft buffer: draft tokens received for one slot under one ticket and not yet verified. No tensors.
+
+It mirrors the draft worker's tree under the committed tokens. A delivery names positions and stands alone: a node on
+the committed tokens is late and counted; one that disagrees with them, or whose parent is missing, is dropped; the
+others stay until the target commits something else. The first delivery of a node counts: under `rejection` a node has
+one set of draws, whoever delivers it twice. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.engine.speculation.candidates import EncodedDistribution
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, InsertedNodes, NodeKind, Nodes
+from outrider.wire.params import MAX_DRAFT_TOKENS
+from outrider.wire.tree_shape import TreeShape
+
+NODE_BYTES = 256
+"""Bytes of a delivery of one token without its distribution: 60 of ticket, epoch and position, and 10 for each node up
+to it."""
+
+
+def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
+    """Return the bytes that the draft buffers of all slots may take.
+
+    A slot can verify MAX_DRAFT_TOKENS tokens, and the heaviest comes with the log-probs of the whole vocabulary,
+    4 bytes an id. All slots together take at most memory_bytes for these; tokens without log-probs always have room.
+    """
+    num_tokens = num_slots * MAX_DRAFT_TOKENS
+    return num_tokens * NODE_BYTES + min(num_tokens * 4 * vocab_size, memory_bytes)
+
+
+@dataclass(slots=True)
+class DeliveryCost:
+    """What a draft worker spent on one delivery."""
+
+    us: int
+    """Microseconds; 0 once a verdict has reported them."""
+
+
+@dataclass(slots=True)
+class BufferedToken:
+    """What is known of a node beside its place in the tree."""
+
+    kind: NodeKind
+    num_bytes: int
+    distribution: EncodedDistribution | None
+    """What it was sampled from; None but for LAW."""
+    step_len: int | None
+    """Committed length of the step that was running when it arrived; None: none was."""
+    cost: DeliveryCost | None
+    """Of all nodes of its delivery; None where the draft worker does not say."""
+    is_ended: bool = False
+    """Nothing that is waited for will follow it."""
+
+
+class DraftBuffer:
+    """Node i of `tree` is described by `tokens[i]`."""
+
+    def __init__(self) -> None:
+        self.tree = DraftTree()
+        self.tokens: list[BufferedToken] = []
+        self.num_bytes = 0
+        self._is_root_ended = False
+
+    def insert(
+        self, delivery: Nodes, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
+    ) -> InsertedNodes:
+        """Take in a delivery. committed: the slot's tokens; max_bytes: what the buffer may hold; in_step: a step is
+        running, which verifies without it.
+        """
+        num_new = sum(kind is not NodeKind.KNOWN for kind in delivery.kinds)
+        node_bytes = -(-delivery.num_bytes // max(1, num_new))
+        cost = DeliveryCost(delivery.draft_us) if delivery.draft_us else None
+        step_len = len(committed) if in_step else None
+        distributions = _distributions_of(delivery)
+        committed_len_at = dict[int, int]()  # by index, of nodes before the last committed token
+        node_at = dict[int, int]()  # by index, of the others
+        if delivery.root_len == len(committed):
+            node_at[ROOT] = ROOT
+        elif delivery.root_len < len(committed):
+            committed_len_at[ROOT] = delivery.root_len
+        num_late = num_dropped = 0
+        is_full = False
+        for index, (token_id, above, kind) in enumerate(
+            zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
+        ):
+            is_new = kind is not NodeKind.KNOWN
+            if above in committed_len_at:
+                length = committed_len_at[above]
+                if token_id != committed[length]:
+                    num_dropped += is_new
+                    continue
+                num_late += kind in (NodeKind.GUESS, NodeKind.LAW)
+                if length + 1 < len(committed):
+                    committed_len_at[index] = length + 1
+                else:
+                    node_at[index] = ROOT
+                continue
+            parent = node_at.get(above)
+            node = None if parent is None else self.tree.child(parent, token_id)
+            if parent is not None and node is None and is_new:
+                if self.num_bytes + node_bytes > max_bytes:
+                    is_full = True
+                    self._end(parent)  # the draft worker takes it for delivered: nobody is to wait for it
+                else:
+                    token = BufferedToken(kind, node_bytes, distributions.get(above), step_len, cost)
+                    node = self._add(parent, token_id, delivery.ranks[index], token)
+            if node is None:
+                num_dropped += is_new
+            else:
+                node_at[index] = node
+        for index in delivery.ends:
+            if index in node_at:
+                self._end(node_at[index])
+        return InsertedNodes(num_late, num_dropped, is_full)
+
+    def _add(self, parent: int, token_id: int, rank: int, token: BufferedToken) -> int | None:
+        """Append a node; None where there is no room, or where its draws are not those that the parent has."""
+        if len(self.tree) >= MAX_BUFFERED_NODES:
+            return None
+        if token.kind is not NodeKind.LAW:
+            token.distribution = None
+        else:
+            assert token.distribution is not None, "a sampled node without its distribution"
+            drawn = self._children(parent, NodeKind.LAW)
+            if drawn and self.tokens[drawn[0]].distribution != token.distribution:
+                return None
+            if not drawn and self.tree.children(parent):
+                return None
+        if parent != ROOT:
+            self.tokens[parent].is_ended = False  # what was unlikely may be likely again, deeper in the output
+        self.num_bytes += token.num_bytes
+        self.tokens.append(token)
+        return self.tree.add(parent, token_id, rank)
+
+    def _end(self, node: int) -> None:
+        if node == ROOT:
+            self._is_root_ended = True
+        else:
+            self.tokens[node].is_ended = True
+
+    def _children(self, node: int, kind: NodeKind) -> list[int]:
+        """Return the children of one kind, by rank."""
+        found = [child for child in self.tree.children(node) if self.tokens[child].kind is kind]
+        found.sort(key=self.tree.ranks.__getitem__)
+        return found
+
+    def advance(
+        self, token_ids: Sequence[int], committed_len: int, note: Callable[[int | None], None] | None
+    ) -> tuple[int, int]:
+        """Go on under the tokens that a step at `committed_len` has just committed.
+
+        Returns how many nodes are dropped, those on the path not counted, and how many of the path arrived while the
+        step ran. note: called with the rank of the committed token, or None, for each node that had children.
+        """
+        node = ROOT
+        num_path = num_late = 0
+        is_off_tree = False
+        for token_id in token_ids:
+            child = self.tree.child(node, token_id)
+            if note is not None and self.tree.children(node):
+                note(None if child is None else self.tree.ranks[child])
+            if child is None:
+                is_off_tree = True
+                break
+            node = child
+            num_path += 1
+            token = self.tokens[node]
+            num_late += token.step_len == committed_len and token.kind is not NodeKind.KEY
+        num_before = len(self.tree)
+        if is_off_tree:
+            self.clear()
+        elif num_path:
+            self._is_root_ended = self.tokens[node].is_ended
+            self.tokens = [self.tokens[kept] for kept in self.tree.reroot(node)]
+            self.num_bytes = sum(token.num_bytes for token in self.tokens)
+        return num_before - len(self.tree) - num_path, num_late
+
+    def clear(self) -> int:
+        """Drop everything; return how many nodes that were."""
+        num_nodes = len(self.tree)
+        self.tree = DraftTree()
+        self.tokens = []
+        self.num_bytes = 0
+        self._is_root_ended = False
+        return num_nodes
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing that is waited for will come under the committed tokens."""
+        chain = self.chain(MAX_BUFFERED_NODES)
+        return self._is_root_ended or (bool(chain) and self.tokens[chain[-1]].is_ended)
+
+    def chain(self, max_len: int) -> list[int]:
+        """Return the likeliest path of deterministic nodes, or the chain of sampled ones, from the root on."""
+        nodes = list[int]()
+        parent = ROOT
+        while len(nodes) < max_len:
+            following = self._children(parent, NodeKind.LAW)
+            if nodes and following and self.tokens[nodes[0]].kind is NodeKind.GUESS:
+                break  # deterministic and sampled nodes do not mix
+            if not following:
+                following = self._children(parent, NodeKind.GUESS)
+            if not following:
+                break
+            parent = following[0]
+            nodes.append(parent)
+        return nodes
+
+    def guesses_after(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the ids of the deterministic nodes after a path of buffered nodes, best first."""
+        return [self.tree.ids[child] for child in self._children(self._find(token_ids), NodeKind.GUESS)]
+
+    def take_cost_us(self, token_ids: Sequence[int]) -> list[int]:
+        """Return what the draft worker spent on the delivery of a path's last node, in microseconds, and nothing more
+        for nodes of the same delivery; no number where it does not say.
+        """
+        cost = self.tokens[self._find(token_ids)].cost
+        if cost is None:
+            return []
+        us = cost.us
+        cost.us = 0
+        return [us]
+
+    def _find(self, token_ids: Sequence[int]) -> int:
+        node: int | None = ROOT
+        for token_id in token_ids:
+            node = None if node is None else self.tree.child(node, token_id)
+        assert node is not None, "the path is not buffered"
+        return node
+
+    def likeliest(
+        self, prob_of_rank: Callable[[int], float], kind: NodeKind, max_nodes: int, shape: TreeShape | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Return nodes of one kind, best first, parents before their children and siblings by rank; and their
+        acceptance probabilities, which follow from ranks alone. shape: which nodes lie within it, None = all.
+        """
+        nodes, probs = list[int](), list[float]()
+        heap = list[tuple[float, int, list[int], int, float, int]]()
+        num_offered = 0
+
+        def offer(siblings: list[int], index: int, parent_prob: float, depth: int) -> None:
+            """Offer one of siblings; the next one follows once it is taken."""
+            nonlocal num_offered
+            if index < len(siblings):
+                prob = parent_prob * prob_of_rank(self.tree.ranks[siblings[index]])
+                heapq.heappush(heap, (-prob, num_offered, siblings, index, parent_prob, depth))
+                num_offered += 1
+
+        def fitting(parent: int, depth: int) -> list[int]:
+            children = self._children(parent, kind)
+            if shape is None:
+                return children
+            if depth > shape.depth:
+                return []
+            if not shape.widths:
+                return children
+            return [child for child in children if self.tree.ranks[child] < shape.widths[depth - 1]]
+
+        offer(fitting(ROOT, 1), 0, 1.0, 1)
+        while heap and len(nodes) < max_nodes:
+            negated, _, siblings, index, parent_prob, depth = heapq.heappop(heap)
+            node = siblings[index]
+            nodes.append(node)
+            probs.append(-negated)
+            offer(siblings, index + 1, parent_prob, depth)
+            offer(fitting(node, depth + 1), 0, -negated, depth + 1)
+        return nodes, probs
+
+
+def _distributions_of(delivery: Nodes) -> dict[int, EncodedDistribution]:
+    """Return the distribution of the sampled nodes after each parent, by the parent's index."""
+    found = dict[int, EncodedDistribution]()
+    for parent, kind in zip(delivery.parents, delivery.kinds, strict=True):
+        if kind is NodeKind.LAW and parent not in found:
+            assert delivery.rows is not None, "sampled nodes without distributions"
+            found[parent] = (delivery.rows, len(found))
+    return found

@@ -1,0 +1,364 @@
+"""Which draft tokens a slot's next step might verify, which of them it does, and what their outcome teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.engine.sampling.wire_tensors import decode_law
+from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
+from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.nodes import NodeKind
+from outrider.engine.speculation.target_drafter import ExtraRows
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.engine.worker.slots import Slot
+from outrider.wire.log import about, get_logger
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import AUTO
+from outrider.wire.transport.codec import BadTensor
+from target_service.budget import VerifyChoice, VerifyDemand
+from target_service.hold import PendingDraft
+from target_service.jobs import Fallback
+from target_service.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.own_drafts import OwnDrafts
+from target_service.proposal import Draw, Proposal
+
+log = get_logger(__name__)
+
+Merge = Callable[[Sequence[CandidateTree], int, bool, bool], Sequence[Offer]]
+"""Returns the offers of several drafters' trees together, at most so many. The flags: whether the request names how
+many are verified, and whether draft tokens are accepted as far as they match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a slot's step might verify."""
+
+    lease: Lease
+    sources: Sequence[DraftSource] = ()
+    """Who drafts, in the order in which draws are tested."""
+    trees: Sequence[CandidateTree] = ()
+    """What each of them proposes; none of a beam search."""
+    offers: Sequence[Offer] = ()
+    """Best first, where the request names no number. Some may bring no token."""
+    rows_beside: ExtraRows | None = None
+    """Rows that the slot's drafter would have fed beside all of it, for later steps' sake."""
+
+    @property
+    def demand(self) -> VerifyDemand:
+        """What the budget reads of it: nothing that was sampled."""
+        lease, shape, rows = self.lease, self.lease.speculation.tree, self.rows_beside
+        is_fixed = lease.speculation.is_fixed
+        probs = [offer.prob for offer in self.offers]
+        num_required = max_rows = len(self.offers) if is_fixed else 0
+        is_whole = shape is not None and not lease.slot.params.determined and _is_exact(lease)
+        if shape is not None and is_whole and num_required:
+            max_rows = min(shape.most_nodes * len(self.trees), lease.speculation.max_draft_tokens)
+            prob = lease.first.shares.share(0)
+            probs = [prob**depth for depth in range(1, shape.depth + 1)]
+        extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0
+        if rows is not None:
+            extra_rows = extra_cost_rows = len(rows.ids)
+            extra_gain = rows.gain(lease.own_sources[rows.drafter].shares)
+            if all(source.drafter is rows.drafter for source in self.sources):
+                extra_cost_rows += len(self.offers)  # which came of earlier such rows
+        return VerifyDemand(
+            probs,
+            num_required,
+            max_rows,
+            is_whole,
+            is_fixed,
+            lease.num_pending,
+            extra_rows,
+            extra_gain,
+            extra_cost_rows,
+            lease.slot.scheduling,
+            lease.ready_s,
+        )
+
+    def num_after(self, choice: VerifyChoice) -> int:
+        """Return how many tokens the slot's cache holds after a step with this choice."""
+        num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
+        for offer in self.offers[: choice.num_drafts]:
+            num_tokens += bool(offer.nodes)
+        if choice.with_extra_rows and self.rows_beside is not None:
+            num_tokens += len(self.rows_beside.ids)
+        return num_tokens
+
+
+class Drafting:
+    """Chooses among the drafters of a slot."""
+
+    def __init__(
+        self,
+        own: OwnDrafts,
+        merge: Merge,
+        keeper: SlotKeeper[Slot],
+        metrics: WorkerMetrics,
+        vocab_size: int,
+        takes_trees: bool,
+    ) -> None:
+        self._own = own
+        self._merge = merge
+        self._keeper = keeper
+        self._metrics = metrics
+        self._vocab_size = vocab_size
+        self._takes_trees = takes_trees
+
+    # candidates
+
+    def candidates(self, lease: Lease) -> Candidates:
+        """Return what the slot's next step might verify: the tokens that its grammar forces, where these are more than
+        all else; its own drafter's, where that has some; else what is delivered. The choice follows from how many there
+        are of each and from the committed tokens.
+
+        A slot that names how many are verified waits for those, unless as many are forced.
+        """
+        if lease.beams is not None:
+            return Candidates(lease, [lease.first], (), lease.beams.offers(lease.slot, lease.first.shares))
+        found = self._proposed(lease)
+        forced = self.or_forced(found)
+        if lease.speculation.is_fixed and len(forced.offers) < _num_named(lease):
+            return found
+        return forced
+
+    def or_forced(self, found: Candidates) -> Candidates:
+        """Return the tokens that the grammar forces in place of `found`, where these are more than are expected of it:
+        deterministic, and verified like any.
+        """
+        lease = found.lease
+        if not lease.slot.params.grammar:
+            return found
+        forced_ids = self._keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
+        if len(forced_ids) <= sum(offer.prob for offer in found.offers):
+            return found
+        tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
+        forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
+        return Candidates(lease, [DraftSource(None, lease.first.shares)], [forced], forced.offers())
+
+    def with_rows_beside(self, found: Candidates) -> Candidates:
+        """Return the candidates with the rows that the slot's drafter would have fed beside all of them."""
+        lease = found.lease
+        if not lease.own_sources or not lease.max_drafts:
+            return found  # there will be no later draft tokens
+        return replace(found, rows_beside=self._rows_beside(lease, join(found.trees, found.offers).tree))
+
+    def _rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
+        """Return the rows to be fed beside a tree of draft tokens; None for nothing, or where there is no memory."""
+        rows = self._own.rows_beside(lease.slot, tree.parents)
+        if rows is None or len(lease.slot.committed) + len(tree) + len(rows.ids) > lease.slot.most_cached:
+            return None
+        return rows
+
+    def _proposed(self, lease: Lease) -> Candidates:
+        if not lease.max_drafts:
+            return Candidates(lease)
+        slot, shape = lease.slot, lease.speculation.tree
+        is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
+        insists = lease.speculation.num_draft_tokens != AUTO
+        for drafter in self._own.asked(slot, insists=insists, is_drafted=is_drafted):
+            assert drafter.own is not None, "a draft worker's drafter in the target"
+            source = lease.own_sources[drafter.own]
+            max_len = _max_chain(lease)
+            if drafter.is_merged and shape is not None:
+                max_len = min(max_len, shape.depth)
+            state = self._keeper.sampling_state(slot)
+            own = self._own.candidates(slot, drafter, state, source.shares, max_len)
+            if not own.tree.ids:
+                continue
+            if drafter.is_merged and _is_exact(lease):
+                return self._together(lease, [*self._delivered(lease), (source, own)])
+            return Candidates(lease, [source], [own], own.offers())
+        return self._together(lease, self._delivered(lease))
+
+    def _delivered(self, lease: Lease) -> list[tuple[DraftSource, CandidateTree]]:
+        """Return what each draft worker proposes.
+
+        Whether what was sampled first is here must not follow from what was sampled to be tested after it: so a draft
+        of several that is not waited for is absent from the step, whatever of it arrives while the others are.
+        """
+        if len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
+            for draft in lease.drafts:
+                draft.skipped_len = 0 if draft.is_active else lease.length
+        return [(draft, self._buffered(lease, draft)) for draft in lease.drafts if draft.skipped_len != lease.length]
+
+    def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
+        """Return what is buffered of one draft: the tree whose shape the request names, the likeliest nodes, or a
+        chain.
+        """
+        slot, buffer, prob_of_rank = lease.slot, draft.buffer, draft.shares.share
+        shape = lease.speculation.tree
+        is_determined = slot.params.determined
+        max_len = _max_chain(lease)
+        fitted = None
+        if shape is not None:
+            max_len = min(lease.max_drafts, shape.depth)
+            fitted = shape.fitted(slot.max_len - len(slot.committed) - 1, lease.max_drafts)
+        probs = list[float]()
+        if fitted is not None and self._takes_trees:
+            kind = NodeKind.GUESS if is_determined else NodeKind.LAW
+            nodes, probs = buffer.likeliest(prob_of_rank, kind, fitted.most_nodes, fitted)
+        elif self._takes_trees and is_determined and not lease.speculation.is_fixed and _is_exact(lease):
+            nodes, probs = buffer.likeliest(prob_of_rank, NodeKind.GUESS, lease.max_drafts)
+        else:
+            nodes = buffer.chain(max_len)
+            for depth in range(len(nodes)):
+                probs.append(prob_of_rank(0) ** (depth + 1))
+        tree = buffer.tree.select(nodes)
+        tree.probs = probs
+        distributions = [buffer.tokens[node].distribution for node in nodes]
+        if shape is not None or not _is_exact(lease):
+            max_len = 0
+        return CandidateTree(tree, distributions, prob_of_rank(0), max_len)
+
+    def _together(self, lease: Lease, parts: Sequence[tuple[DraftSource, CandidateTree]]) -> Candidates:
+        """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
+        lenience, which is of chains.
+        """
+        if not self._takes_trees or not _is_exact(lease):
+            parts = [(source, tree) for source, tree in parts if tree.tree.ids][:1]
+        sources = [source for source, _ in parts]
+        trees = [tree for _, tree in parts]
+        if len(trees) < 2:
+            return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
+        max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
+        offers = self._merge(trees, max_offers, lease.speculation.is_fixed, lease.slot.params.determined)
+        return Candidates(lease, sources, trees, offers)
+
+    # drafts that have not arrived
+
+    def pending(self, found: Candidates) -> list[PendingDraft]:
+        """Return the drafts of which more tokens may arrive than are here, each with the chance that its next one would
+        be accepted. There are none where the step verifies its own drafter's tokens alone, or forced ones.
+        """
+        lease, pending = found.lease, list[PendingDraft]()
+        if lease.beams is not None:
+            prob = lease.beams.pending_prob(lease.slot, lease.first.shares)
+            if prob is not None and lease.first.is_active:
+                pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
+            return pending
+        if found.sources and not any(isinstance(source, DeliveredDrafts) for source in found.sources):
+            return pending
+        num_here = {source: len(tree.tree) for source, tree in zip(found.sources, found.trees, strict=True)}
+        num_left = lease.speculation.max_draft_tokens
+        are_sampled = len(lease.drafts) > 1 and not lease.slot.params.determined
+        for draft in lease.drafts:
+            num_named = min(_num_named(lease), num_left)
+            num_left -= num_named
+            num_own = num_here.get(draft, 0)
+            if not draft.is_active or num_own >= lease.max_drafts or draft.buffer.is_ended:
+                continue
+            if draft.wanting is not None and len(lease.slot.cached) < len(lease.slot.committed) - 1:
+                continue  # it reads hidden states of what is fed in this step
+            if lease.speculation.is_fixed:
+                if num_own < num_named:
+                    pending.append(PendingDraft(lease, draft, 1.0))
+                continue
+            if are_sampled and num_own:
+                continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
+            prob = draft.shares.share(0) ** (len(draft.buffer.chain(lease.max_drafts)) + 1)
+            for source, num in num_here.items():
+                if source is not draft and num:
+                    prob *= 1.0 - source.shares.share(0)
+            pending.append(PendingDraft(lease, draft, prob))
+        return pending
+
+    def fallback(self, lease: Lease, *, is_left_out: bool = False) -> Fallback | None:
+        """Return why a step has no drafts, where it was to have some. is_left_out: some are here."""
+        if any(draft.refused is not None for draft in lease.drafts):
+            return Fallback.REFUSED
+        is_late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.is_ended
+        if is_late and not is_left_out:
+            return Fallback.LATE
+        return Fallback.DOES_NOT_PAY if is_left_out or lease.is_passed_over else None
+
+    # the proposal
+
+    def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
+        """Return what the budget has chosen of a slot's candidates, as the forward and the decision take it."""
+        lease, proposal = found.lease, self._proposal(found, choice.num_drafts)
+        if not choice.with_extra_rows:
+            return proposal
+        return replace(proposal, rows_beside=self._rows_beside(lease, proposal.tree))
+
+    def _proposal(self, found: Candidates, num_offers: int) -> Proposal:
+        lease, slot = found.lease, found.lease.slot
+        if not num_offers:
+            return Proposal(slot, DraftTree(), fallback=self.fallback(lease, is_left_out=bool(found.offers)))
+        joined = join(found.trees, found.offers[:num_offers])
+        ranks = list[dict[int, int]]()
+        for candidates, node_of in zip(found.trees, joined.nodes, strict=True):
+            ranks.append({node: candidates.tree.ranks[own] for own, node in node_of.items()})
+        try:
+            draws = self._draws(found, joined)
+        except _RefusedError as refused:
+            log.warning("refused drafts of slot %d: %s", slot.key[1], refused, extra=about(slot=slot.key[1]))
+            self._metrics.proposals_refused.inc()
+            self._metrics.note_parked("refused", refused.draft.buffer.clear())
+            refused.draft.refused = str(refused)
+            return Proposal(slot, DraftTree(), fallback=Fallback.REFUSED)
+        return Proposal(slot, joined.tree, draws, found.sources, ranks)
+
+    def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw]:
+        """Return the sampled tokens with their distributions; none where all are accepted as far as they match. Raises
+        _RefusedError.
+
+        Of one drafter's chain each token is a draw, of a distribution of one token where it is deterministic: block
+        verification looks at the whole chain.
+        """
+        draws = list[Draw]()
+        if found.lease.slot.params.determined:
+            return draws
+        num_sources = sum(bool(node_of) for node_of in joined.nodes)
+        for source, candidates, node_of in zip(found.sources, found.trees, joined.nodes, strict=True):
+            is_sampled = any(candidates.distributions[own] is not None for own in node_of)
+            if not is_sampled and _is_exact(found.lease):
+                continue
+            is_chain = num_sources == 1 and joined.tree.is_chain
+            siblings = dict[int, list[int]]()
+            for own, node in node_of.items():
+                if is_chain or candidates.distributions[own] is not None:
+                    siblings.setdefault(joined.tree.parents[node], []).append(own)
+            for parent, drawn in siblings.items():
+                sibling_ids = [candidates.tree.ids[own] for own in drawn]
+                distribution: RowLaw | None = self._decoded(source, candidates.distributions[drawn[0]], sibling_ids)
+                for own in drawn:
+                    draws.append(Draw(parent, node_of[own], distribution))
+                    distribution = None
+        return draws
+
+    def _decoded(self, source: DraftSource, distribution: Distribution | None, sibling_ids: Sequence[int]) -> RowLaw:
+        if distribution is None:
+            return one_hot(sibling_ids[0], self._vocab_size)
+        if isinstance(distribution, RowLaw):
+            return distribution
+        assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
+        try:
+            return decode_law(*distribution, self._vocab_size, sibling_ids)
+        except BadTensor as error:
+            raise _RefusedError(str(error), source) from None
+
+
+class _RefusedError(Exception):
+    """What a draft worker delivered breaks a rule."""
+
+    def __init__(self, why: str, draft: DeliveredDrafts) -> None:
+        super().__init__(why)
+        self.draft = draft
+
+
+def _is_exact(lease: Lease) -> bool:
+    """Return whether acceptance is exact: with lenience, draft tokens are chains that are tested one by one."""
+    return lease.slot.params.lenience == 1.0
+
+
+def _max_chain(lease: Lease) -> int:
+    """Return how long a chain of draft tokens may be."""
+    return lease.speculation.chain_len(lease.max_drafts)
+
+
+def _num_named(lease: Lease) -> int:
+    """Return how many draft tokens the request names for each step, as far as there is room."""
+    tree = lease.speculation.tree
+    return _max_chain(lease) if tree is None else min(tree.most_nodes, lease.max_drafts)

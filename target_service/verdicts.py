@@ -1,0 +1,111 @@
+"""What a step's decision on a slot teaches about its drafters, and reports of them and of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.engine.speculation.candidates import outcomes
+from outrider.wire.drafters import Drafter
+from outrider.wire.metrics import WorkerMetrics
+from target_service.jobs import DraftOutcome, Timings
+from target_service.lease import DeliveredDrafts, Lease
+from target_service.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Monotonic times, in seconds, at which a step's forward began and ended and its decision was made."""
+
+    started_s: float
+    forwarded_s: float
+    decided_s: float
+    num_slots: int
+    num_tokens: int
+    """Tokens that the forward was fed, those of prompts among them."""
+
+    def timings(self, lease: Lease) -> Timings:
+        """Return the durations of the step for one slot."""
+        held_s = 0.0
+        if lease.held_from_s is not None:
+            held_s = max(0.0, self.started_s - lease.held_from_s)
+        return Timings(
+            wait_s=held_s,
+            queue_s=max(0.0, self.started_s - lease.ready_s - held_s),
+            forward_s=self.forwarded_s - self.started_s,
+            accept_s=self.decided_s - self.forwarded_s,
+            batch_size=self.num_slots,
+            num_batch_tokens=self.num_tokens,
+        )
+
+
+def learn(
+    lease: Lease,
+    proposal: Proposal,
+    path: Sequence[int],
+    num_tokens: int,
+    foretold: Sequence[bool],
+    metrics: WorkerMetrics,
+) -> list[DraftOutcome]:
+    """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
+    buffered.
+
+    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each was right.
+    Returns the outcome of each draft worker, and last of what the target itself drafted.
+    """
+    for is_right in foretold:
+        lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
+    determined = lease.slot.params.determined
+    verified = proposal.drafted_by
+    for index, rank in outcomes(proposal.tree, proposal.ranks, path[:num_tokens], is_determined=determined):
+        source = proposal.sources[index]
+        # A prediction is counted above, and every node of deliveries that match below.
+        is_counted = source.drafter in (None, Drafter.PREDICTION)
+        if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
+            source.shares.note(rank)
+    rows = proposal.rows_beside
+    if rows is not None and all(source.drafter is not rows.drafter for source in verified):
+        lease.own_sources[rows.drafter].shares.note(None)  # what it cost brought nothing to this step
+    if all(isinstance(source, DeliveredDrafts) or source.drafter is None for source in verified):
+        for own in lease.own_sources.values():
+            own.shares.forget()
+    found = list[DraftOutcome]()
+    num_drafted = num_accepted = 0
+    for draft in lease.drafts:
+        is_verified = draft in verified
+        num_late = _advance(lease, draft, num_tokens, metrics)
+        if not is_verified:
+            draft.shares.forget()
+        elif determined and len(path) > num_tokens:
+            draft.shares.note(None)  # behind the end of the output nothing was accepted
+        own_nodes = [node for node in range(len(proposal.tree)) if proposal.source_of(node) is draft]
+        num_own_accepted = sum(node in path for node in own_nodes)
+        num_drafted += len(own_nodes)
+        num_accepted += num_own_accepted
+        is_refused, num_wasted = draft.refused is not None, draft.num_wasted + num_late
+        found.append(DraftOutcome(len(own_nodes), num_own_accepted, is_verified, draft.hit, is_refused, num_wasted))
+    num_own_drafted = len(proposal.tree) - num_drafted
+    found.append(DraftOutcome(num_own_drafted, len(path) - num_accepted, num_own_drafted > 0))
+    nodes = set[int]().union(*(ranks for source, ranks in proposal.by_source if isinstance(source, DeliveredDrafts)))
+    metrics.note_parked("verified", len(nodes))
+    return found
+
+
+def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> int:
+    """Go on under the last num_tokens committed; return how many draft tokens among them came while the step ran."""
+    committed = lease.slot.committed
+    committed_len = len(committed) - num_tokens
+    note = draft.shares.note if lease.slot.params.determined else None
+    num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
+    metrics.note_parked("pruned", num_dropped)
+    metrics.note_parked("late", num_late)
+    return num_late
+
+
+def drafter_of(proposal: Proposal) -> Drafter | None:
+    """Return the name of those who drafted; None for nobody, and for the grammar."""
+    names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
+    if len(names) < 2:
+        return names[0] if names else None
+    own = next((name for name in names if name is not Drafter.MODEL), Drafter.MODEL)
+    return own.merged()
