@@ -17,7 +17,8 @@ from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
-from target_service.budget import PendingDraft, VerifyChoice, VerifyDemand
+from target_service.budget import VerifyChoice, VerifyDemand
+from target_service.hold import PendingDraft
 from target_service.jobs import Fallback
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
@@ -45,22 +46,34 @@ class Candidates:
     @property
     def demand(self) -> VerifyDemand:
         """What the budget reads of it: nothing that was sampled."""
-        lease, speculation, rows = self.lease, self.lease.speculation, self.rows_beside
-        is_whole = speculation.tree is not None and not lease.slot.params.determined and _is_exact(lease)
-        num_required = len(self.offers) if speculation.is_fixed else 0
-        max_required = num_required
-        if is_whole and num_required and speculation.tree is not None:
-            max_required = min(speculation.tree.most_nodes * len(self.trees), speculation.max_draft_tokens)
-        demand = VerifyDemand(
-            lease, [offer.prob for offer in self.offers], num_required, max_required, is_whole, lease.num_pending
+        lease, shape, rows = self.lease, self.lease.speculation.tree, self.rows_beside
+        is_fixed = lease.speculation.is_fixed
+        probs = [offer.prob for offer in self.offers]
+        num_required = max_rows = len(self.offers) if is_fixed else 0
+        is_whole = shape is not None and not lease.slot.params.determined and _is_exact(lease)
+        if shape is not None and is_whole and num_required:
+            max_rows = min(shape.most_nodes * len(self.trees), lease.speculation.max_draft_tokens)
+            prob = lease.first.shares.share(0)
+            probs = [prob**depth for depth in range(1, shape.depth + 1)]
+        extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0
+        if rows is not None:
+            extra_rows = extra_cost_rows = len(rows.ids)
+            extra_gain = rows.gain(lease.own_sources[rows.drafter].shares)
+            if all(source.drafter is rows.drafter for source in self.trees):
+                extra_cost_rows += len(self.offers)  # which came of earlier such rows
+        return VerifyDemand(
+            probs,
+            num_required,
+            max_rows,
+            is_whole,
+            is_fixed,
+            lease.num_pending,
+            extra_rows,
+            extra_gain,
+            extra_cost_rows,
+            lease.slot.scheduling,
+            lease.ready_s,
         )
-        if rows is None:
-            return demand
-        num_paid = len(rows.ids)
-        if all(source.drafter is rows.drafter for source in self.trees):
-            num_paid += len(self.offers)  # which came of earlier such rows
-        gain = rows.gain(lease.own_sources[rows.drafter].shares)
-        return demand._replace(extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=num_paid)
 
     def num_after(self, choice: VerifyChoice) -> int:
         """Return how many tokens the slot's cache holds after a step with this choice."""

@@ -34,18 +34,13 @@ from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.budget import (
-    PendingDraft,
-    StepBudget,
-    VerifyChoice,
-    expected_arrival,
-    waits_until,
-)
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_accepted, decide, until_grammar_fails
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
+from target_service.hold import PendingDraft, expected_arrival, waits_until
 from target_service.jobs import Fallback, Verdict
 from target_service.lease import Lease
 from target_service.leases import Leases
@@ -92,7 +87,7 @@ class Step:
         self._drafting = drafting
         self._own_drafts = own_drafts
         self._features = features
-        self._budget = StepBudget()
+        self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
         """Monotonic time at which a step that held everything back is tried again."""

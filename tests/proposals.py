@@ -27,6 +27,7 @@ class PlainSlot:
 
     params: SamplingParams
     committed: list[int]
+    key: tuple[int, int] = (1, 0)
 
 
 def chain_proposal(slot: Any, ids: Sequence[int], laws: Sequence[RowLaw] | None = None) -> Proposal:

@@ -17,8 +17,8 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.budget import PendingDraft
 from target_service.drafting import Drafting
+from target_service.hold import PendingDraft
 from target_service.jobs import Fallback
 from target_service.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
