@@ -168,7 +168,7 @@ class VerifyBudget:
         plan = self._plan(slots, max_rows)
         num_drafts = plan.num_drafts(plan.num_taken // 2 if is_probe else plan.num_taken)
         choices: list[VerifyChoice | None] = [None] * len(slots)
-        for index, num in self._share_out(slots, num_drafts, plan, max_rows, absent):
+        for index, num in self._share_out(slots, num_drafts, plan, max_rows, absent).items():
             choices[index] = VerifyChoice(num, has_extra[index])
         return choices
 
@@ -223,8 +223,7 @@ class VerifyBudget:
         probs = [prob for prob, _ in plan.offers]
         best = best_count(probs, plan.gain, plan.num_rows, self.cost)
         rate = (plan.gain + sum(probs[:best])) / self._seconds(plan.num_rows + best)
-        is_known = self.cost.seconds(plan.num_rows) is not None
-        if not is_known or rate >= MIN_GAIN * plan.gain / self._seconds(plan.num_rows):
+        if rate >= MIN_GAIN * plan.gain / self._seconds(plan.num_rows):
             plan.num_taken = self._within_limits(plan, slots, best)
             plan.pays = plan.num_taken > 0 or not best
         return plan
@@ -233,22 +232,21 @@ class VerifyBudget:
         """Return the most of so many offers with which every slot that says how long a token may take is expected to
         keep to it, but for those that no step would keep to.
         """
+        gains = list[float]()
         limits_s: dict[int, float] = {}
-        max_step_s: dict[int, float] = {}  # with the tokens that the slot is expected to have of the step
+        plain_s = self._seconds(max(1, plan.num_rows))
         for place, (_, demand, _) in enumerate(slots):
-            if demand.scheduling.max_tpot_ms is not None:
-                limit_s = demand.scheduling.max_tpot_ms / 1e3
-                step_s = limit_s * demand.gain(plan.required[place])
-                if self._seconds(max(1, plan.num_rows)) <= step_s:
-                    limits_s[place], max_step_s[place] = limit_s, step_s
+            gains.append(demand.gain(plan.required[place]))
+            limit_ms = demand.scheduling.max_tpot_ms
+            if limit_ms is not None and plain_s <= limit_ms / 1e3 * gains[place]:
+                limits_s[place] = limit_ms / 1e3
         if not limits_s:
             return num_taken
-        best, min_step_s = 0, min(max_step_s.values())
+        best = 0
         for count, (prob, place) in enumerate(plan.offers[:num_taken], start=1):
-            if place in limits_s:
-                max_step_s[place] += prob * limits_s[place]
-                min_step_s = min(max_step_s.values())
-            if self._seconds(plan.num_rows + count) <= min_step_s:
+            gains[place] += prob
+            step_s = self._seconds(plan.num_rows + count)
+            if all(step_s <= limit_s * gains[limited] for limited, limit_s in limits_s.items()):
                 best = count
         return best
 
@@ -265,45 +263,34 @@ class VerifyBudget:
         plan: _Plan,
         max_rows: int,
         absent: Iterable[Scheduling],
-    ) -> Sequence[_Item]:
-        """Return the slots of the step, and how many candidates are verified of each, where all callers are to have
+    ) -> dict[int, int]:
+        """Return how many candidates are verified of each slot of the step, by its index, where all callers are to have
         their part. num_drafts: where nobody is bounded.
         """
         callers: dict[bytes, list[_Slot]] = {}
         for slot in slots:
             callers.setdefault(slot.demand.scheduling.caller, []).append(slot)
-        away_weights = {each.caller: each.weight for each in absent if each.caller not in callers}
         parts = list[CallerPart[_Item]]()
-        if len(callers) + len(away_weights) > 1:
-            parts += [self._part(own, num_drafts, max_rows) for own in callers.values()]
-            parts += [away(caller, weight) for caller, weight in away_weights.items()]
+        for caller, own in callers.items():
+            part_gain, num_rows = 0.0, 0
+            for index, demand, own_rows in own:
+                part_gain += demand.gain(num_drafts[index])
+                num_rows += own_rows + demand.num_rows(num_drafts[index])
+            weight = own[-1].demand.scheduling.weight
+            parts.append(CallerPart(caller, weight, part_gain, num_rows, partial(self._alone, own, max_rows)))
+        away_weights = {each.caller: each.weight for each in absent if each.caller not in callers}
+        parts += [away(caller, weight) for caller, weight in away_weights.items()]
         dealt = self._callers.deal(parts)
         self._bounding_gain = None
-        if dealt is None:
-            dealt = list(enumerate(num_drafts))
-        else:
+        chosen = dict(enumerate(num_drafts))
+        if dealt is not None:
+            chosen = dict(dealt)  # of one slot the last
             bounding = callers.get(self._callers.bounding or b"", [])
             plan = self._plan(bounding, max_rows)
-            gains = {slot.index: slot.demand.gain for slot in bounding}
-            self._bounding_gain = 0.0
-            for index, num in dict(dealt).items():  # of one slot the last
-                if index in gains:
-                    self._bounding_gain += gains[index](num)
+            self._bounding_gain = sum(slot.demand.gain(chosen[slot.index]) for slot in bounding if slot.index in chosen)
         if plan.offers:
             self._pays = plan.pays
-        return dealt
-
-    def _part(self, slots: Sequence[_Slot], num_drafts: Sequence[int], max_rows: int) -> CallerPart[_Item]:
-        """Return the part of a caller whose slots these are. num_drafts: of all slots."""
-        scheduling = slots[-1].demand.scheduling
-        gain, max_gain, num_rows, min_rows = 0.0, 0.0, 0, 0
-        for index, demand, own_rows in slots:
-            min_rows += own_rows
-            num_rows += own_rows + demand.num_rows(num_drafts[index])
-            gain += demand.gain(num_drafts[index])
-            max_gain += demand.gain(len(demand.probs))
-        alone = partial(self._alone, slots, max_rows)
-        return CallerPart(scheduling.caller, scheduling.weight, gain, num_rows, max_gain, min_rows, alone)
+        return chosen
 
     def _alone(self, slots: Sequence[_Slot], max_rows: int) -> Alone[_Item]:
         """Return all slots of a caller without candidates, by priority and then by when they were ready, and behind
