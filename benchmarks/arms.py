@@ -43,7 +43,7 @@ from benchmarks.passes import Ratio, Sample, in_turn
 from benchmarks.running import running
 from benchmarks.widen_head import widen_embeddings
 from outrider.client import AcceptanceRule, Drafter, Speculation
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.tree_shape import TreeShape

@@ -39,10 +39,9 @@ from benchmarks.passes import run_pass
 from draft_service.deliveries import Deliverer
 from draft_service.registration import HeadOffer
 from outrider.client import Drafter, Speculation
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.paths.forward_path import NORMED
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb

@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.kinds import DraftKind, kind_of
-from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import read_eagle3
+from outrider.engine.heads.families import EAGLE3, MEDUSA, family_of
+from outrider.engine.heads.medusa import read_medusa
 from outrider.engine.loading.lookahead_embeddings import FILE as EMBEDDINGS_FILE
 from outrider.engine.loading.lookahead_embeddings import NAME as EMBEDDINGS
 from outrider.engine.loading.lookahead_embeddings import read_embeddings
@@ -31,13 +30,13 @@ def widen_head(head: Path, target: Path, wide: Path, destination: Path) -> None:
     the target: their epsilon would have to change, and is that of the head's other norms.
     """
     files, old, new = Checkpoint(str(head)), TargetFiles(str(target)), TargetFiles(str(wide))
-    kind = kind_of(files)
-    if kind is DraftKind.EAGLE3:
+    family = family_of(files)
+    if family is EAGLE3:
         tensors, config = _eagle3(files, old, new.width)
-    elif kind is DraftKind.MEDUSA:
+    elif family is MEDUSA:
         tensors, config = _medusa(files, old, new.width)
     else:
-        raise WideningError(f"{head} holds a {kind}; only EAGLE-3 and Medusa heads are widened with their target")
+        raise WideningError(f"{head} holds a {family.name}; only EAGLE-3 and Medusa heads are widened")
     destination.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, destination / "model.safetensors")
     (destination / "config.json").write_text(json.dumps({**files.config, **config}), encoding="utf-8")
@@ -53,7 +52,7 @@ def widen_embeddings(source: Path, target: Path, wide: Path, destination: Path) 
 def _eagle3(files: Checkpoint, target: TargetFiles, width: int) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return tensors, and what is to be said in config.json. What the head left to the target is the narrow one's."""
     read = read_eagle3(files, target)
-    if read.facts.norm != "none":
+    if read.opening.spec.norm != "none":
         raise WideningError(f"{files.model} norms the hidden states that it reads; only heads that do not are widened")
     tensors = {name: files.tensor(name) for name in files.names}
     for name in ("embed_tokens.weight", "lm_head.weight"):

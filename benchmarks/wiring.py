@@ -24,18 +24,15 @@ from torch import Tensor, nn
 
 from benchmarks.common import DEMO_EAGLE3, DEMO_MEDUSA, DEMO_TARGET, HELD_OUT, REPO, Report, head_at, parser
 from benchmarks.common import read_prompts as prompts_of
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.head_network import HeadFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
+from outrider.engine.heads.families import EAGLE3, MEDUSA
+from outrider.engine.heads.head_files import HeadFiles, target_ids
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
-from outrider.engine.heads.maps import target_ids
-from outrider.engine.heads.medusa import MedusaHeads
-from outrider.engine.heads.medusa_files import read_medusa
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_head, score_medusa
+from outrider.engine.heads.wiring import MAX_TOKENS, Outcome, Seen, probe_ids, score_head
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
@@ -151,10 +148,10 @@ def made(files: HeadFiles, sound: LoadedHead) -> LoadedHead:
     """Return what these files give, without the tests of a load."""
     tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in files.tensors.items()}
     head = Eagle3Head.of(files.facts, tensors)
-    path, facts = HeadPath(head), sound.runner.facts
+    path, facts = HeadPath(head), sound.facts
     runner = ModelRunner(path, facts, KVPool(2 * MAX_TOKENS // path.block_size, path.block_size), head.device)
     runner.tree_refusal = None
-    return LoadedHead(runner, path, files.opening, files.undecided)
+    return replace(sound, network=head, opening=files.opening, runner=runner, undecided=files.undecided)
 
 
 def texts(num: int) -> Iterator[str]:
@@ -212,30 +209,30 @@ def reason(outcome: Outcome) -> str:
 
 def eagle3_tallies(folder: Path, target: Path, seen: Sequence[Seen], num_layers: int) -> Iterator[Tally]:
     files = read_eagle3(Checkpoint(str(folder)), TargetFiles(str(target)))
-    sound = load_head(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target))
+    sound = load_head(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target), EAGLE3)
 
     def scored(loaded: LoadedHead) -> list[Outcome]:
-        return [score_head(loaded, each, num_layers) for each in seen]
+        return [score_head(loaded, each) for each in seen]
 
     yield Tally(SOUND, True, scored(sound))
     for fault in eagle3_faults(files, num_layers):
         loaded = made(fault.in_files(files), sound)
-        fault.in_head(loaded.head)
+        fault.in_head(loaded.network)
         yield Tally(fault.label, fault.is_tried, scored(loaded))
-    others = [score_head(made(another_head(files, seed), sound), each, num_layers) for seed, each in enumerate(seen)]
+    others = [score_head(made(another_head(files, seed), sound), each) for seed, each in enumerate(seen)]
     yield Tally("another target's head (random)", False, others)
 
 
-def medusa_tallies(folder: Path, target: Path, seen: Sequence[Seen], num_layers: int) -> Iterator[Tally]:
-    sound = load_medusa(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target))
+def medusa_tallies(folder: Path, target: Path, seen: Sequence[Seen]) -> Iterator[Tally]:
+    sound = load_head(DraftConfig(model=str(folder), device="cpu", dtype="float32"), str(target), MEDUSA)
 
     def scored(states: Sequence[Seen]) -> list[Outcome]:
-        return [score_medusa(sound, each, num_layers) for each in states]
+        return [score_head(sound, each) for each in states]
 
     yield Tally(SOUND, True, scored(seen))
     yield Tally("state before the final norm for that after it", True, scored([exchanged(each) for each in seen]))
     files = read_medusa(Checkpoint(str(folder)), TargetFiles(str(target)))
-    others = [score_medusa(another_medusa(sound, files, seed), each, num_layers) for seed, each in enumerate(seen)]
+    others = [score_head(another_medusa(sound, files, seed), each) for seed, each in enumerate(seen)]
     yield Tally("another target's heads (random)", False, others)
 
 
@@ -245,9 +242,9 @@ def exchanged(seen: Seen) -> Seen:
     return replace(seen, taps={**seen.taps, NORMED: seen.taps[last], last: seen.taps[NORMED]})
 
 
-def another_medusa(sound: LoadedMedusa, files: HeadFiles, seed: int) -> LoadedMedusa:
+def another_medusa(sound: LoadedHead, files: HeadFiles, seed: int) -> LoadedHead:
     tensors = shuffled(float32(files.tensors), torch.Generator().manual_seed(seed))
-    return replace(sound, heads=MedusaHeads.of(files.facts, tensors))
+    return replace(sound, network=MedusaHeads.of(files.facts, tensors))
 
 
 def add(report: Report, heading: str, tallies: Sequence[Tally]) -> list[str]:
@@ -267,7 +264,7 @@ def refused_at_load(files: HeadFiles, model: str) -> str:
     if ids is None:
         return "The head has no map of ids (d2t): it says all of the target's."
     try:
-        target_ids(model, {"d2t": ids}, len(ids), files.facts.vocab_size)
+        target_ids(Checkpoint(model), ids, None, len(ids), files.facts.vocab_size)
     except ConfigError as error:
         return f"A file whose d2t holds absolute ids is refused when it is read: {error.message}."
     return "A file whose d2t holds absolute ids is read."

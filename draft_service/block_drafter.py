@@ -1,5 +1,6 @@
-"""Drafts that say in one go what all of the next positions may hold: heads over one row of the target's, and models
-that were trained to fill masks. What they say of a position does not depend on the guesses before it.
+"""Drafters that propose all of the next positions in one forward: heads over the target's newest feature, models and
+heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a sequential head
+biases them.
 """
 
 from __future__ import annotations
@@ -8,24 +9,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.block import Block, parts_of
+from draft_service.block import Block
 from draft_service.feeding import Feeder, cached
 from draft_service.growing import Growing
-from draft_service.head_slot import HeadSlot, RowSlot, as_tensor
+from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.head_network import MaskEntry
+from outrider.engine.heads.dflash import MarkovHead
+from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.medusa import MedusaHeads
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import Said, of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import BareSlot, Slot, needs_prefill
-
-MASKED_POSITIONS = 8
-"""Of a block: as many as released PARD drafts were trained to fill. Doubling it makes their passes wider by as many."""
+from outrider.engine.worker.slots import Slot
 
 
 class BlockDrafter(ABC):
@@ -39,35 +41,36 @@ class BlockDrafter(ABC):
         self.max_depth = num_positions
         self._keeper = keeper
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
-        has_worked = self._make_blocks([growing for growing, _ in wanted if not has_block(growing)], now)
-        said = self._said([(growing, nodes) for growing, nodes in wanted if has_block(growing)])  # there was memory
-        for each in said:
-            each.tree.feed(each.node)
-        return said if said or has_worked else None
+    def say(self, requests: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
+        has_worked = self._make_blocks([growing for growing, _ in requests if not has_block(growing)], now)
+        outputs = self._read_blocks([request for request in requests if has_block(request[0])])  # there was memory
+        for output in outputs:
+            output.tree.feed(output.node)
+        return outputs if outputs or has_worked else None
 
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """Return what follows these nodes of slots that have blocks."""
-        said = list[Said]()
-        for growing, nodes in asked:
-            tree, block = growing.tree, growing.block
-            assert isinstance(block, Block), "it has none"
-            state = self._keeper.sampling_state(growing.slot)
+        outputs = list[Said]()
+        for growing, nodes in requests:
+            state, logits = self._keeper.sampling_state(growing.slot), HostLogits(block_of(growing).logits)
             for node in nodes:
-                said.append(of_logits(tree, node, state, block.logits, place_of(growing, node)))
-        return said
+                outputs.append(of_logits(growing.tree, node, state, logits, growing.tree.depth(node)))
+        return outputs
 
     @abstractmethod
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
-        """Give these slots blocks behind their last committed tokens, as far as there is room, and do what else is due.
-        Return whether there was anything to do.
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+        """Give these slots blocks behind their last committed tokens, as far as there is memory, and do what else is
+        due. Return whether there was anything to do.
         """
 
-    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        asked.slot.settle()
+    def keep_fed(self, growing: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        growing.slot.settle()
 
-    def knows(self, asked: Growing) -> bool:
+    def knows(self, growing: Growing) -> bool:
         return True
+
+    def is_ready(self, growing: Growing) -> bool:
+        return has_block(growing) or is_fed(cached(growing))
 
     def next_wake(self) -> float | None:
         return None
@@ -75,121 +78,145 @@ class BlockDrafter(ABC):
 
 def has_block(growing: Growing) -> bool:
     """Return whether a slot has a block behind its last committed token."""
-    tree, block = growing.tree, growing.block
-    return block is not None and block.position == tree.committed_len - 1
+    return growing.block is not None and growing.block.position == growing.tree.committed_len - 1
 
 
-def place_of(growing: Growing, node: int) -> int:
-    """Return the index of what follows a node in the block of its slot."""
+def block_of(growing: Growing) -> Block:
+    """Return the block of a slot that has one."""
     assert growing.block is not None, "it has none"
-    return growing.tree.committed_len - 1 + growing.tree.depth(node) - growing.block.position
+    return growing.block
 
 
-def give_blocks(asked: Sequence[Growing], logits: Tensor, counts: Sequence[int]) -> None:
-    """Give slots their blocks, of logits [sum(counts), V], which are waited for once."""
-    for growing, own in zip(asked, parts_of(logits.cpu(), counts), strict=True):
-        growing.block = Block(len(growing.slot.committed) - 1, HostLogits(own))
+def give_blocks(slots: Sequence[Growing], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
+    """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
+    start = 0
+    for growing, count in zip(slots, counts, strict=True):
+        block = growing.block = Block(len(growing.slot.committed) - 1, own_part(logits, start, count))
+        if hidden is not None:
+            block.hidden = own_part(hidden, start, count)
+        start += count
+
+
+def own_part(rows: Tensor, start: int, count: int) -> Tensor:
+    """Return so many rows from `start` on, without keeping the others alive as long as these."""
+    part = rows[start : start + count]
+    return part if count == len(rows) else part.clone()
 
 
 class MedusaDrafter(BlockDrafter):
-    """Heads that say, of the target's row of the token before the last committed one, what each position may hold."""
+    """Heads that propose, by the feature of the token before the last committed one, a token for each position."""
 
-    def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[BareSlot], flush: Callable[[], None]) -> None:
+    def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot], flush: Callable[[], None]) -> None:
         """flush: lets what is to be sent leave."""
         super().__init__(keeper, heads.facts.num_heads)
         self._heads = heads
         self._flush = flush
 
-    def is_ready(self, asked: Growing) -> bool:
-        assert isinstance(asked.slot, RowSlot), "the slot of heads takes rows"
-        return has_block(asked) or asked.slot.row is not None
-
     @torch.inference_mode()
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
         self._flush()  # no model's step does, and with enough slots one always grows
-        if not asked:
+        if not slots:
             return False
-        rows = []
-        for growing in asked:
-            assert isinstance(growing.slot, RowSlot) and growing.slot.row is not None, "it is not ready"
-            rows.append(as_tensor(growing.slot.row))
-        logits = self._heads(torch.stack(rows))  # [S, heads, V]
-        give_blocks(asked, logits.flatten(0, 1), [logits.shape[1]] * len(asked))
+        logits = self._heads(torch.cat([cached(growing).features_of(1) for growing in slots]))  # [S, heads, V]
+        give_blocks(slots, [logits.shape[1]] * len(slots), logits.flatten(0, 1).cpu())
         return True
 
 
-class MaskedDrafter(BlockDrafter):
-    """Something with a cache that is fed masks behind the committed tokens, and says at each what stands there. Only
-    the committed tokens stay in the cache.
+class MaskDrafter(BlockDrafter):
+    """A model or a head with a cache, fed masks behind the last committed token. Of a block nothing stays in the cache
+    but the committed tokens.
     """
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], num_positions: int = MASKED_POSITIONS) -> None:
-        super().__init__(keeper, num_positions)
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape) -> None:
+        super().__init__(keeper, shape.num_drafts)
         self._feeder = feeder
+        self._shape = shape
 
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
-        slots = {growing.slot.key: growing for growing in asked}
-        num_new = dict.fromkeys(slots, self.max_depth - 1)
-        fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+        by_key = {growing.slot.key: growing for growing in slots}
+        num_new = dict.fromkeys(by_key, self._shape.size)
+        fed = self._feeder.feed(num_new, lambda key: self._row(cached(by_key[key])), now)
         if fed is None:
             return False
-        give_blocks([slots[key] for key, _ in fed.rows], fed.logits, [row.num_logits for _, row in fed.rows])
+        filled, counts = list[Growing](), list[int]()
         for key, row in fed.rows:
-            slot = cached(slots[key])
-            slot.fed_committed(row.new_ids[: row.num_new - row.num_logits + 1])
-            slot.truncate(len(slot.committed) + 1)
+            filled.append(by_key[key])
+            counts.append(row.num_logits)
+            slot = cached(by_key[key])
+            slot.fed_committed(row.new_ids[: slot.num_feedable - len(slot.cached)])
+            slot.truncate(slot.first + len(slot.cached) + 1)
+        if filled:
+            self._take(filled, counts, fed.logits)
         return True
 
-    def _num_masks(self, slot: Slot) -> int:
-        """Return how many masks are asked: none past the end of the answer, for which there may be no memory."""
-        return min(self.max_depth - 1, slot.max_len - len(slot.committed))
-
-    @abstractmethod
     def _row(self, slot: Slot) -> Row:
-        """Return the committed tokens that are not cached, and masks, with the logits of the last one and of those."""
+        """Return the committed tokens that are not cached, and masks, with the logits of the block. There are none past
+        the end of the output, for which there may be no memory.
+        """
+        shape = self._shape
+        block_ids = shape.token_ids(slot.committed[-1], slot.max_len - len(slot.committed) + 1)
+        features = slot.features_of(slot.num_feedable - len(slot.cached))
+        if shape.feature is not None:
+            masks = shape.feature.expand(len(block_ids) - 1, -1)
+            features = torch.cat([to_device(features, masks.device).to(masks.dtype), masks])
+        new_ids = [*slot.uncached(), *block_ids[1:]]
+        num_logits = len(block_ids) - (not shape.from_anchor)
+        return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, features=features)
+
+    def _take(self, filled: Sequence[Growing], counts: Sequence[int], logits: Tensor) -> None:
+        """Give slots their blocks, of logits [sum(counts), V]."""
+        give_blocks(filled, counts, logits.cpu())
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
 
 
-class PardDrafter(MaskedDrafter):
-    """A model that was trained to fill masks."""
+class SequentialDrafter(MaskDrafter):
+    """A head whose logits of a position are biased by the draft token before it (DSpark)."""
 
-    def __init__(
-        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask_id: int, num_positions: int = MASKED_POSITIONS
-    ) -> None:
-        """mask_id: the id that the model was trained to fill."""
-        super().__init__(feeder, keeper, num_positions)
-        self._mask_id = mask_id
+    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape, path: HeadPath) -> None:
+        """path: of the feeder's runner."""
+        super().__init__(feeder, keeper, shape)
+        self._path = path
+        self._sequential: MarkovHead = path.head.markov_head
 
-    def is_ready(self, asked: Growing) -> bool:
-        return not needs_prefill(cached(asked))
+    def _take(self, filled: Sequence[Growing], counts: Sequence[int], logits: Tensor) -> None:
+        give_blocks(filled, counts, logits, self._path.hidden)
 
-    def _row(self, slot: Slot) -> Row:
-        num_masks = self._num_masks(slot)
-        ids = [*slot.uncached(), *[self._mask_id] * num_masks]
-        return Row(slot.table, ids, len(slot.cached), num_masks + 1, slot.cached)
+    @torch.inference_mode()
+    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+        """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
+        pairs = [(growing, node) for growing, nodes in requests for node in nodes]
+        if not pairs:
+            return []
+        logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
+        biases = self._sequential.biases(self._step(pairs))
+        host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
+        for growing, nodes in requests:
+            state = self._keeper.sampling_state(growing.slot)
+            for node in nodes:
+                outputs.append(of_logits(growing.tree, node, state, host, len(outputs)))
+        return outputs
 
+    def _step(self, pairs: Sequence[tuple[Growing, int]]) -> Tensor:
+        """Return the latents [N, r] after nodes, and keep the states after them."""
+        states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
+        for growing, node in pairs:
+            states.append(self._state_before(growing, node))
+            hidden.append(block_of(growing).hidden[growing.tree.depth(node)])
+            token_ids.append(growing.slot.committed[-1] if node == ROOT else growing.tree.ids[node])
+        before = torch.cat(states)  # [N, r]
+        ids_there = to_device(np.array(token_ids), before.device)
+        latents, after = self._sequential.step(ids_there, torch.stack(hidden), before)
+        for (growing, node), state in zip(pairs, after.unsqueeze(1), strict=True):
+            block_of(growing).states[node] = state
+        return latents
 
-class PEagleDrafter(MaskedDrafter):
-    """A head that was trained to fill masks: each is an entry of a masked id and a feature of its own."""
-
-    def __init__(
-        self, feeder: Feeder, keeper: SlotKeeper[Slot], mask: MaskEntry, num_positions: int = MASKED_POSITIONS
-    ) -> None:
-        super().__init__(feeder, keeper, num_positions)
-        self._mask = mask
-
-    def is_ready(self, asked: Growing) -> bool:
-        slot = asked.slot
-        assert isinstance(slot, HeadSlot), "a head's slot takes rows"
-        return has_block(asked) or (
-            len(slot.committed) > slot.first and not slot.lacks_rows and not needs_prefill(slot)
-        )
-
-    def _row(self, slot: Slot) -> Row:
-        ids, num_masks = slot.uncached(), self._num_masks(slot)
-        rows = to_device(slot.features_of(len(ids)), self._mask.feature.device).to(self._mask.feature.dtype)
-        features = torch.cat([rows, self._mask.feature.expand(num_masks, -1)])
-        new_ids = [*ids, *[self._mask.token_id] * num_masks]
-        return Row(slot.table, new_ids, len(slot.cached), num_masks + 1, slot.cached, features=features)
+    def _state_before(self, growing: Growing, node: int) -> Tensor:
+        """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
+        if node == ROOT:
+            return self._sequential.begin()[None]
+        parent = growing.tree.parents[node]
+        if parent not in block_of(growing).states:
+            self._step([(growing, parent)])
+        return block_of(growing).states[parent]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from draft_service.growing import Growing
-from draft_service.head_slot import TakesRows
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.node_scheduler import NodeScheduler
 from draft_service.pushing import NUM_URGENT, Pusher, Send
@@ -143,11 +143,12 @@ class Grower:
         """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
         be. A stop string ends the answer.
         """
-        growing = self._slots.get((job.owner, job.slot_id))
-        is_ahead = growing is not None and growing.is_growing and job.reason != "stop"
-        if growing is not None and growing.is_growing and not is_ahead:
-            growing.is_growing, growing.block = False, None
-            growing.slot.truncate(len(growing.slot.committed) + 1)
+        growing, is_ahead = self._slots.get((job.owner, job.slot_id)), False
+        if growing is not None and growing.is_growing:
+            is_ahead = job.reason != "stop"
+            if not is_ahead:
+                growing.is_growing, growing.block = False, None
+                growing.slot.truncate(len(growing.slot.committed) + 1)
         self._keeper.truncate(job, keeps=is_ahead)
 
     def _advance(self, job: AdvanceJob) -> None:
@@ -204,8 +205,8 @@ class Grower:
     def _ask_rows(self, growing: Growing) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
-        if self._request_rows is not None and isinstance(slot, TakesRows) and slot.lacks_rows:
-            request = RowsRequest(growing.ticket, slot.next_row, slot.request_id)
+        if self._request_rows is not None and isinstance(slot, HeadSlot) and slot.lacks_features:
+            request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
     def _take_rows(self, job: RowsJob) -> None:
@@ -215,9 +216,9 @@ class Grower:
         job.taken()
         for growing in self._slots.values():
             slot, is_current = growing.slot, growing.job.target_epoch == job.target_epoch
-            if growing.ticket == job.ticket and is_current and isinstance(slot, TakesRows):
+            if growing.ticket == job.ticket and is_current and isinstance(slot, HeadSlot):
                 if job.start + len(job.rows) <= slot.max_len:
-                    slot.take_rows(job.start, job.rows, job.request_id)
+                    slot.take_features(job.start, job.rows, job.request_id)
                 return
 
     def _tell(self, growing: Growing, error: JobError) -> None:

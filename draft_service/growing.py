@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draft_service.block import Block, SequentialBlock
+from draft_service.block import Block
 from outrider.engine.speculation.growth import Growth, RowsAhead
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob
@@ -28,7 +28,7 @@ class Growing:
     """Seconds of the steps that grew it since then."""
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
-    block: Block | SequentialBlock | None = None
+    block: Block | None = None
     """Logits of the next positions, of a drafter of blocks."""
     ahead: RowsAhead | None = None
     """Who has further rows fed beside its nodes; None where nobody does."""

@@ -1,172 +1,143 @@
-"""Slots of drafts that need rows of the target's features beside the ids. On the engine thread."""
+"""Slots of heads: they need features of the target's beside token ids. On the engine thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.feature_rows import FeatureRows
 from draft_service.jobs import Rows
+from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.worker.jobs import SlotKey
-from outrider.engine.worker.slots import BareSlot, Slot
+from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.params import SamplingParams
+
+MAX_FEATURE_BYTES = 64 << 20
+"""Bytes of a slot's features that wait to be used; a head that is further behind begins anew with the newest."""
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """Return rows as bfloat16, of the same shape."""
-    return torch.from_numpy(np.array(rows).view(np.int16)).view(torch.bfloat16)  # what came cannot be written to
-
-
-@runtime_checkable
-class TakesRows(Protocol):
-    """A slot that the target sends rows for."""
-
-    @property
-    def next_row(self) -> int:
-        """Position of the first row that is of use."""
-
-    @property
-    def lacks_rows(self) -> bool:
-        """Whether what is committed cannot be gone on from for want of rows."""
-
-    request_id: int
-    """Of what is asked for; another one once what was here was lost."""
-
-    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
-        """Take in rows of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
-        needed: where they answer the present request, what is before them is not to be had, or was too much.
-        """
+    """Return writable bits of bfloat16 numbers as these numbers, of the same shape."""
+    return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
 class HeadSlot(Slot):
-    """Caches what an EAGLE head makes of each token together with the target's row of the token before it. The cache
-    begins at the first token before which there is a row. Entries of guesses are made from the head's own output in
-    place of rows: they are of use as long as the guesses come true, and are made anew once they do not.
+    """Caches what a head makes of each token and a feature: that of the token itself, or of the token before it.
+
+    The cache begins at the first token whose feature there is. A head without a cache reads the newest feature alone.
+    Entries of draft tokens are made from the head's own outputs in place of features: they are of use as long as the
+    draft tokens come true, and are made anew once they do not.
     """
 
-    __slots__ = ("request_id", "rows")
-
-    lag: ClassVar[int] = 1
-    """Tokens by which an entry is behind its row."""
+    __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
     def __init__(
         self,
         width: int,
+        lag: int,
         key: SlotKey,
         committed_ids: Sequence[int],
         num_prompt: int,
         params: SamplingParams,
         pool: KVPool,
         cache_salt: bytes = b"",
+        *,
+        keeps_cache: bool = True,
     ) -> None:
+        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1."""
         super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
-        self.first = self.lag
-        self.rows = FeatureRows(width)
+        self.lag = lag
+        self.keeps_cache = keeps_cache
+        self.first = lag
+        self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        if self.lag:
-            self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all rows depend on it
+        """Of the features that are asked for; another one once what was here was lost."""
+        if lag:
+            self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all features depend on it
 
     @property
-    def next_row(self) -> int:
+    def next_position(self) -> int:
+        """Position of the first feature that is of use."""
         return self.first + self._num_agreed - self.lag
 
     @property
-    def lacks_rows(self) -> bool:
-        return self.rows.end < len(self.committed) - 1
+    def lacks_features(self) -> bool:
+        """Whether what is committed cannot be gone on from for want of features."""
+        return self.features.end < len(self.committed) - 1
 
     @property
     def num_feedable(self) -> int:
-        return max(0, min(len(self.committed) - 1, self.rows.end) + self.lag - self.first)
+        return max(0, min(len(self.committed) - 1, self.features.end) + self.lag - self.first)
 
     def features_of(self, num_tokens: int) -> Tensor:
-        return as_tensor(self.rows.of(self.first + len(self.cached) - self.lag, num_tokens))
+        start = self.first + len(self.cached) - self.lag
+        data = np.frombuffer(self.features.read(start, start + num_tokens), dtype=np.uint16)
+        return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
-    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
-        if self.rows.take(start, rows) or request_id != self.request_id:
+    def take_features(self, start: int, rows: Rows, request_id: int) -> None:
+        """Take in features of consecutive positions from `start` on. They may be late, repeated, or begin behind what
+        is needed: where they answer the present request, what is before them is not to be had, or was too much.
+        """
+        if self._append(start, rows) or request_id != self.request_id:
             return
         if not self.cached and self.first == self.lag:
             self.adopt()  # another slot may have left what lies before
-        if not self.rows.take(start, rows):
+        if not self._append(start, rows):
             self._crop(0)
             self.first = start + self.lag
-            self.rows.begin(start, rows)
+            self.features.clear(start)
+            self.features.put(start, rows.tobytes())
+
+    def _append(self, start: int, rows: Rows) -> bool:
+        """Take in what is new of features. Return False, with nothing taken, where some between these and what is here
+        are missing, or too many would wait.
+        """
+        features = self.features
+        new = rows[max(0, features.end - start) :]
+        if start > features.end or (len(new) and features.num_bytes + new.nbytes > MAX_FEATURE_BYTES):
+            return False
+        features.put(features.end, new.tobytes())
+        return True
+
+    def settle(self) -> None:
+        if not self.keeps_cache:
+            self.first = max(self.lag, len(self.committed) - 1)
+        super().settle()
 
     def reconcile(self) -> int:
-        """Crop the cache to what was made of committed tokens and the target's rows; return its length."""
+        """Crop the cache to what was made of committed tokens and the target's features; return its length."""
         self._crop(min(self._num_agreed, len(self.committed) - 1 - self.first))
         return len(self.cached)
 
     def rebased(self, start: int, ids: Sequence[int]) -> None:
         self.cached[start:] = ids
 
-    def fed_committed(self, ids: Sequence[int]) -> None:
-        super().fed_committed(ids)
-        self.rows.drop(self.next_row)
-
     def adopt(self) -> int:
         num_tokens = super().adopt() if self.first == self.lag else 0
-        self.rows.drop(self.next_row)
+        self.features.drop_before(self.next_position)
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt what begins at the beginning: the same ids then have the same rows."""
+        """Let others adopt what begins at the beginning: the same ids then have the same features. Those that were made
+        use of go.
+        """
         if self.first == self.lag:
             super().publish()
+        self.features.drop_before(self.next_position)
 
     def _crop(self, num_cached: int) -> int:
         num_freed = super()._crop(max(0, num_cached))
-        if self.next_row < self.rows.start:  # they were let go when they had been made use of
+        if self.next_position < self.features.start:  # they were dropped when they had been made use of
             self.request_id += 1
-            self.rows.begin(self.next_row, self.rows.of(self.rows.start, 0))
+            self.features.clear(self.next_position)
         return num_freed
 
 
-class ContextSlot(HeadSlot):
-    """Caches what a head that fills blocks makes of the rows themselves, of each token before the last committed one:
-    the block behind them begins with that, and leaves nothing.
-    """
-
-    __slots__ = ()
-
-    lag: ClassVar[int] = 0
-
-
-class RowSlot(BareSlot):
-    """Keeps the newest row, from which heads say all that follows."""
-
-    __slots__ = ("_position", "_row", "request_id")
-
-    def __init__(
-        self,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        cache_salt: bytes = b"",
-    ) -> None:
-        super().__init__(key, committed_ids, num_prompt, params)
-        self.request_id = 0
-        self._position = -1
-        self._row: Rows = np.empty((0, 0), dtype=np.uint16)
-
-    @property
-    def next_row(self) -> int:
-        return len(self.committed) - 2
-
-    @property
-    def lacks_rows(self) -> bool:
-        return self._position < self.next_row
-
-    @property
-    def row(self) -> Rows | None:
-        """Return the row [width] of the token before the last committed one; None until it has come."""
-        return self._row if self._position == self.next_row else None
-
-    def take_rows(self, start: int, rows: Rows, request_id: int) -> None:
-        if start + len(rows) - 1 > self._position:
-            self._position, self._row = start + len(rows) - 1, rows[-1].copy()  # not all that came with it
+def is_fed(slot: Slot) -> bool:
+    """Return whether all that a draft needs of the committed tokens is here, and no prompt has to be read."""
+    if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
+        return False
+    return not needs_prefill(slot)

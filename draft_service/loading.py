@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from draft_service.head_slot import ContextSlot, HeadSlot, RowSlot
+from draft_service.head_slot import HeadSlot
 from draft_service.translated_slot import make_slot
 from outrider.engine.drafters import make_drafters, rows_ahead
-from outrider.engine.heads.block_path import BlockHeadPath
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
-from outrider.engine.heads.loader import LoadedHead, LoadedMedusa, load_head, load_medusa
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, score_head, score_medusa
+from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_same, pard_block
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.network import BlockShape
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loaded import Loaded, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
@@ -33,72 +32,48 @@ log = get_logger(__name__)
 
 @dataclass
 class ModelState(Loaded):
-    """A model. Where it has no encoder it drafts for targets of other vocabularies, too."""
+    """A model. Where it has no encoder and fills no masks it drafts for targets of other vocabularies, too."""
 
+    family: Family = MODEL
+    block: BlockShape | None = None
+    """How it fills masks; None for a model that drafts a token at a time."""
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
     open_ahead: OpenAhead | None = None
     """Who has rows fed beside the nodes of its slots."""
 
     @property
     def translates(self) -> bool:
-        return not self.runner.facts.decoder_start_ids
+        return self.block is None and not self.runner.facts.decoder_start_ids
 
     def info(self) -> pb.WorkerInfo:
         info = super().info()
+        info.beams = info.beams and self.block is None
         info.translates = self.translates
         info.translations.extend(self.translations())
         return info
 
 
 @dataclass
-class PardState(Loaded):
-    """A model that fills masks."""
-
-    mask_id: int = field(kw_only=True)
-    searches_beams: ClassVar[bool] = False
-
-
-@dataclass
-class HeadState(Loaded):
-    """A head that is run over rows of the target's features, token by token or block by block."""
+class HeadState(WorkerState):
+    """A head of any family."""
 
     head: LoadedHead = field(kw_only=True)
-    num_layers: int = field(kw_only=True)
-    """Of the target."""
-    needs_features: ClassVar[bool] = True
-    searches_beams: ClassVar[bool] = False
-
-    @property
-    def opening(self) -> OpeningMap:
-        return self.head.opening
-
-    def score(self, seen: Seen) -> Outcome:
-        return score_head(self.head, seen, self.num_layers)
-
-    def info(self) -> pb.WorkerInfo:
-        info = super().info()
-        info.trees = True  # also of what a block says, though its path runs none
-        return info
-
-
-@dataclass
-class MedusaState(WorkerState):
-    """Heads over the target's newest row."""
-
-    heads: LoadedMedusa = field(kw_only=True)
-    num_layers: int = field(kw_only=True)
-    """Of the target."""
     needs_features: ClassVar[bool] = True
 
     @property
-    def opening(self) -> OpeningMap:
-        return self.heads.opening
+    def family(self) -> Family:
+        return self.head.family
 
-    def score(self, seen: Seen) -> Outcome:
-        return score_medusa(self.heads, seen, self.num_layers)
+    @property
+    def block(self) -> BlockShape | None:
+        return self.head.network.block
+
+    @property
+    def runner(self) -> ModelRunner | None:
+        return self.head.runner
 
     def info(self) -> pb.WorkerInfo:
-        facts, info = self.heads.facts, super().info()
+        facts, runner, info = self.head.facts, self.head.runner, super().info()
         info.MergeFrom(
             pb.WorkerInfo(
                 model_id=facts.model_id,
@@ -108,85 +83,68 @@ class MedusaState(WorkerState):
                 attention_path="none",
                 eos_token_ids=facts.eos_token_ids,
                 num_parameters=facts.num_parameters,
-                trees=True,
+                quantization=facts.quantization,
+                trees=True,  # also of a block, though its path runs none
                 tensor_parallel=1,
             )
         )
+        if runner is not None:
+            info.attention_path = runner.path.name
+            info.batch_invariant = runner.path.batch_invariant
+            info.num_kv_blocks = runner.pool.num_blocks
+            info.num_kv_blocks_in_use = runner.pool.num_in_use
+            info.num_kv_blocks_cached = runner.pool.num_cached
+            info.kv_block_size = runner.pool.block_size
+            info.kv_bytes_per_token = runner.kv_bytes_per_token
         return info
 
 
-AnyHeadState = HeadState | MedusaState
+DraftState = ModelState | HeadState
 
 
-def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> WorkerState:
+def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
     """Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
-    kind = kind_of(files, config.target_model)
-    if kind is not DraftKind.MODEL and config.drafted_by != "none":
+    family = family_of(files, config.target_model)
+    if family is not MODEL and config.drafted_by != "none":
         raise ConfigError(
             f"drafted_by is {config.drafted_by!r}, and {config.model} is no model that drafts token by token from ids "
             "alone: what follows a guess cannot be known beside it; leave drafted_by out",
             param="drafted_by",
         )
-    match kind:
-        case DraftKind.MODEL:
-            if config.target_model is not None and is_same(config.model, config.target_model):
-                log.warning(
-                    "the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model
-                )
-            return _model_state(config, load(config, epoch, on_lost))
-        case DraftKind.PARD:
-            model = load(config, epoch, on_lost)
-            return PardState(
-                config, epoch, model.slots, model.tokenizer, runner=model.runner, mask_id=pard_token(files)
-            )
-        case DraftKind.MEDUSA:
-            return _load_medusa(config, epoch)
-        case _:
-            return _load_head(config, epoch, kind)
-
-
-def _model_state(config: DraftConfig, loaded: Loaded) -> ModelState:
-    """Give slots of other vocabularies a class of their own."""
-    slots, tokenizer, runner = loaded.slots, loaded.tokenizer, loaded.runner
-    if not runner.facts.decoder_start_ids:
-        limit = runner.facts.context_limit
-        slots = SlotTable(runner.pool, config.max_slots, limit, partial(make_slot, limit))
-    open_ahead = None
+    if family.network is not None:
+        return _load_head(config, epoch, family)
+    block = pard_block(files) if family is PARD else None
+    if config.target_model is not None and is_same(config.model, config.target_model):
+        log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
+    loaded = load(config, epoch, on_lost)
+    state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, close=loaded.close)
+    state.family, state.block = family, block
+    if state.translates:  # slots of other vocabularies have a class of their own
+        pool, limit = state.runner.pool, state.runner.facts.context_limit
+        state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":
         by = Drafter(config.drafted_by)
-        table = make_drafters((by,), None, tokenizer.tokenizer_json, runner.facts.vocab_size)[by]
-        open_ahead = rows_ahead(table)
+        table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
+        state.open_ahead = rows_ahead(table)
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)
-    return ModelState(config, loaded.epoch, slots, tokenizer, runner=runner, close=loaded.close, open_ahead=open_ahead)
+    return state
 
 
-def _load_head(config: DraftConfig, epoch: int, kind: DraftKind) -> HeadState:
-    target = _target_of(config)
-    head = load_head(config, target, config.allow_pickle, kind)
-    pool, limit = head.runner.pool, head.runner.facts.context_limit
-    pool.prefix.enabled = config.prefix_caching
-    slot_class = ContextSlot if isinstance(head.path, BlockHeadPath) else HeadSlot
-    slots = SlotTable(pool, config.max_slots, limit, partial(slot_class, head.opening.spec.width))
-    num_layers = TargetFiles(target).num_layers
-    return HeadState(
-        config, epoch, slots, tokenizer_files(target), runner=head.runner, head=head, num_layers=num_layers
-    )
-
-
-def _load_medusa(config: DraftConfig, epoch: int) -> MedusaState:
-    target = _target_of(config)
-    heads = load_medusa(config, target, config.allow_pickle)
-    slots = OpenSlots(RowSlot, config.max_slots, heads.facts.context_limit)
-    num_layers = TargetFiles(target).num_layers
-    return MedusaState(config, epoch, slots, tokenizer_files(target), heads=heads, num_layers=num_layers)
-
-
-def _target_of(config: DraftConfig) -> str:
+def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
     if config.target_model is None:
         raise ConfigError(
             f"{config.model} is a draft head, and target_model is missing: give the folder of the target that it was "
             "trained for, with --target-model",
             param="target_model",
         )
-    return config.target_model
+    head = load_head(config, config.target_model, family, config.allow_pickle)
+    limit, width = head.facts.context_limit, head.opening.spec.width
+    slots: OpenSlots[Any]
+    if head.runner is None:
+        make = partial(HeadSlot, width, head.network.lag, pool=KVPool(1), keeps_cache=False)
+        slots = OpenSlots(make, config.max_slots, limit)
+    else:
+        head.runner.pool.prefix.enabled = config.prefix_caching
+        slots = SlotTable(head.runner.pool, config.max_slots, limit, partial(HeadSlot, width, head.network.lag))
+    return HeadState(config, epoch, slots, tokenizer_files(config.target_model), head=head)

@@ -68,20 +68,19 @@ class ModelDrafter:
         the rows ahead of them.
         """
         slot, tree = cached(asked.growing), asked.growing.tree
-        num_cached, ahead_ids = len(slot.cached), [row.token_id for row in asked.ahead]
+        num_cached, num_logits = len(slot.cached), len(asked.nodes) + len(asked.ahead)
         if isinstance(slot, TranslatedSlot) and slot.writes:
             return Row(slot.table, slot.next_written(), len(slot.cached), 1, slot.cached)
         if not tree.is_root_fed:
-            ids = slot.uncached()
-            features = slot.features_of(len(ids))
-            num_logits = 1 + len(ahead_ids)
-            new_ids = [*ids, *ahead_ids]
-            return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, features=features, source=slot.source)
-        new_ids = [*(tree.ids[node] for node in asked.nodes), *ahead_ids]
-        if slot.translation is not None:
-            new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
-        parents, features = _parents(tree, asked), self._features_of(tree, asked.nodes)
-        return Row(slot.table, new_ids, num_cached, len(new_ids), slot.cached, parents, features, slot.source)
+            new_ids, parents = slot.uncached(), None
+            features = slot.features_of(len(new_ids))
+        else:
+            new_ids, parents = [tree.ids[node] for node in asked.nodes], _parents(tree, asked)
+            features = self._features_of(tree, asked.nodes)
+            if slot.translation is not None:
+                new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
+        new_ids += [row.token_id for row in asked.ahead]
+        return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, parents, features, slot.source)
 
     def _read(self, asked: _Asked, row: Row, host: HostLogits, index: int) -> list[Said]:
         """Return what follows the nodes of a slot whose row went through. index: of the row's first logits."""

@@ -12,9 +12,18 @@ import torch
 
 from draft_service.head_slot import as_tensor
 from draft_service.jobs import EngineJob
-from draft_service.loading import AnyHeadState
+from draft_service.loading import HeadState
 from draft_service.target_link import Probed
-from outrider.engine.heads.wiring import MAX_PROBE_TAPS, TEXT, Outcome, Seen, judge, probe_ids, taps_to_probe
+from outrider.engine.heads.wiring import (
+    MAX_PROBE_TAPS,
+    TEXT,
+    Outcome,
+    Seen,
+    judge,
+    probe_ids,
+    score_head,
+    taps_to_probe,
+)
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.errors import Unavailable
@@ -33,7 +42,7 @@ class WiringTest:
     """Tests one head at each life of a target that it is paired with: once, where it fits."""
 
     def __init__(
-        self, state: AnyHeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
+        self, state: HeadState, engine: EngineThread, metrics: WorkerMetrics, probe: Probe, text: str = TEXT
     ) -> None:
         assert isinstance(state.config, DraftConfig)
         self._probe = probe
@@ -62,7 +71,7 @@ class WiringTest:
         self._tests.pop(address, None)
 
     async def _test(self, address: str, target_epoch: int) -> str | None:
-        taps = taps_to_probe(self._state.opening.spec.taps, self._state.num_layers)
+        taps = taps_to_probe(self._state.head.opening.spec.taps, self._state.head.num_layers)
         probed = list[Probed]()
         for first in range(0, len(taps), MAX_PROBE_TAPS):
             part = taps[first : first + MAX_PROBE_TAPS]
@@ -82,7 +91,7 @@ class WiringTest:
     def _score(self, seen: Seen, scoring: concurrent.futures.Future[Outcome]) -> None:
         """Run the head. On the engine thread."""
         try:
-            scoring.set_result(self._state.score(seen))
+            scoring.set_result(score_head(self._state.head, seen))
         except Exception as error:
             scoring.set_exception(error)
 

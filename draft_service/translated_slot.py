@@ -102,8 +102,8 @@ class TranslatedSlot(Slot):
         return self._crop(self._retokenization.num_of(max(committed_len - 1, 0)))
 
 
-def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None) -> Slot:
-    """Return a slot of a draft whose context has so many tokens. slot: as `Slot` takes it."""
+def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
+    """Return a slot of a draft whose context has so many tokens. slot, more: as `Slot` takes them."""
     if translation is None:
-        return Slot(*slot)
-    return TranslatedSlot(*slot, translation=translation, context_limit=context_limit)
+        return Slot(*slot, **more)
+    return TranslatedSlot(*slot, **more, translation=translation, context_limit=context_limit)

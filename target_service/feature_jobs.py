@@ -1,93 +1,46 @@
-"""What the streams of drafts ask of the engine beside deliveries, as plain values."""
+"""What the streams of drafts ask of the target's engine beside deliveries: features for heads, and probes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.worker.jobs import JobError
+if TYPE_CHECKING:
+    from target_service.feature_stream import FeatureStream
+    from target_service.features import Features
 
 
-class RowsLink(Protocol):
-    """The way of rows to one draft, as the engine thread sees it."""
+@dataclass(eq=False, slots=True)
+class FeatureSubscription:
+    """A draft's subscription to the features of one lease: what is kept, and the rest as it is made."""
 
-    @property
-    def has_room(self) -> bool:
-        """Return whether less waits to be written than may."""
-
-    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
-        """Send rows that a job asked for, of consecutive positions from `start` on: [num_rows, width] bfloat16."""
-
-    def note_dropped(self, num_rows: int, num_bytes: int) -> None:
-        """Count rows that were not sent for want of room."""
+    link: FeatureStream
+    digest: bytes
+    """Of the head whose projection makes them."""
+    ticket: int
+    next_position: int
+    """First position that was not sent."""
+    request_id: int = 0
+    """Comes back with the features."""
+    has_begun: bool = False
+    """Whether the lease has begun."""
+    dropped_end: int = 0
+    """Position behind the last one that was counted as dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureJob:
-    """A job of `Features`."""
+    """A call of `Features` on the engine thread."""
+
+    run: Callable[[Features], None]
 
 
 @dataclass(frozen=True, slots=True)
-class AddHead(FeatureJob):
-    """Make rows for a head from now on."""
-
-    digest: bytes
-    opening: OpeningMap
-    respond: Callable[[JobError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DropHead(FeatureJob):
-    """Make none for it any more."""
-
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WantRows(FeatureJob):
-    """Send rows of a lease from a position on: what is here, and the rest as it is made."""
-
-    link: RowsLink
-    digest: bytes
-    ticket: int
-    start: int
-    request_id: int = 0
-    """Comes back with the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkGone(FeatureJob):
-    """Send nothing more to a draft, whose stream has ended."""
-
-    link: RowsLink
-    done: Callable[[], None] = field(default=lambda: None, compare=False)
-    """Called once nothing more is sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What the target says of a text."""
+class Probe:
+    """What the target computes of a text alone."""
 
     taps: bytes
     """[tokens, taps, hidden] bfloat16."""
     best_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeJob(FeatureJob):
-    """Run a text alone."""
-
-    token_ids: Sequence[int]
-    taps: Sequence[int]
-    respond: Callable[[Probed | JobError], None]
-
-
-@dataclass(slots=True)
-class Wanting:
-    """Who reads the rows of a lease."""
-
-    job: WantRows
-    lacks: int | None = None
-    """Position from which rows were not sent, since too many waited on the way."""
+    """The likeliest token after each."""

@@ -1,7 +1,7 @@
-"""Rows of features for the drafts that read them: made after a forward, kept a while, sent as they come.
+"""Features for heads: one vector a token, which a head's projection makes of the target's hidden states.
 
-`heads` knows what is registered and by whom; here are the maps themselves. Nothing is done while there is none. On the
-engine thread.
+They are made after a forward of the tokens that are committed, kept a while, and sent to the drafts that subscribe.
+`heads` knows which heads are registered, here are their projections. Without one nothing is done. On the engine thread.
 """
 
 from __future__ import annotations
@@ -9,63 +9,46 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device, to_host
+from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, SlotKey
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
-from target_service.feature_jobs import (
-    AddHead,
-    DropHead,
-    FeatureJob,
-    LinkGone,
-    Probed,
-    ProbeJob,
-    RowsLink,
-    Wanting,
-    WantRows,
-)
-from target_service.kept_rows import KeptRows
+from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
 from target_service.lease import Lease
 from target_service.leases import Leases
+
+if TYPE_CHECKING:
+    from target_service.feature_stream import FeatureStream
 
 log = get_logger(__name__)
 
 MAX_KEPT_BYTES = 256 << 20
-"""Bytes of the rows kept for all slots and heads; those of the slot that was longest without a new one are let go.
-Doubling it keeps those of twice as many slots."""
-MAX_EARLY = 1024
-"""Requests for leases that have not begun; the oldest is forgotten. Doubling it lets drafts be ahead in twice as
-many."""
+"""Bytes kept for all slots and heads; those of the slot that was longest without a new token go first."""
+MAX_KEPT_TOKENS = 512
+"""Tokens of a slot before its last step whose features are kept for a draft that subscribes late or reads slowly."""
+MAX_SUBSCRIPTIONS = 4096
+"""Subscriptions of leases that run or have not begun; the oldest goes, and its draft subscribes again."""
 
 
 @dataclass(slots=True)
 class _Head:
-    opening: OpeningMap
-    places: Tensor
-    """Of its taps among those of the runner, int64, on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Staying:
-    """Tokens of the last forward that are committed."""
-
-    key: SlotKey
-    start: int
-    """Position of the first."""
-    places: Sequence[int]
-    """Among all that was fed."""
+    projection: OpeningMap
+    columns: Tensor
+    """Indices of its taps among those of the runner, int64, on the device."""
 
 
 class Features:
-    """Makes rows for every head, of every slot that may be drafted for."""
+    """Makes features for every head, of every slot that may be drafted for."""
 
     def __init__(self, runner: ModelRunner, leases: Leases, answer: Callable[[Callable[[], None]], None]) -> None:
         """answer: posts an answer."""
@@ -73,83 +56,77 @@ class Features:
         self._leases = leases
         self._answer = answer
         self._heads: dict[bytes, _Head] = {}
-        self._kept: OrderedDict[tuple[bytes, SlotKey], KeptRows] = OrderedDict()
-        self.num_kept_bytes = 0
-        """Of all rows that are kept. May be read by any thread."""
-        self._early: OrderedDict[int, WantRows] = OrderedDict()
+        self._buffers: OrderedDict[tuple[bytes, SlotKey], FeatureBuffer] = OrderedDict()
+        """By head and slot, the one that was longest without a new token first."""
+        self._subscriptions: OrderedDict[int, FeatureSubscription] = OrderedDict()
         """By ticket."""
-        self._lacking: dict[int, tuple[Lease, Wanting]] = {}
-        """By ticket."""
-        self._first: dict[int, int] = {}
-        """By the identity of a row of the last forward: how many tokens were fed before its own."""
-        self._staying: list[_Staying] = []
+        self._first_index: dict[int, int] = {}
+        """Number of tokens of the last forward before a row, by the row's identity."""
+        self._indices: list[int] = []
+        """Those of its tokens that are committed, among all of them."""
+        self._spans: list[tuple[SlotKey, int, int]] = []
+        """The same by slot: its key, the position of the first, and how many."""
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Bytes of all features that are kept. May be read by any thread."""
+        return sum(buffer.num_bytes for buffer in list(self._buffers.values()))
 
     # jobs
 
     def handle(self, job: FeatureJob) -> None:
-        match job:
-            case AddHead():
-                self._add(job)
-            case DropHead(digest):
-                self._drop(digest)
-            case WantRows():
-                self._want(job)
-            case LinkGone(link, done):
-                self._forget(link)
-                self._answer(done)
-            case ProbeJob():
-                self._probe(job)
+        job.run(self)
 
-    def _add(self, job: AddHead) -> None:
+    def add_head(self, digest: bytes, projection: OpeningMap, respond: Callable[[JobError | None], None]) -> None:
+        """Make features for a head from the next step on."""
         error = None
         try:
-            self._heads[job.digest] = _Head(job.opening.to(self._runner.device), torch.empty(0, dtype=torch.int64))
+            self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
             self._set_taps()
         except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
-            self._drop(job.digest)
+            self.drop_head(digest)
             error = JobError(Fault.EXHAUSTED, f"the target cannot run the head's opening map: {failure}")
-        self._answer(lambda: job.respond(error))
+        self._answer(lambda: respond(error))
 
-    def _drop(self, digest: bytes) -> None:
+    def drop_head(self, digest: bytes) -> None:
+        """Make no features for a head any more."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
-        self._let_go([each for each in self._kept if each[0] == digest])
+        for head_and_slot in list(self._buffers):
+            if head_and_slot[0] == digest:
+                del self._buffers[head_and_slot]
 
     def _set_taps(self) -> None:
-        taps = sorted({tap for head in self._heads.values() for tap in head.opening.spec.taps})
+        taps = sorted({tap for head in self._heads.values() for tap in head.projection.spec.taps})
         self._runner.set_taps(taps)
         for head in self._heads.values():
-            places = [taps.index(tap) for tap in head.opening.spec.taps]
-            head.places = to_device(np.array(places, dtype=np.int64), self._runner.device)
+            columns = np.array([taps.index(tap) for tap in head.projection.spec.taps], dtype=np.int64)
+            head.columns = to_device(columns, self._runner.device)
 
-    def _want(self, job: WantRows) -> None:
-        lease = self._leases.of_ticket(job.ticket)
-        if lease is not None:
-            self._begin(lease, job)
-            return
-        self._early[job.ticket] = job
-        if len(self._early) > MAX_EARLY:
-            self._early.popitem(last=False)
+    def subscribe(self, subscription: FeatureSubscription) -> None:
+        """Send the features of a lease, in place of what was sent under its ticket. The lease may begin later."""
+        self._subscriptions.pop(subscription.ticket, None)
+        self._subscriptions[subscription.ticket] = subscription
+        if len(self._subscriptions) > MAX_SUBSCRIPTIONS:
+            self._subscriptions.popitem(last=False)
+        self._send(subscription)
 
-    def _begin(self, lease: Lease, job: WantRows) -> None:
-        wanting = lease.of_ticket(job.ticket).wanting = Wanting(job)
-        self._send_since(lease, wanting, job.start)
+    def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
+        """Send nothing more to a draft whose stream has ended. done: posted when that is so."""
+        for ticket, subscription in list(self._subscriptions.items()):
+            if subscription.link is link:
+                del self._subscriptions[ticket]
+        self._answer(done)
 
-    def _forget(self, link: RowsLink) -> None:
-        for ticket in [ticket for ticket, job in self._early.items() if job.link is link]:
-            del self._early[ticket]
-        for draft in (draft for lease in self._leases for draft in lease.drafts):
-            if draft.wanting is not None and draft.wanting.job.link is link:
-                draft.wanting = None
-
-    def _probe(self, job: ProbeJob) -> None:
-        result: Probed | JobError
+    def probe(self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[Probe | JobError], None]) -> None:
+        """Run a text alone for a draft that tests its head."""
+        result: Probe | JobError
         try:
-            states, best_ids = self.see(job.token_ids, job.taps)
-            result = Probed(_as_bytes(states), best_ids.tolist())
+            states, best_ids = self.see(token_ids, taps)
+            result = Probe(_as_bytes(states), best_ids.tolist())
         except (OutriderError, RuntimeError) as failure:
             result = JobError(Fault.EXHAUSTED, f"the target cannot run the probe now: {failure}")
-        self._answer(lambda: job.respond(result))
+        self._answer(lambda: respond(result))
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].
@@ -167,132 +144,114 @@ class Features:
 
     # slots and leases
 
-    def row(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
-        """Return the row [d] bfloat16 of a head and a slot, on the CPU; None where it was not made or is not kept."""
-        kept = self._kept.get((digest, key))
-        if kept is None or not kept.start <= position < kept.end:
+    def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
+        """Return the feature [d] bfloat16 of a head and a slot's token, on the CPU; None where it is not kept."""
+        buffer = self._buffers.get((digest, key))
+        if buffer is None or not buffer.start <= position < buffer.end:
             return None
-        _, data = kept.since(position)
-        return torch.frombuffer(bytearray(data[: kept.row_bytes]), dtype=torch.bfloat16)
+        return torch.frombuffer(buffer.read(position, position + 1), dtype=torch.bfloat16)
 
     def lease_began(self, lease: Lease) -> None:
-        """Take up what was asked for before."""
+        """Send what is kept to the drafts that subscribed before."""
         for draft in lease.drafts:
-            early = self._early.pop(draft.ticket, None)
-            if early is not None:
-                self._begin(lease, early)
+            subscription = self._subscriptions.get(draft.ticket)
+            if subscription is not None:
+                self._send(subscription)
 
     def cut(self, key: SlotKey, end: int) -> None:
-        """Forget the rows of a slot from a position on: other tokens are there now, or may come."""
+        """Drop the features of a slot from a position on: other tokens are there now, or may come."""
         for digest in self._heads:
-            kept = self._kept.get((digest, key))
-            if kept is not None:
-                self.num_kept_bytes -= kept.num_bytes
-                kept.cut(end)
-                self.num_kept_bytes += kept.num_bytes
+            buffer = self._buffers.get((digest, key))
+            if buffer is not None:
+                buffer.truncate(end)
 
     def closed(self, key: SlotKey) -> None:
-        """Forget the rows of a slot."""
-        self._let_go([each for each in self._kept if each[1] == key])
+        """Drop the features of a slot."""
+        for digest in self._heads:
+            self._buffers.pop((digest, key), None)
 
     def owner_gone(self, owner: int) -> None:
-        """Forget the rows of all slots of a stream that ended."""
-        self._let_go([each for each in self._kept if each[1][0] == owner])
-
-    def _let_go(self, keys: Sequence[tuple[bytes, SlotKey]]) -> None:
-        for each in keys:
-            self.num_kept_bytes -= self._kept.pop(each).num_bytes
+        """Drop the features of all slots of a stream that ended."""
+        for _, key in list(self._buffers):
+            if key[0] == owner:
+                self.closed(key)
 
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:
-        """Note what the forward that has just run was fed."""
-        self._staying.clear()
-        self._first.clear()
-        num_fed = 0
-        for row in rows if self._heads else ():
-            self._first[id(row)] = num_fed
-            num_fed += row.num_new
+        """Note the rows of the forward that has just run."""
+        self._first_index.clear()
+        self._indices.clear()
+        self._spans.clear()
+        if self._heads:
+            num_fed = 0
+            for row in rows:
+                self._first_index[id(row)] = num_fed
+                num_fed += row.num_new
 
     def stays(self, key: SlotKey, row: Row, nodes: Sequence[int]) -> None:
         """Note which of a row's new tokens are committed: their indices among them, by position."""
         if self._heads and nodes and self._leases.may_be_drafted(key):
-            first = self._first[id(row)]
-            self._staying.append(_Staying(key, row.num_cached, [first + node for node in nodes]))
+            first = self._first_index[id(row)]
+            self._indices += [first + node for node in nodes]
+            self._spans.append((key, row.num_cached, len(nodes)))
 
     def send(self) -> None:
-        """Make the rows of what stays; keep them, and send them to those that want them."""
-        try:
-            self._send_staying()
-        except RuntimeError as error:  # as torch says that there is no memory; rows may be lost, steps may not
-            log.warning("rows of %d tokens were not made: %s", sum(len(s.places) for s in self._staying), error)
-        self._staying.clear()
-        self._send_lacking()
+        """Make the features of what is committed, keep them, and send them to those that subscribe."""
+        if self._indices:
+            try:
+                self._project()
+            except RuntimeError as error:  # as torch says that there is no memory; features may be lost, steps may not
+                log.warning("features of %d tokens were not made: %s", len(self._indices), error)
+        for subscription in list(self._subscriptions.values()):
+            self._send(subscription)
+        self._drop_oldest()
 
-    def _send_staying(self) -> None:
-        if not self._staying:
+    def _project(self) -> None:
+        num_tokens = len(self._indices)
+        states = self._runner.features  # [T, taps, hidden]
+        states = states[to_device(np.array(self._indices), states.device)]  # [N, taps, hidden]
+        made = [head.projection(states.index_select(1, head.columns)) for head in self._heads.values()]  # [N, d] each
+        for digest, features in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
+            data = _as_bytes(features)
+            token_bytes, at = len(data) // num_tokens, 0
+            for key, start, num in self._spans:
+                buffer = self._buffers.setdefault((digest, key), FeatureBuffer(token_bytes))
+                self._buffers.move_to_end((digest, key))
+                buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
+                buffer.put(start, data[at : at + num * token_bytes])
+                at += num * token_bytes
+
+    def _send(self, subscription: FeatureSubscription) -> None:
+        """Send what is kept and was not sent. Where too much waits on the way it is sent later, if it is still kept."""
+        lease = self._leases.of_ticket(subscription.ticket)
+        if lease is None:
+            if subscription.has_begun:
+                del self._subscriptions[subscription.ticket]
             return
-        places = np.array([place for each in self._staying for place in each.places])
-        seen = self._runner.features
-        seen = seen[to_device(places, seen.device)]  # [N, taps, hidden]
-        made = [head.opening(seen.index_select(1, head.places)) for head in self._heads.values()]  # [N, d] each
-        for digest, rows in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
-            data = _as_bytes(rows)
-            row_bytes, at = len(data) // len(places), 0
-            for each in self._staying:
-                end = at + row_bytes * len(each.places)
-                self._add_rows(digest, each, data[at:end], row_bytes)
-                at = end
-
-    def _add_rows(self, digest: bytes, staying: _Staying, data: bytes, row_bytes: int) -> None:
-        kept = self._kept.setdefault((digest, staying.key), KeptRows(row_bytes))
-        self.num_kept_bytes -= kept.num_bytes
-        kept.put(staying.start, data)
-        self.num_kept_bytes += kept.num_bytes
-        self._kept.move_to_end((digest, staying.key))
-        while self.num_kept_bytes > MAX_KEPT_BYTES:
-            self._let_go([next(iter(self._kept))])
-        lease = self._leases.get(staying.key)
-        for wanting in () if lease is None else [draft.wanting for draft in lease.drafts]:
-            if lease is not None and wanting is not None and wanting.job.digest == digest:
-                num_unwanted = max(0, wanting.job.start - staying.start)
-                rest = data[num_unwanted * row_bytes :]
-                self._send(lease, wanting, staying.start + num_unwanted, len(rest) // row_bytes, rest)
-
-    def _send_since(self, lease: Lease, wanting: Wanting, start: int) -> None:
-        kept = self._kept.get((wanting.job.digest, lease.slot.key))
-        if kept is not None:
-            first, data = kept.since(start)
-            self._send(lease, wanting, first, kept.end - first, data)
-
-    def _send(self, lease: Lease, wanting: Wanting, start: int, num_rows: int, data: bytes) -> None:
-        """Send rows. Where too much waits on the way, they are sent later, as far as they are kept, and all that follow
-        behind them.
-        """
-        job = wanting.job
-        if not data:
+        if not subscription.has_begun:
+            subscription.has_begun = True
+            lease.of_ticket(subscription.ticket).reads_features = True
+        buffer = self._buffers.get((subscription.digest, lease.slot.key))
+        if buffer is None or buffer.end <= subscription.next_position:
             return
-        if wanting.lacks is None and job.link.has_room:
-            job.link.send_rows(job, start, num_rows, data)
-            return
-        job.link.note_dropped(num_rows, len(data))
-        if wanting.lacks is None:
-            wanting.lacks = start
-            self._lacking[job.ticket] = (lease, wanting)
+        start, link = max(subscription.next_position, buffer.start), subscription.link
+        if link.has_room:
+            link.send_features(subscription, start, buffer.end - start, bytes(buffer.read(start, buffer.end)))
+            subscription.next_position = buffer.end
+        elif buffer.end > subscription.dropped_end:
+            num_dropped = buffer.end - max(start, subscription.dropped_end)
+            link.count("dropped", num_dropped, num_dropped * buffer.token_bytes)
+            subscription.dropped_end = buffer.end
 
-    def _send_lacking(self) -> None:
-        lacking, self._lacking = self._lacking, {}
-        for ticket, (lease, wanting) in lacking.items():
-            is_over = lease.of_ticket(ticket).wanting is not wanting or lease is not self._leases.get(lease.slot.key)
-            if is_over or wanting.lacks is None:
-                continue
-            if wanting.job.link.has_room:
-                start, wanting.lacks = wanting.lacks, None
-                self._send_since(lease, wanting, start)
-            else:
-                self._lacking[ticket] = (lease, wanting)
+    def _drop_oldest(self) -> None:
+        """Drop what is more than may be kept, once it was sent."""
+        num_bytes = self.num_kept_bytes
+        while num_bytes > MAX_KEPT_BYTES:
+            _, buffer = self._buffers.popitem(last=False)
+            num_bytes -= buffer.num_bytes
 
 
-def _as_bytes(rows: Tensor) -> bytes:
+def _as_bytes(states: Tensor) -> bytes:
     """Return the numbers as bfloat16."""
-    return rows.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes()
+    return states.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.heads.loader import LoadedMedusa, load_medusa
-from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_medusa, taps_to_probe
+from outrider.engine.heads.families import MEDUSA
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.wiring import Seen, judge, probe_ids, score_head, taps_to_probe
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
@@ -21,66 +23,62 @@ from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
-from target_service.feature_jobs import AddHead
 from target_service.features import Features
 
 
 class OwnHeads(TargetDrafter):
-    """Proposes by the last row of each slot."""
+    """The heads of a slot read the feature of its last token but one."""
 
-    def __init__(self, loaded: LoadedMedusa, features: Features) -> None:
-        """Have the target make rows for them from now on."""
-        self.heads = loaded.heads
+    def __init__(self, loaded: LoadedHead, features: Features) -> None:
+        """Have the target make features for them from now on."""
+        self._heads = loaded.network
         self._features = features
-        self._slots: dict[SlotKey, Slot] = {}
-        self._known: dict[SlotKey, tuple[int, HostLogits]] = {}
-        """Number of committed tokens, and the logits [heads, V] behind them."""
-        self._digest = b"own"  # none that a draft registers, whose map may be the same and goes with it
-        features.handle(AddHead(self._digest, loaded.opening, lambda error: None))
+        self._pending: dict[SlotKey, Slot] = {}
+        """Slots whose heads have not run since tokens were committed."""
+        self._logits: dict[SlotKey, HostLogits] = {}
+        """Logits [heads, V] after the last committed token of the others."""
+        self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
+        features.add_head(self._digest, loaded.opening, lambda error: None)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        self._slots[slot.key] = slot
-
-    def has_next(self, slot: Slot) -> bool:
-        return self._row(slot) is not None
-
-    def _row(self, slot: Slot) -> Tensor | None:
-        """Return the row [width] of the token before the last committed one, where it is here."""
-        return self._features.row(self._digest, slot.key, len(slot.committed) - 2)
-
-    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        logits = self._logits(slot) if self.has_next(slot) else None
-        return propose_by_logits(slot, state, shares, max_tokens, logits)
+        self._pending[slot.key] = slot
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Rows of other tokens may come up to the same length."""
-        known = self._known.get(slot.key)
-        if known is not None and known[0] > num_same:
-            del self._known[slot.key]
+        self._logits.pop(slot.key, None)
+        self._pending[slot.key] = slot
+
+    def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
+        self.commit(slot, 0)
+        return ()
+
+    def has_next(self, slot: Slot) -> bool:
+        return self._feature(slot) is not None
+
+    def _feature(self, slot: Slot) -> Tensor | None:
+        return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
+
+    def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
+        if slot.key in self._pending and self.has_next(slot):
+            self._run_heads()
+        return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        """The rows are dropped with the slot's features."""
-        del self._slots[key]
-        self._known.pop(key, None)
-
-    def _logits(self, slot: Slot) -> HostLogits:
-        """Return the heads' logits [heads, V] behind the last committed token, where the row before it is here."""
-        if self._is_pending(slot):
-            self._run_heads()
-        return self._known[slot.key][1]
-
-    def _is_pending(self, slot: Slot) -> bool:
-        known = self._known.get(slot.key)
-        return known is None or known[0] != len(slot.committed)
+        self._pending.pop(key, None)
+        self._logits.pop(key, None)
 
     @torch.inference_mode()
     def _run_heads(self) -> None:
-        """Run the heads for all slots whose last row they have not read: the host waits for all at once."""
-        pending = [slot for slot in self._slots.values() if self._is_pending(slot)]
-        rows = [(slot, row) for slot in pending if (row := self._row(slot)) is not None]
-        logits = self.heads(torch.stack([row for _, row in rows]))  # [S, heads, V]
-        for (slot, _), own in zip(rows, to_host(*logits.unbind()), strict=True):
-            self._known[slot.key] = (len(slot.committed), HostLogits(own))
+        """Run the heads for all slots that are pending and have a feature: the host waits for all at once."""
+        keys, features = list[SlotKey](), list[Tensor]()
+        for slot in list(self._pending.values()):
+            feature = self._feature(slot)
+            if feature is not None:
+                keys.append(slot.key)
+                features.append(feature)
+                del self._pending[slot.key]
+        logits = self._heads(torch.stack(features))  # [S, heads, V]
+        for key, own in zip(keys, to_host(*logits.unbind()), strict=True):
+            self._logits[key] = HostLogits(own)
 
 
 def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes, features: Features) -> OwnHeads:
@@ -92,20 +90,20 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
             "leave them out",
             param="heads",
         )
-    loaded = load_medusa(config.model_copy(update={"model": config.heads}), config.model, config.allow_pickle)
+    settings = config.model_copy(update={"model": config.heads})
+    loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
     _take_room(runner, loaded, config.heads)
-    num_layers = runner.facts.num_layers
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
-    taps = taps_to_probe(loaded.opening.spec.taps, num_layers)
+    taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
     states, best_ids = features.see(ids, taps)
     seen = Seen(ids, {tap: states[:, index].cpu() for index, tap in enumerate(taps)}, best_ids.cpu())
-    why = judge(score_medusa(loaded, seen, num_layers), config.heads, trusts=config.trust_draft_config)
+    why = judge(score_head(loaded, seen), config.heads, trusts=config.trust_draft_config)
     if why is not None:
         raise ConfigError(why, param="heads")
     return OwnHeads(loaded, features)
 
 
-def _take_room(runner: ModelRunner, loaded: LoadedMedusa, heads: str) -> None:
+def _take_room(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
     """Count the heads with the target's memory."""
     facts, spare = loaded.facts, runner.spare
     num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes

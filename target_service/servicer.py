@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -44,7 +43,6 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         self._hand_in = hand_in
         self._heads = heads
         self._metrics = metrics
-        self._numbers = itertools.count(1)
 
     async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
         await self._service.control(
@@ -76,7 +74,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         # Before there is a writer: an abort beside the first write would send it twice, and the call would never end.
         await context.send_initial_metadata(())
         rest = (self._heads, service.engine, self._metrics, context.write, reading.cancel)
-        stream, summary = FeatureStream(next(self._numbers), context.peer(), service.epoch, *rest), tpb.DeliverSummary()
+        stream, summary = FeatureStream(context.peer(), service.epoch, *rest), tpb.DeliverSummary()
         try:
             with service.streams.beside():
                 async for batch in batches:

@@ -41,7 +41,7 @@ from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
 from target_service.hold import PendingDraft, expected_arrival, waits_until
-from target_service.jobs import Verdict
+from target_service.jobs import Fallback, Verdict
 from target_service.lease import Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -59,6 +59,8 @@ class StepShare:
     lease: Lease
     proposal: Proposal
     row: Row
+    fallback: Fallback | None
+    """Why there are no draft tokens, where there were to be some."""
 
 
 class Step:
@@ -224,7 +226,10 @@ class Step:
                 searches.append(SearchShare(lease, lease.beams, lease.beams.feed(lease.slot, choice.num_drafts)))
             else:
                 proposal = self._drafting.proposal(found, choice)
-                shares.append(StepShare(lease, proposal, proposal.row()))
+                fallback = None
+                if not len(proposal.tree):
+                    fallback = self._drafting.fallback(lease, is_left_out=bool(found.offers))
+                shares.append(StepShare(lease, proposal, proposal.row(), fallback))
         self._in_step = [chosen[key][0].lease for key in turn.running]
         return shares, searches, turn
 
@@ -337,7 +342,7 @@ class Step:
             outcomes=learn(lease, proposal, decided.path, num_tokens, foretold, self._metrics),
             drafter=drafter_of(proposal),
             depth=proposal.tree.max_depth,
-            fallback=proposal.fallback,
+            fallback=share.fallback,
             timings=times.timings(lease),
             num_cached_tokens=slot.num_adopted or 0,
             num_foretold=sum(foretold),

@@ -25,7 +25,7 @@ from outrider.drafting.ngram import Ngram
 from outrider.drafting.translation import Translation, between
 from outrider.engine.drafters import OF_TEXT
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.families import Family, family_of
 from outrider.engine.loading.loaded import load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
@@ -470,8 +470,8 @@ def check_same_tokens(target: str, draft: str) -> None:
 
 def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawModel:
     """Load a draft and what is between its tokens and the target's. Raises ConfigError."""
-    kind = _check_model(source)
-    if kind is not DraftKind.MODEL or target.runner.facts.decoder_start_ids:
+    family = _check_model(source)
+    if family.name != MODEL or target.runner.facts.decoder_start_ids:
         check_same_tokens(task.target, source)
     is_same = have_same_tokens(task.target, source)
     draft = LawModel(source, task, longest if is_same else AT_ONCE * longest)  # of other tokens it may take more
@@ -484,14 +484,14 @@ def load_draft(target: LawModel, source: str, task: Task, longest: int) -> LawMo
     return draft
 
 
-def _check_model(source: str) -> DraftKind:
-    kind = kind_of(Checkpoint(source))
-    if kind not in (DraftKind.MODEL, DraftKind.PARD):
+def _check_model(source: str) -> Family:
+    family = family_of(Checkpoint(source))
+    if family.network is not None:
         raise ConfigError(
-            f"--draft {source}: a draft of the kind {kind}, which alpha does not measure; it takes models. What a head "
-            "is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
+            f"--draft {source}: a draft of the kind {family.name}, which alpha does not measure; it takes models. What "
+            "a head is worth, `outrider train-head` reports and `outrider up` shows as spec_acceptance_rate"
         )
-    return kind
+    return family
 
 
 def _check_fits(model: LawModel, longest: int, task: Task) -> None:

@@ -19,11 +19,8 @@ from typing import Literal, Self
 import torch
 
 from outrider.drafting.translation import Intersection, between
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, is_same, kind_of, pard_token
-from outrider.engine.heads.loader import READERS
-from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.families import PARD, family_of, is_same, pard_block
 from outrider.engine.loading import memory
 from outrider.engine.loading.context import context_limit_of
 from outrider.engine.loading.ends import decoder_start_of, read_ends, read_generation
@@ -216,14 +213,13 @@ def check_draft(draft: str, target: Model, task: Task) -> tuple[Model | None, Fi
     """Say whether a draft may serve a target. Raises ConfigError where it may not."""
     assert task.target is not None
     files = Checkpoint(draft)
-    kind = kind_of(files, task.target)
-    if kind not in (DraftKind.MODEL, DraftKind.PARD):
-        read = read_medusa if kind is DraftKind.MEDUSA else READERS[kind][1]
-        opening = read(files, TargetFiles(task.target)).opening
-        return None, ("ok", f"a head ({kind}) that fits the target; reads its hidden states {opening.spec.taps}", "")
+    family = family_of(files, task.target)
+    if family.read is not None:
+        taps = family.read(files, TargetFiles(task.target)).opening.spec.taps
+        return None, ("ok", f"a head ({family.name}) that fits the target; reads its hidden states {taps}", "")
     model = read_model(draft, task)
-    if kind is DraftKind.PARD:
-        pard_token(files)
+    if family is PARD:
+        pard_block(files)
         model.info.translates = False
     if not fits(model.info, target.info):
         difference = first_difference(target.tokenizer_json, model.tokenizer_json)

@@ -111,9 +111,7 @@ class Cascade:
         return replace(following, node=child)
 
     def end_step(self) -> tuple[int, Sequence[int]]:
-        num_fed, drawn = len(self._fed), self._drawn
-        self.begin_step()
-        return num_fed, drawn
+        return len(self._fed), self._drawn
 
     def close(self) -> None:
         self.follower.close()

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads, read_medusa
 from outrider.engine.paths.forward_path import NORMED
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, write_tensors

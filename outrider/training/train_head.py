@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.alpha import check_same_tokens
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import TargetFiles
 from outrider.engine.loading.loader import check_weights, read_config, resolve_device
 from outrider.engine.loading.model_files import check_folder
 from outrider.training.chats import prompt_ids

@@ -39,7 +39,7 @@ ROW_BYTES = 320 * 4
 """Of a row of logits."""
 
 LATER = {
-    "features:_send_staying": "rows of features are made of what was accepted, and come down once more for all heads",
+    "features:_project": "rows of features are made of what was accepted, and come down once more for all heads",
     "own_heads:_run_heads": "the target's own heads read these rows: logits come down once more, all slots' together",
     "lookahead_embeddings:propose": "logits behind look-ahead embeddings come down once more, all slots' together",
     "lookahead:_window": "guesses of windows come down once more, all slots' together",

@@ -24,7 +24,7 @@ from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed as ProbedRows
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Outcome, probe_ids, taps_to_probe
+from outrider.engine.heads.wiring import Outcome, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.engine_thread import EngineThread
@@ -33,7 +33,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.feature_jobs import AddHead, Probed, ProbeJob, WantRows
+from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -132,47 +132,49 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.facts = self.probe = None
+                self.close = self.stub = self.probe = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
                 pair.delivered.append(nodes)
 
             def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
-                job = WantRows(pair, pair._digest, request.ticket, request.start, request.id)  # type: ignore[arg-type]
-                pair.target.handle(job)
+                wanted = (pair._digest, request.ticket, request.start, request.id)
+                subscription = FeatureSubscription(pair, *wanted)  # type: ignore[arg-type]
+                pair.target.handle(FeatureJob(lambda features: features.subscribe(subscription)))
 
         monkeypatch.setattr(worker_handle, "start", start)
         monkeypatch.setattr(draft_service.deliveries, "Deliverer", Deliverer)
 
-    # rows of features: the pair is the link (`RowsLink`)
+    # rows of features: the pair is the link (`FeatureStream`)
 
     has_room = True
 
     def _add_head(self, offer: HeadOffer) -> None:
         facts, answers = self.target.worker._runner.facts, list[Any]()
         opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
-        self.target.handle(AddHead(offer.digest, opening, answers.append))
+        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening, answers.append)))
         assert answers == [None], answers
         self._digest = offer.digest
 
-    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
-        rows = np.frombuffer(data, dtype=np.uint16).reshape(num_rows, -1)
-        self._rows.append(RowsJob(job.ticket, 0, start, rows, lambda: None, job.request_id))
+    def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:
+        rows = np.frombuffer(data, dtype=np.uint16).reshape(num_tokens, -1)
+        self._rows.append(RowsJob(subscription.ticket, 0, start, rows, lambda: None, subscription.request_id))
 
-    def note_dropped(self, num_rows: int, num_bytes: int) -> None:
-        raise AssertionError("rows were dropped")
+    def count(self, fate: str, num_tokens: int, num_bytes: int) -> None:
+        raise AssertionError("features were dropped")
 
     def test_wiring(self) -> Outcome:
         """Return what the draft finds when it is paired with the target."""
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
-        taps = taps_to_probe(state.opening.spec.taps, state.num_layers)
-        self.target.handle(ProbeJob(ids, taps, answers.append))
+        taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
+        self.target.handle(FeatureJob(lambda features: features.probe(ids, taps, answers.append)))
         (probed,) = answers
-        assert isinstance(probed, Probed), probed
+        assert isinstance(probed, Probe), probed
         rows = np.frombuffer(probed.taps, dtype=np.uint16).reshape(len(ids), len(taps), -1)
-        outcome: Outcome = state.score(_seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))]))
+        seen = _seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))])
+        outcome: Outcome = score_head(state.head, seen)
         return outcome
 
     # slots

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from target_service.parked import Parked
 from transformers import AutoModelForCausalLM
 
-from draft_service.block_drafter import MedusaDrafter, PardDrafter
+from draft_service.block_drafter import MaskDrafter, MedusaDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower, MakeDrafter
-from draft_service.head_slot import RowSlot
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
 from outrider.engine.heads.medusa import MedusaConfig, MedusaHeads
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
@@ -29,6 +30,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.speculation import Speculation
+from target_service.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 from tests.tiny_models import tiny_llama
 
@@ -49,31 +51,39 @@ class Draft:
             self.requests.append(request.start)
 
         self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, vocab_size, asked)
-        self.committed, self.parked = list(prompt), Parked()
+        self.committed, self.buffer = list(prompt), DraftBuffer()
         params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), params, lambda result: None, **rest))
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
-        self.parked.insert(nodes, self.committed, 1 << 20)
+        self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(list(ids), base_len, None)
+        self.buffer.advance(list(ids), base_len, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids), is_missed))
 
     def run(self) -> int:
         return next((n for n in range(60) if not self.grower.step(0.0)), 60)
 
     def chain(self) -> list[int]:
-        return [node.token_id for node in self.parked.chain(9)]
+        return [self.buffer.tree.ids[node] for node in self.buffer.chain(9)]
 
 
 @pytest.fixture(scope="module")
 def heads() -> MedusaHeads:
     torch.manual_seed(1)
-    heads = MedusaHeads(MedusaConfig(NUM_HEADS, 1, WIDTH, VOCAB_SIZE, VOCAB_SIZE, shares_projection=False))
+    facts = MedusaConfig(
+        num_heads=NUM_HEADS,
+        num_layers=1,
+        width=WIDTH,
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+        shares_projection=False,
+    )
+    heads = MedusaHeads(facts)
     return heads.eval().requires_grad_(False)
 
 
@@ -90,12 +100,15 @@ class TestMedusa:
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: MedusaDrafter(heads, keeper, lambda: None)
 
-        return Draft(make, OpenSlots(RowSlot, 4, 99), VOCAB_SIZE, PROMPT)
+        return Draft(
+            make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), keeps_cache=False), 4, 99), VOCAB_SIZE, PROMPT
+        )
 
     def send(self, draft: Draft, start: int, num: int) -> torch.Tensor:
         """Return the last row."""
         rows = torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(start)).to(torch.bfloat16)
-        draft.grower.handle(RowsJob(1, 0, start, rows.view(torch.int16).numpy().view(np.uint16), lambda: None))
+        bits = rows.view(torch.int16).numpy().view(np.uint16)
+        draft.grower.handle(RowsJob(1, 0, start, bits, lambda: None, 1))
         return rows[-1]
 
     def test_each_head_says_its_position(self, draft: Draft, heads: MedusaHeads) -> None:
@@ -105,7 +118,7 @@ class TestMedusa:
         draft.run()
         assert draft.chain() == heads(row).argmax(-1).tolist()
         slot = draft.grower._slots[1, 1].slot
-        assert isinstance(slot, RowSlot) and slot.row is not None and slot.row.base is None, "the others are not kept"
+        assert isinstance(slot, HeadSlot) and slot.features.num_bytes == 2 * WIDTH, "the others are not kept"
 
     def test_speaks_of_the_newest_row_alone(self, draft: Draft, heads: MedusaHeads) -> None:
         """On a hit what it said of the positions before stays; beyond them the newer row speaks."""
@@ -154,8 +167,8 @@ class TestPard:
         runner.set_pool(KVPool(num_blocks, BLOCK_SIZE))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            return lambda growing: PardDrafter(
-                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, self.MASK, self.NUM
+            return lambda growing: MaskDrafter(
+                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, BlockShape(self.NUM, self.MASK)
             )
 
         slots = SlotTable(runner.pool, 4, runner.facts.context_limit)

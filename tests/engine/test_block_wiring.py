@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.block_run import said_of_text
-from outrider.engine.heads.kinds import DraftKind
+from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, score_head
+from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE, NORMED
@@ -43,8 +41,8 @@ class Sound:
 
 def _load(folder: Path, truth: BlockHead, config: dict[str, Any]) -> LoadedHead:
     settings = DraftConfig(model=truth.write(folder / "head", config), device="cpu", dtype="float32")
-    kind = DraftKind.DFLASH if truth.markov is None else DraftKind.DSPARK
-    return load_head(settings, str(folder / "target"), kind=kind)
+    kind = DFLASH if truth.markov is None else DSPARK
+    return load_head(settings, str(folder / "target"), kind)
 
 
 @pytest.fixture(scope="module", params=["dflash", "dspark"])
@@ -66,16 +64,14 @@ def told(logits: Tensor) -> Seen:
 @torch.inference_mode()
 def said(loaded: LoadedHead, seen: Seen) -> Tensor:
     """Return the logits [T - 2, V] as configured."""
-    rows = loaded.opening(torch.stack([seen.taps[tap] for tap in loaded.opening.spec.taps], dim=1))
-    assert isinstance(loaded.path, BlockHeadPath)
-    return said_of_text(loaded.runner, loaded.path, seen.token_ids, rows)
+    return text_logits(loaded, seen, loaded.opening.spec.taps)
 
 
 def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
     """Against the forward written straight down, over the rows as they travel."""
     hidden = torch.stack([sound.seen.taps[tap] for tap in range(LAYERS + 1)]).double()
     rows, ids = sound.truth.rows(hidden).to(torch.bfloat16).double(), list(sound.seen.token_ids)
-    logits, num = said(sound.loaded, sound.seen), sound.loaded.head.facts.num_drafts
+    logits, num = said(sound.loaded, sound.seen), sound.loaded.network.block.num_drafts
     for anchor in (1, 1 + num, 1 + 3 * num):
         block = sound.truth.says(rows[:anchor], ids[anchor], ids[anchor + 1 : anchor + num])
         ours = logits[anchor - 1 : anchor - 1 + num]
@@ -84,16 +80,16 @@ def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:
 
 def test_a_text_may_fill_the_context(sound: Sound) -> None:
     """All ways say the same tokens."""
-    facts = replace(sound.loaded.runner.facts, context_limit=NUM_TOKENS)
+    facts = replace(sound.loaded.facts, context_limit=NUM_TOKENS)
     runner = ModelRunner(sound.loaded.path, facts, KVPool(16, BLOCK_SIZE), sound.loaded.runner.device)
     for end in range(NUM_TOKENS - BLOCK, NUM_TOKENS + 1):
         seen = replace(sound.seen, token_ids=sound.seen.token_ids[:end])
-        outcome = score_head(replace(sound.loaded, runner=runner), seen, LAYERS)
+        outcome = score_head(replace(sound.loaded, runner=runner), seen)
         assert {len(way.scores) for way in (outcome.configured, *outcome.others)} == {end - 2}
 
 
 def test_a_sound_head_passes_and_leaves_nothing(sound: Sound) -> None:
-    outcome = score_head(sound.loaded, sound.seen, LAYERS)
+    outcome = score_head(sound.loaded, sound.seen)
     assert outcome.fault is None and outcome.configured.agreement == 1.0
     assert len(outcome.configured.scores) == NUM_TOKENS - 2
     assert sound.loaded.runner.pool.num_in_use == 0
@@ -113,7 +109,7 @@ def with_taps(loaded: LoadedHead, *taps: int) -> LoadedHead:
     ],
 )
 def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...], label: str) -> None:
-    found = score_head(with_taps(sound.loaded, *taps), sound.seen, LAYERS)
+    found = score_head(with_taps(sound.loaded, *taps), sound.seen)
     assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
 
@@ -126,7 +122,7 @@ def test_other_taps_are_caught(sound: Sound, taps: tuple[int, ...], label: str) 
 )
 def test_the_wrong_side_of_the_final_norm_is_caught(sound: Sound, trained: int, read: int, label: str) -> None:
     seen = told(said(with_taps(sound.loaded, 2, trained), sound.seen))
-    found = score_head(with_taps(sound.loaded, 2, read), seen, LAYERS)
+    found = score_head(with_taps(sound.loaded, 2, read), seen)
     assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
 
@@ -134,8 +130,8 @@ def test_a_place_that_is_off_by_one_is_caught(sound: Sound) -> None:
     is_dspark = sound.truth.markov is not None
     size = BLOCK + 1 if is_dspark else BLOCK - 1
     other = sound.other(sample_from_anchor=not is_dspark, block_size=size)
-    assert other.head.facts.num_drafts == sound.loaded.head.facts.num_drafts
-    found = score_head(other, sound.seen, LAYERS)
+    assert other.network.block.num_drafts == sound.loaded.network.block.num_drafts
+    found = score_head(other, sound.seen)
     assert found.winner is not None and found.winner.label.startswith("reading one place")
     assert found.winner.agreement == 1.0 and found.configured.agreement < 0.9
 
@@ -148,19 +144,19 @@ def test_a_norm_that_is_too_much_is_caught(sound: Sound) -> None:
     normed = replace(sound.loaded, opening=OpeningMap(opening.spec, tensors))
     spec = replace(opening.spec, norms_output=False)
     bare = replace(sound.loaded, opening=OpeningMap(spec, {"fc": tensors["fc"]}))
-    found = score_head(normed, told(said(bare, sound.seen)), LAYERS)
+    found = score_head(normed, told(said(bare, sound.seen)))
     assert found.winner is not None and found.winner.label == "with the norm of the rows left out"
 
 
 def test_embeddings_that_were_trained_unscaled_are_caught(sound: Sound) -> None:
     scaled = sound.other()
-    scaled.head.facts = replace(scaled.head.facts, embedding_scale=8.0)
-    found = score_head(scaled, sound.seen, LAYERS)
+    scaled.network.facts = replace(scaled.network.facts, embedding_scale=8.0)
+    found = score_head(scaled, sound.seen)
     assert found.winner is not None and found.winner.label == "with unscaled embeddings"
-    assert found.winner.agreement == 1.0 and scaled.head.facts.embedding_scale == 8.0
+    assert found.winner.agreement == 1.0 and scaled.network.facts.embedding_scale == 8.0
 
 
 def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
     generator = torch.Generator().manual_seed(5)
     best = torch.randint(0, 97, (NUM_TOKENS - 1,), generator=generator)
-    assert score_head(sound.loaded, seen_with(best), LAYERS).fault is not None
+    assert score_head(sound.loaded, seen_with(best)).fault is not None

@@ -25,7 +25,7 @@ from tests.shrunk import shrunk
 from tests.tiny_models import perturbed_copy, random_model, save, tiny_llama, tiny_t5
 
 SIZES: dict[str, Any] = {"max_slots": 4, "context_limit": 256}
-FEATURES = ("features:_send_staying",)
+FEATURES = ("features:_project",)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,13 @@ HEADS: dict[str, tuple[Callable[[str, Path], str], str]] = {
     "EAGLE-1": (random_heads.random_eagle1, "HeadDrafter"),
     "EAGLE-3": (random_heads.random_eagle3, "HeadDrafter"),
     "MTP": (random_heads.random_mtp, "HeadDrafter"),
-    "P-EAGLE": (random_heads.random_peagle, "PEagleDrafter"),
+    "P-EAGLE": (random_heads.random_peagle, "MaskDrafter"),
     "Medusa": (random_heads.random_medusa, "MedusaDrafter"),
     "blockwise": (blockwise, "MedusaDrafter"),
-    "DFlash": (random_heads.random_dflash, "DFlashDrafter"),
-    "DSpark, vanilla": (dspark("vanilla"), "DSparkDrafter"),
-    "DSpark, gated": (dspark("gated"), "DSparkDrafter"),
-    "DSpark, rnn": (dspark("rnn"), "DSparkDrafter"),
+    "DFlash": (random_heads.random_dflash, "MaskDrafter"),
+    "DSpark, vanilla": (dspark("vanilla"), "SequentialDrafter"),
+    "DSpark, gated": (dspark("gated"), "SequentialDrafter"),
+    "DSpark, rnn": (dspark("rnn"), "SequentialDrafter"),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_fills_masks_drafts(
 ) -> None:
     draft = random_heads.random_pard(tmp_path / "draft", 320)
     pair = Pair(monkeypatch, draft, target, device="cuda", **{**SIZES, "context_limit": 64})
-    assert type(pair.draft.worker._drafter).__name__ == "PardDrafter"
+    assert type(pair.draft.worker._drafter).__name__ == "MaskDrafter"
     take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN))
 
 

@@ -16,17 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads import dflash
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.dflash_files import read_dflash
-from outrider.engine.heads.head_network import HeadFiles
-from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.families import DFLASH, family_of
+from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.llama_head import HeadLayer
 from outrider.engine.heads.loader import load_head
+from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.reduced_vocab import UNMAPPED
-from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import NORMED
@@ -111,7 +110,7 @@ def made(case: Case, target_folder: str) -> BlockHead:
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config))
-    assert kind_of(files) is DraftKind.DFLASH
+    assert family_of(files) is DFLASH
     return read_dflash(files, TargetFiles(target_folder), is_dspark=False)
 
 
@@ -123,18 +122,18 @@ class Served:
         self.head = DFlashHead.of(files.facts, tensors)
         self.facts = files.facts
         facts = ModelFacts("head", VOCAB, 128, "float64", "cpu", (), 0)
-        self.path = BlockHeadPath(self.head)
+        self.path = HeadPath(self.head)
         self.runner = ModelRunner(self.path, facts, KVPool(16, self.path.block_size), torch.device("cpu"))
         taps = [hidden_states(NUM)[tap] for tap in files.facts.taps]
         self.rows = files.opening.double().exact(torch.stack(taps, dim=1))  # [NUM, d]
 
     def block(self, anchor: int) -> list[int]:
-        return [anchor, *[self.facts.mask_id] * (self.facts.block_size - 1)]
+        return self.facts.block.token_ids(anchor, BLOCK + 1)
 
     def row(self, table: Any, start: int, end: int, anchor: int | None) -> Row:
         """Of the rows from start to end, and a block behind them where there is an anchor."""
         block = [] if anchor is None else self.block(anchor)
-        num_logits = min(len(block), self.facts.num_drafts)
+        num_logits = min(len(block), self.facts.block.num_drafts)
         return Row(table, [*[0] * (end - start), *block], start, num_logits, [0] * start, features=self.rows[start:end])
 
     def rounds(self) -> list[Tensor]:
@@ -145,7 +144,7 @@ class Served:
         table.truncate(9)
         both = self.runner.forward([self.row(other, 0, NUM, 8), self.row(table, 9, 11, 9)])
         other.free()
-        found += both.split(self.facts.num_drafts)
+        found += both.split(self.facts.block.num_drafts)
         found.append(self.runner.forward([self.row(other, 0, 0, 10)]))
         return found
 
@@ -174,7 +173,9 @@ def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp
     served = Served(read(CASES[name], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES[name], target_folder))) < TOLERANCE
     free = served.head(torch.tensor([served.block(7)]), served.rows[None, :9]).logits[0]
-    assert difference([free[-served.facts.num_drafts :]], expected(made(CASES[name], target_folder))[:1]) < TOLERANCE
+    assert (
+        difference([free[-served.facts.block.num_drafts :]], expected(made(CASES[name], target_folder))[:1]) < TOLERANCE
+    )
 
 
 def test_rows_that_begin_late_are_those_of_a_shorter_text(target_folder: str, tmp_path: Path) -> None:
@@ -193,6 +194,10 @@ def with_facts(**changes: Any) -> Fault:
     return lambda files: replace(files, facts=replace(files.facts, **changes))
 
 
+def with_block(**changes: Any) -> Fault:
+    return lambda files: with_facts(block=replace(files.facts.block, **changes))(files)
+
+
 def shifted(by: int) -> Fault:
     return lambda files: with_facts(taps=tuple(tap + by for tap in files.facts.taps))(files)
 
@@ -207,8 +212,8 @@ FAULTS: dict[str, Fault] = {
     "taps one too late": shifted(1),
     "norm of the rows left out": no_hidden_norm,
     "a causal block": with_facts(causal=(True, True)),
-    "another mask": with_facts(mask_id=MASK - 1),
-    "the anchor's place read": with_facts(from_anchor=True, block_size=BLOCK - 1),
+    "another mask": with_block(mask_id=MASK - 1),
+    "the anchor's place read": with_block(from_anchor=True, size=BLOCK - 1),
     "a window": with_facts(windows=(4, None)),
 }
 
@@ -220,12 +225,12 @@ def test_a_fault_of_the_reader_shows(fault: str, target_folder: str, tmp_path: P
 
 
 def test_rows_that_a_layer_norms_show(target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = dflash._Layer.forward
+    forward = HeadLayer.forward
 
-    def normed(self: Any, hidden: Tensor, rows: Tensor, *rest: Any) -> Tensor:
-        return forward(self, hidden, self.input_layernorm(rows), *rest)
+    def normed(self: Any, hidden: Tensor, before: Tensor, *rest: Any) -> Tensor:
+        return forward(self, hidden, self.input_layernorm(before), *rest)
 
-    monkeypatch.setattr(dflash._Layer, "forward", normed)
+    monkeypatch.setattr(HeadLayer, "forward", normed)
     served = Served(read(CASES["z-lab"], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
 
@@ -340,8 +345,8 @@ def test_a_loaded_head_is_ready_to_run(
 ) -> None:
     head = made(CASES[name], target_folder)
     folder = head.write(tmp_path, CASES[name].config)
-    loaded = load_head(settings(folder, dtype=dtype), target_folder, kind=DraftKind.DFLASH)
-    facts, pool = loaded.runner.facts, loaded.runner.pool
+    loaded = load_head(settings(folder, dtype=dtype), target_folder, DFLASH)
+    facts, pool = loaded.facts, loaded.runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
     assert pool.num_blocks == 16
     assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
@@ -350,7 +355,7 @@ def test_a_loaded_head_is_ready_to_run(
     row = Row(pool.new_table(), [*[0] * NUM, *block], 0, BLOCK - 1, [], features=rows)
     truth = head.forward(rows.double(), block)[0][1:]
     assert difference([loaded.runner.forward([row])[:, head.ids]], [truth]) < tolerance
-    assert isinstance(loaded.path, BlockHeadPath) and loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
+    assert isinstance(loaded.path, HeadPath) and loaded.path.hidden.shape == (BLOCK - 1, WIDTH)
     row.table.free()
     assert pool.num_in_use == 0
 
@@ -358,15 +363,15 @@ def test_a_loaded_head_is_ready_to_run(
 def test_a_head_that_the_cache_would_change_is_refused(
     target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = BlockHeadPath.outputs
+    outputs = HeadPath.outputs
 
-    def misplaced(self: BlockHeadPath, plan: PagedPlan, **more: Any) -> Any:
+    def misplaced(self: HeadPath, plan: PagedPlan, **more: Any) -> Any:
         return outputs(self, replace(plan, position_ids=plan.position_ids // 2), **more)
 
-    monkeypatch.setattr(BlockHeadPath, "outputs", misplaced)
+    monkeypatch.setattr(HeadPath, "outputs", misplaced)
     folder = BlockHead().write(tmp_path, ZLAB)
     with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_head(settings(folder), target_folder, kind=DraftKind.DFLASH)
+        load_head(settings(folder), target_folder, DFLASH)
 
 
 def test_rows_of_features_that_do_not_fit_are_refused(target_folder: str, tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
-from draft_service.dflash_drafter import DFlashDrafter, DSparkDrafter
+from draft_service.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
 from draft_service.grower import MakeDrafter
-from draft_service.head_slot import ContextSlot
+from draft_service.head_slot import HeadSlot
 from draft_service.jobs import RowsJob
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.block_run import biased
-from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
-from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
+from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -38,22 +38,24 @@ ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(to
 def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead:
     torch.manual_seed(0)
     facts = DFlashConfig(
+        layers=LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=WIDTH,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            rms_norm_eps=1e-5,
+        ),
         width=WIDTH,
-        ffn_width=24,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        epsilon=1e-5,
-        rope={"rope_type": "default", "rope_theta": 1e4},
         vocab_size=VOCAB_SIZE,
         draft_vocab_size=VOCAB_SIZE,
         taps=(1, 2),
         target_width=WIDTH,
         windows=(None, None),
         causal=(False, False),
-        block_size=BLOCK,
-        mask_id=MASK,
-        from_anchor=from_anchor,
+        block=BlockShape(BLOCK, MASK, from_anchor),
         markov_rank=0 if kind is None else RANK,
         markov_kind=kind or "vanilla",
     )
@@ -75,17 +77,18 @@ class Drafting(Draft):
     """A worker's parts over a head."""
 
     def __init__(self, head: DFlashHead, prompt: Sequence[int], num_blocks: int = 64) -> None:
-        path = BlockHeadPath(head)
+        path = HeadPath(head)
         facts = ModelFacts("head", VOCAB_SIZE, LIMIT, "float32", "cpu", (), 1)
         self.head, self.runner = head, ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
-        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(ContextSlot, WIDTH))
+        self.table = SlotTable(self.runner.pool, 4, LIMIT, partial(HeadSlot, WIDTH, 0))
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            def drafter(growing: Any) -> DFlashDrafter:
+            def drafter(growing: Any) -> MaskDrafter:
+                shape = head.block
                 feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
                 if head.markov_head is None:
-                    return DFlashDrafter(feeder, keeper, path)
-                return DSparkDrafter(feeder, keeper, path, head.markov_head)
+                    return MaskDrafter(feeder, keeper, shape)
+                return SequentialDrafter(feeder, keeper, shape, path)
 
             return drafter
 
@@ -96,26 +99,26 @@ class Drafting(Draft):
         self.grower.handle(RowsJob(1, 0, start, bits, lambda: None, self.slot.request_id))
 
     @property
-    def slot(self) -> ContextSlot:
+    def slot(self) -> HeadSlot:
         slot = self.grower._slots[1, 1].slot
-        assert isinstance(slot, ContextSlot)
+        assert isinstance(slot, HeadSlot)
         return slot
 
 
 def said(head: DFlashHead, committed: Sequence[int], path: Sequence[int], first: int = 0) -> Tensor:
     """Return the logits after the last committed token and each of a path behind it, without a cache."""
-    facts, num = head.facts, len(path) + 1
+    num = len(path) + 1
     block = torch.tensor([[committed[-1], *[MASK] * (BLOCK - 1)]])
     output = head(block, ROWS[None, first : len(committed) - 1].float())
-    start = 0 if facts.from_anchor else 1
+    start = 0 if head.block.from_anchor else 1
     logits, hidden = (each[0, start : start + num] for each in (output.logits, output.hidden))
-    return biased(head, logits, hidden, [committed[-1], *path])
+    return head.biased(logits, hidden, [committed[-1], *path])
 
 
 def expected(head: DFlashHead, committed: Sequence[int], first: int = 0, path: Sequence[int] = ()) -> list[int]:
     """The best guess after each token, given the one before it; what follows a path that is known already."""
     path = list(path)
-    while len(path) < head.facts.num_drafts:
+    while len(path) < head.block.num_drafts:
         path.append(int(said(head, committed, path, first)[-1].argmax()))
     return path
 
@@ -227,8 +230,8 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing() -> None:
     draft.run()
     first = draft.chain()
     other = draft.table.open(1, 2, LONG, len(LONG), draft.slot.params)
-    assert isinstance(other, ContextSlot)
-    other.take_rows(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
+    assert isinstance(other, HeadSlot)
+    other.take_features(64, ROWS[64:74].view(torch.int16).numpy().view(np.uint16), 1)
     assert (other.first, other.cached) == (0, LONG[:64])
     assert first == expected(HEADS["DFlash"], LONG)
 

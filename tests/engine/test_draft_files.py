@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from draft_service.loading import load_draft
+from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, kind_of, pard_token
+from outrider.engine.heads.families import Family, family_of, pard_block
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 
@@ -31,32 +32,32 @@ def files(folder: Path, config: dict[str, Any], names: tuple[str, ...] = MODEL) 
 @pytest.mark.parametrize(
     ("config", "names", "kind"),
     [
-        (LLAMA, MODEL, DraftKind.MODEL),
-        ({**LLAMA, "num_nextn_predict_layers": 1}, MODEL, DraftKind.MODEL),
-        ({**LLAMA, "pard_token": 90}, MODEL, DraftKind.PARD),
-        ({**LLAMA, "ptd_token_id": 90}, MODEL, DraftKind.PARD),
-        (LLAMA, EAGLE3, DraftKind.EAGLE3),
-        (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), DraftKind.EAGLE3),
-        ({"speculators_model_type": "eagle3"}, EAGLE3, DraftKind.EAGLE3),
-        (LLAMA, EAGLE1, DraftKind.EAGLE1),
-        ({"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",), DraftKind.MTP),
-        ({"speculators_model_type": "peagle"}, EAGLE3, DraftKind.PEAGLE),
-        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, DraftKind.PEAGLE),
-        (LLAMA, (*EAGLE3, "mask_hidden"), DraftKind.PEAGLE),
-        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, DraftKind.PEAGLE),
-        ({"medusa_num_heads": 5}, ("0.0.linear.weight",), DraftKind.MEDUSA),
-        ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), DraftKind.MEDUSA),
-        ({}, ("medusa_head.0.0.linear.weight",), DraftKind.MEDUSA),
-        ({"architectures": ["DFlashDraftModel"]}, EAGLE1, DraftKind.DFLASH),
-        ({"dflash_config": {"mask_token_id": 3}}, EAGLE1, DraftKind.DFLASH),
-        ({"speculators_model_type": "dflash", "projector_type": "dflash"}, EAGLE1, DraftKind.DFLASH),
-        ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, DraftKind.DSPARK),
-        ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, DraftKind.DSPARK),
-        ({"speculators_model_type": "dspark"}, EAGLE1, DraftKind.DSPARK),
+        (LLAMA, MODEL, families.MODEL),
+        ({**LLAMA, "num_nextn_predict_layers": 1}, MODEL, families.MODEL),
+        ({**LLAMA, "pard_token": 90}, MODEL, families.PARD),
+        ({**LLAMA, "ptd_token_id": 90}, MODEL, families.PARD),
+        (LLAMA, EAGLE3, families.EAGLE3),
+        (LLAMA, ("fc.weight", "layers.0.hidden_norm.weight"), families.EAGLE3),
+        ({"speculators_model_type": "eagle3"}, EAGLE3, families.EAGLE3),
+        (LLAMA, EAGLE1, families.EAGLE1),
+        ({"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",), families.MTP),
+        ({"speculators_model_type": "peagle"}, EAGLE3, families.PEAGLE),
+        ({**LLAMA, "architectures": ["PEagleDraftModel"]}, EAGLE3, families.PEAGLE),
+        (LLAMA, (*EAGLE3, "mask_hidden"), families.PEAGLE),
+        ({**LLAMA, "pard_token": 3, "parallel_drafting": True}, EAGLE3, families.PEAGLE),
+        ({"medusa_num_heads": 5}, ("0.0.linear.weight",), families.MEDUSA),
+        ({"model_type": "medusa"}, ("blocks.0.layers.0.weight",), families.MEDUSA),
+        ({}, ("medusa_head.0.0.linear.weight",), families.MEDUSA),
+        ({"architectures": ["DFlashDraftModel"]}, EAGLE1, families.DFLASH),
+        ({"dflash_config": {"mask_token_id": 3}}, EAGLE1, families.DFLASH),
+        ({"speculators_model_type": "dflash", "projector_type": "dflash"}, EAGLE1, families.DFLASH),
+        ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, families.DSPARK),
+        ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, families.DSPARK),
+        ({"speculators_model_type": "dspark"}, EAGLE1, families.DSPARK),
     ],
 )
-def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], kind: DraftKind, tmp_path: Path) -> None:
-    assert kind_of(files(tmp_path, config, names)) is kind
+def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], kind: Family, tmp_path: Path) -> None:
+    assert family_of(files(tmp_path, config, names)) is kind
 
 
 @pytest.mark.parametrize(
@@ -76,46 +77,46 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 )
 def test_kinds_that_are_not_served(config: dict[str, Any], names: tuple[str, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{words}.* not served; served are EAGLE-3"):
-        kind_of(files(tmp_path, config, names))
+        family_of(files(tmp_path, config, names))
 
 
 @pytest.mark.parametrize(
     ("config", "names", "kind"),
     [
-        ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), DraftKind.MTP),
-        ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), DraftKind.MTP),
-        ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), DraftKind.MODEL),
+        ({"num_nextn_predict_layers": 1}, ("model.layers.1.eh_proj.weight",), families.MTP),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, ("mtp.fc.weight",), families.MTP),
+        ({"num_nextn_predict_layers": 0}, ("model.layers.1.eh_proj.weight",), families.MODEL),
     ],
 )
 def test_a_target_that_drafts_for_itself_is_its_mtp_head(
-    config: dict[str, Any], names: tuple[str, ...], kind: DraftKind, tmp_path: Path
+    config: dict[str, Any], names: tuple[str, ...], kind: Family, tmp_path: Path
 ) -> None:
     found = files(tmp_path, {**LLAMA, **config}, (*MODEL, *names))
-    assert kind_of(found, f"{tmp_path}/.") is kind
-    assert kind_of(found, str(tmp_path.parent)) is kind_of(found) is DraftKind.MODEL
+    assert family_of(found, f"{tmp_path}/.") is kind
+    assert family_of(found, str(tmp_path.parent)) is family_of(found) is families.MODEL
 
 
 def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -> None:
     found = files(tmp_path, {**LLAMA, "num_nextn_predict_layers": 1}, MODEL)
     with pytest.raises(ConfigError, match=r"has 1 layers for multi-token prediction and whose files have none; get"):
-        kind_of(found, str(tmp_path))
+        family_of(found, str(tmp_path))
 
 
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])
 def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
-    assert pard_token(files(tmp_path, {**LLAMA, "pard_token": 96})) == 96
-    with pytest.raises(ConfigError, match=r"pard_token of .* must be an id of its vocabulary of 97"):
-        pard_token(files(tmp_path, {**LLAMA, "pard_token": token}))
+    assert pard_block(files(tmp_path, {**LLAMA, "pard_token": 96})).mask_id == 96
+    with pytest.raises(ConfigError, match=r"pard_token of .* must be a whole number from 0 to 96"):
+        pard_block(files(tmp_path, {**LLAMA, "pard_token": token}))
 
 
 def test_an_ordinary_pickled_model_is_not_opened(tmp_path: Path) -> None:
     """Its own loader says what it wants; a head's is asked for, since its config cannot tell the kind."""
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    assert kind_of(Checkpoint(str(tmp_path))) is DraftKind.MODEL
+    assert family_of(Checkpoint(str(tmp_path))) is families.MODEL
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="a pickle"):
-        kind_of(Checkpoint(str(tmp_path)))
+        family_of(Checkpoint(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -132,13 +133,13 @@ def test_damaged_files_are_named(name: str, text: str, message: str, tmp_path: P
     files(tmp_path, LLAMA)
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
-        kind_of(Checkpoint(str(tmp_path)))
+        family_of(Checkpoint(str(tmp_path)))
 
 
 def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(ConfigError, match="has no weights"):
-        kind_of(Checkpoint(str(tmp_path)))
+        family_of(Checkpoint(str(tmp_path)))
 
 
 @pytest.mark.parametrize(("config", "names"), [({**LLAMA, "pard_token": 90}, MODEL), (LLAMA, EAGLE3)])

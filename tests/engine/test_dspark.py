@@ -13,14 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads.block_run import biased
-from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.dflash import MarkovHead
 from outrider.engine.heads.dflash_files import read_dflash
-from outrider.engine.heads.head_network import HeadFiles
-from outrider.engine.heads.kinds import DraftKind, kind_of
-from outrider.engine.heads.markov import MarkovHead
-from outrider.engine.heads.reduced_vocab import UNMAPPED
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.families import DSPARK, family_of
+from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
 from tests.engine.block_heads import BLOCK, MASK, RANK, BlockHead
@@ -101,7 +99,7 @@ def made(case: Case, target_folder: str) -> BlockHead:
 
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     files = Checkpoint(made(case, target_folder).write(folder, case.config, **CONFIDENCE))
-    assert kind_of(files) is DraftKind.DSPARK
+    assert family_of(files) is DSPARK
     return read_dflash(files, TargetFiles(target_folder), is_dspark=True)
 
 
@@ -109,10 +107,10 @@ def said(files: HeadFiles, path: list[int]) -> Tensor:
     """Return the logits [len(path) + 1, V] that follow the anchor and each token of a path behind it."""
     served, num = Served(files), len(path) + 1
     table = served.runner.pool.new_table()
-    num_logits = files.facts.num_drafts
+    num_logits = files.facts.block.num_drafts
     ids = [*[0] * NUM, *served.block(ANCHOR)]
     logits = served.runner.forward([Row(table, ids, 0, num_logits, [], features=served.rows)])[:num].double()
-    return biased(served.head, logits, served.path.hidden[:num], [ANCHOR, *path])
+    return served.head.biased(logits, served.path.hidden[:num], [ANCHOR, *path])
 
 
 def expected(head: BlockHead, path: list[int]) -> Tensor:
@@ -130,7 +128,7 @@ def test_a_head_computes_what_its_layout_says(
     assert "has a confidence head, which is not used" in caplog.text
     head = made(case, target_folder)
     path = PATH if head.from_anchor else PATH[:-1]
-    assert files.facts.num_drafts == len(path) + 1
+    assert files.facts.block.num_drafts == len(path) + 1
     assert difference([said(files, path)], [expected(head, path)]) < TOLERANCE
 
 
@@ -161,7 +159,7 @@ FAULTS: dict[str, Fault] = {
     "the bias left out": no_bias,
     "the bias of another token": with_tensors(embedding_shifted),
     "the anchor's place not read": lambda f: replace(
-        f, facts=replace(f.facts, from_anchor=False, block_size=BLOCK + 1)
+        f, facts=replace(f.facts, block=replace(f.facts.block, from_anchor=False, size=BLOCK + 1))
     ),
 }
 

@@ -16,18 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads.carry_head import CarryHead
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.eagle3_files import read_eagle3
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
+from outrider.engine.heads.families import EAGLE3, family_of
 from outrider.engine.heads.fused_head import FusedHeadPath
-from outrider.engine.heads.head_network import HeadFiles
+from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_head
+from outrider.engine.heads.network import UNMAPPED, CarryHead
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.reduced_vocab import UNMAPPED
-from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.native.library import NativeModel
@@ -127,7 +124,7 @@ def made(case: Case, target_folder: str) -> Eagle3:
 def read(case: Case, target_folder: str, folder: Path) -> HeadFiles:
     where = made(case, target_folder).write(folder, case.config, midlayer=case.midlayer, pickled=case.pickled)
     files = Checkpoint(where, allow_pickle=True)
-    assert kind_of(files) is DraftKind.EAGLE3
+    assert family_of(files) is EAGLE3
     return read_eagle3(files, TargetFiles(target_folder))
 
 
@@ -158,7 +155,7 @@ class Served:
         self.runner.forward([Row(table, PROMPT[:3], 0, 0, PROMPT, features=self.rows[:3])])
         logits = [self.runner.forward([Row(table, PROMPT[3:-1], 3, 2, PROMPT, features=self.rows[3:-1])])]
         logits.append(self.runner.forward([Row(table, PROMPT[-1:], num - 1, 1, PROMPT, features=self.rows[-1:])]))
-        self.table, self.carry = table, self.path.carries
+        self.table, self.carry = table, self.path.hidden
         return logits
 
     def carried(self) -> list[Tensor]:
@@ -166,7 +163,7 @@ class Served:
         logits, carry, ids = [], self.carry, list(PROMPT)
         for draft in DRAFTS:
             logits.append(self.runner.forward([Row(self.table, [draft], len(ids), 1, ids, features=carry)]))
-            ids, carry = [*ids, draft], self.path.carries
+            ids, carry = [*ids, draft], self.path.hidden
         self.table.truncate(len(PROMPT))
         return logits
 
@@ -182,7 +179,7 @@ class Served:
             cached = [*PROMPT, *nodes[:first]]
             row = Row(self.table, nodes[first:end], num + first, end - first, cached, PARENTS[:end], features)
             logits.append(self.runner.forward([chain, row] if first == 1 else [row])[-(end - first) :])
-            found = self.path.carries[-(end - first) :]
+            found = self.path.hidden[-(end - first) :]
             carries = torch.cat([carries, found]) if first else found
         return torch.cat(logits)
 
@@ -296,7 +293,7 @@ def test_decide_changes_what_a_file_leaves_open(target_folder: str, tmp_path: Pa
     files = read(CASES["speculators 3.1"], target_folder, tmp_path)
     head = Eagle3(**CASES["speculators 3.1"].head, residual_normed=True)
     served = Served(files)
-    served.head.decide(replace(files.facts, norm_before_residual=True))
+    served.head.facts = replace(files.facts, norm_before_residual=True)
     assert difference(served.all_logits(), expected(head)) < TOLERANCE
 
 
@@ -437,7 +434,7 @@ def test_a_target_in_parts_is_read_by_its_index(target_folder: str, tmp_path: Pa
 def test_a_pickle_is_read_only_when_it_is_allowed(target_folder: str, tmp_path: Path) -> None:
     folder = Eagle3().write(tmp_path, ORIGINAL, pickled=True)
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle.*allow_pickle"):
-        kind_of(Checkpoint(folder))
+        family_of(Checkpoint(folder))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin holds something else than tensors by name"):
         read_eagle3(Checkpoint(folder, allow_pickle=True), TargetFiles(target_folder))
@@ -462,7 +459,7 @@ def test_the_fused_path_runs_what_the_modules_run(
     served = Served(files, dtype)
     head = made(CASES[name], target_folder)
     assert difference(served.all_logits(), expected(head)) < (1e-5 if dtype == torch.float32 else 8e-2)
-    assert served.path.carries.dtype == dtype
+    assert served.path.hidden.dtype == dtype
 
 
 def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, tmp_path: Path) -> None:
@@ -473,12 +470,11 @@ def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, t
     found = [fused.all_logits()]
     for changes in ({"carries_normed": True}, {"norm_before_residual": True}, {}):
         for served in (fused, modules):
-            served.head.decide(replace(files.facts, **changes))
+            served.head.facts = replace(files.facts, **changes)
         found.append(fused.all_logits())
         assert difference(found[-1], modules.all_logits()) < 1e-5
     for served in (fused, modules):
-        first: Any = served.head.layers[0]
-        first.input_layernorm, first.hidden_norm = first.hidden_norm, first.input_layernorm
+        served.head.facts = replace(files.facts, swaps_norms=True)
     found.append(fused.all_logits())
     assert difference(found[-1], modules.all_logits()) < 1e-5
     assert torch.equal(found[0], found[3])
@@ -498,7 +494,7 @@ def test_fused_heads_have_the_same_bits_however_rows_are_cut(target_folder: str,
                 for cut in cuts:
                     end = first + cut
                     row = Row(table, ids[first:end], first, cut, ids, features=features[first:end])
-                    parts.append(torch.cat([served.runner.forward([row]), served.path.carries], dim=1))
+                    parts.append(torch.cat([served.runner.forward([row]), served.path.hidden], dim=1))
                     first = end
                 seen.append(torch.cat(parts))
                 table.free()
@@ -520,9 +516,9 @@ def test_a_loaded_head_is_ready_to_run(
         skip_without_library()
     case = CASES["speculators"]
     folder = made(case, target_folder).write(tmp_path, case.config, midlayer=False)
-    loaded = load_head(settings(folder, dtype=dtype, attention_path=path), target_folder)
+    loaded = load_head(settings(folder, dtype=dtype, attention_path=path), target_folder, EAGLE3)
     assert loaded.path.name == path
-    facts, pool = loaded.runner.facts, loaded.runner.pool
+    facts, pool = loaded.facts, loaded.runner.pool
     assert (facts.vocab_size, facts.context_limit, facts.dtype, facts.eos_token_ids) == (VOCAB, 128, dtype, (5, 0))
     assert pool.num_blocks == 16 and loaded.runner.supports_trees
     assert loaded.runner.kv_bytes_per_token == 2 * 2 * 32 * (4 if dtype == "float32" else 2)
@@ -532,7 +528,7 @@ def test_a_loaded_head_is_ready_to_run(
     truth = head.forward(rows.to(torch.bfloat16).double(), PROMPT)[0][-3:]
     logits = loaded.runner.forward([row])[:, head.ids]
     assert difference(logits, truth) < tolerance
-    assert loaded.path.carries.shape == (3, WIDTH)
+    assert loaded.path.hidden.shape == (3, WIDTH)
     row.table.free()
     assert pool.num_in_use == 0
 
@@ -549,7 +545,7 @@ def test_a_head_that_the_cache_would_change_is_refused(
     monkeypatch.setattr(HeadPath, "outputs", misplaced)
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with pytest.raises(ConfigError, match=r"cannot be served: paged: computes other logits with this cache"):
-        load_head(settings(folder, attention_path="paged"), target_folder)
+        load_head(settings(folder, attention_path="paged"), target_folder, EAGLE3)
 
 
 def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
@@ -560,10 +556,10 @@ def test_a_head_that_the_fused_path_gets_wrong_runs_on_its_own_modules(
     monkeypatch.setattr(NativeModel, "residual", lambda self, *, normed: right(self, normed=not normed))
     folder = Eagle3().write(tmp_path, ORIGINAL)
     with caplog.at_level("INFO"):
-        assert load_head(settings(folder), target_folder).path.name == "paged"
+        assert load_head(settings(folder), target_folder, EAGLE3).path.name == "paged"
     assert "takes the path paged; not fused: computes other logits with this cache" in caplog.text
     with pytest.raises(ConfigError, match="cannot be served: fused: computes other logits"):
-        load_head(settings(folder, attention_path="fused"), target_folder)
+        load_head(settings(folder, attention_path="fused"), target_folder, EAGLE3)
 
 
 def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str, tmp_path: Path) -> None:

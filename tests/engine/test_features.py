@@ -16,9 +16,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
 from outrider.wire.speculation import Speculation
 from target_service import features as module
-from target_service.feature_jobs import AddHead, DropHead, LinkGone, Probed, ProbeJob, WantRows
+from target_service.feature_jobs import FeatureSubscription, Probe
 from target_service.jobs import Verdict, VerifyJob
-from target_service.kept_rows import MAX_KEPT_ROWS
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 from tests.tiny_models import tiny_llama
 
@@ -48,16 +47,16 @@ class Link:
         """(ticket, start, end) in the order in which they came."""
         self.rows: dict[tuple[int, int], bytes] = {}
 
-    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None:
+    def send_features(self, subscription: FeatureSubscription, start: int, num_rows: int, data: bytes) -> None:
         assert num_rows and len(data) == num_rows * ROW_BYTES and self.has_room
-        ticket = job.ticket
+        ticket = subscription.ticket
         self.spans.append((ticket, start, start + num_rows))
         for i in range(num_rows):
             row = data[i * ROW_BYTES : (i + 1) * ROW_BYTES]
             assert self.rows.setdefault((ticket, start + i), row) == row, "a position has one row"
 
-    def note_dropped(self, num_rows: int, num_bytes: int) -> None:
-        assert num_bytes == num_rows * ROW_BYTES
+    def count(self, fate: str, num_rows: int, num_bytes: int) -> None:
+        assert fate == "dropped" and num_bytes == num_rows * ROW_BYTES
         self.num_dropped += num_rows
 
     def ends(self, ticket: int = 0) -> int:
@@ -85,10 +84,10 @@ class Served(Target):
             super().heard(slot, result)
 
     def add(self, digest: bytes, made: OpeningMap) -> None:
-        self.verifier.handle(AddHead(digest, made, self.errors.append))
+        self.features.add_head(digest, made, self.errors.append)
 
     def want(self, slot: int = 0, start: int = 0, link: Link | None = None, digest: bytes = HEAD) -> None:
-        self.verifier.handle(WantRows(link or self.link, digest, slot, start))
+        self.features.subscribe(FeatureSubscription(link or self.link, digest, slot, start))
 
     def steps(self, num: int) -> None:
         for _ in range(num):
@@ -105,9 +104,9 @@ class Served(Target):
 def target(runner: ModelRunner) -> Any:
     served = Served(runner)
     yield served
-    served.verifier.handle(DropHead(HEAD))
-    served.verifier.handle(DropHead(OTHER))
-    assert served.features.num_kept_bytes == 0 and not served.features._kept
+    served.features.drop_head(HEAD)
+    served.features.drop_head(OTHER)
+    assert served.features.num_kept_bytes == 0 and not served.features._buffers
 
 
 def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
@@ -149,7 +148,7 @@ def test_tickets_of_nobody_and_heads_that_are_not_here_are_harmless(target: Serv
 
 
 def test_what_is_asked_before_its_lease_is_bounded(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_EARLY", 2)
+    monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS", 2)
     for slot in (0, 1, 2):
         target.want(slot)
     for slot in (0, 1, 2):
@@ -179,7 +178,7 @@ def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(t
     target.want(8, link=first)
     target.steps(4)
     assert first.ends(8) == second.ends(9) == target.fed_len() > 0
-    target.verifier.handle(LinkGone(first))
+    target.features.end_link(first, lambda: None)
     before = first.ends(8)
     target.steps(2)
     assert first.ends(8) == before and second.ends(9) == target.fed_len() > before
@@ -191,7 +190,7 @@ def test_a_link_that_is_gone_gets_nothing_more(target: Served) -> None:
     target.want(5)
     target.steps(4)
     before = list(target.link.spans)
-    target.verifier.handle(LinkGone(target.link))
+    target.features.end_link(target.link, lambda: None)
     target.open(5, prompt(5))
     target.steps(4)
     assert target.link.spans == before
@@ -222,9 +221,8 @@ def test_what_a_slow_draft_has_no_room_for_comes_later_and_in_order(target: Serv
     target.steps(4)
     assert target.link.ends() == before < target.fed_len()
     assert target.link.num_dropped == target.fed_len() - before
-    target.want(0)
-    target.want(0)
-    assert len(target.features._lacking) == 1, "asking again adds nothing that waits"
+    target.want(0, start=before)
+    assert target.link.ends() == before, "asking again changes nothing"
     target.link.has_room = True
     target.steps(1)
     assert target.link.ends() == target.fed_len(), "with the next step"
@@ -251,9 +249,9 @@ def test_the_rows_of_all_slots_are_bounded_and_those_of_the_idle_go_first(
     monkeypatch.setattr(module, "MAX_KEPT_BYTES", (2 * NUM_PROMPT + 10) * ROW_BYTES)
     target.open(1, prompt(1))
     target.steps(4)
-    kept = {key[1] for _, key in target.features._kept}
+    kept = {key[1] for _, key in target.features._buffers}
     assert 1 in kept and target.features.num_kept_bytes <= module.MAX_KEPT_BYTES
-    assert MAX_KEPT_ROWS * ROW_BYTES > module.MAX_KEPT_BYTES
+    assert module.MAX_KEPT_TOKENS * ROW_BYTES > module.MAX_KEPT_BYTES
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -269,9 +267,7 @@ def test_a_slot_that_lost_its_memory_is_fed_again_and_its_rows_come_again(
     assert target.count("preemptions_total") > 0
     for slot in range(4):
         assert target.link.ends(slot) >= len(expected[slot]) - 5, "up to the last step"
-    num_sent = sum(end - start for _, start, end in target.link.spans)
-    assert num_sent > len(target.link.rows)
-    target.verifier.handle(DropHead(HEAD))
+    target.features.drop_head(HEAD)
 
 
 def test_positions_found_in_the_prefix_cache_have_no_rows(target: Served) -> None:
@@ -305,7 +301,7 @@ def test_slots_that_nobody_may_draft_for_have_no_rows(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(4)
-    assert not target.link.spans and not target.features._kept
+    assert not target.link.spans and not target.features._buffers
 
 
 def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served) -> None:
@@ -313,11 +309,11 @@ def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served
         target.open(slot, prompt(slot))
     target.steps(4)
     target.verifier.handle(CloseJob(1, 0))
-    assert {key[1] for _, key in target.features._kept} == {1, 2}
+    assert {key[1] for _, key in target.features._buffers} == {1, 2}
     target.verifier.handle(replace(open_job(1, prompt(5)), speculation=target.speculation))
-    assert {key[1] for _, key in target.features._kept} == {2}
+    assert {key[1] for _, key in target.features._buffers} == {2}
     target.verifier.handle(OwnerGone(1))
-    assert not target.features._kept
+    assert not target.features._buffers
 
 
 def test_two_heads_have_rows_of_their_own_and_one_that_goes_leaves_the_other(target: Served) -> None:
@@ -342,12 +338,12 @@ def test_a_head_that_goes_takes_its_rows_along_and_the_last_the_taps(target: Ser
     target.open(0, prompt(0))
     target.steps(4)
     assert target.runner.features.shape[1] == 3
-    target.verifier.handle(DropHead(HEAD))
+    target.features.drop_head(HEAD)
     target.steps(1)
-    assert target.runner.features.shape[1] == 1 and {head for head, _ in target.features._kept} == {OTHER}
-    target.verifier.handle(DropHead(OTHER))
+    assert target.runner.features.shape[1] == 1 and {head for head, _ in target.features._buffers} == {OTHER}
+    target.features.drop_head(OTHER)
     target.steps(1)
-    assert not target.runner.features.numel() and not target.features._kept
+    assert not target.runner.features.numel() and not target.features._buffers
 
 
 def test_nothing_is_done_where_no_head_is_registered(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,13 +376,13 @@ def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(3)
-    probed: list[Probed | JobError] = []
+    probed: list[Probe | JobError] = []
     in_use = target.pool.num_in_use
-    target.verifier.handle(ProbeJob(prompt(3, 20), (-1, 0, 1), probed.append))
+    target.features.probe(prompt(3, 20), (-1, 0, 1), probed.append)
     assert target.pool.num_in_use == in_use
     (result,) = probed
-    assert isinstance(result, Probed) and len(result.taps) == 20 * 3 * 32 * 2 and len(result.best_ids) == 20
-    target.verifier.handle(ProbeJob((10**6,), (0,), probed.append))
+    assert isinstance(result, Probe) and len(result.taps) == 20 * 3 * 32 * 2 and len(result.best_ids) == 20
+    target.features.probe((10**6,), (0,), probed.append)
     assert isinstance(probed[1], JobError) and "10" in probed[1].message and target.pool.num_in_use == in_use
     target.steps(3)
     assert target.link.ends() == target.fed_len(), "steps have the heads' taps again"
@@ -396,10 +392,10 @@ def test_a_probe_for_which_there_is_no_memory_is_answered(runner: ModelRunner) -
     target = Served(runner, 2)
     table = target.pool.new_table()
     table.reserve(2 * BLOCK_SIZE)
-    probed: list[Probed | JobError] = []
-    target.verifier.handle(ProbeJob((1, 2), (0,), probed.append))
+    probed: list[Probe | JobError] = []
+    target.features.probe((1, 2), (0,), probed.append)
     assert isinstance(probed[0], JobError) and "blocks" in probed[0].message
     table.free()
-    target.verifier.handle(ProbeJob((1, 2), (0,), probed.append))
-    assert isinstance(probed[1], Probed)
-    target.verifier.handle(DropHead(HEAD))
+    target.features.probe((1, 2), (0,), probed.append)
+    assert isinstance(probed[1], Probe)
+    target.features.drop_head(HEAD)

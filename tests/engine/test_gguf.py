@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.checkup import Task, findings
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.families import MODEL, family_of
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.loading.model_files import gguf_path
 from outrider.engine.loading.tokenizer_files import read_tokenizer
@@ -266,7 +266,7 @@ def test_weights_without_room_are_refused_before_they_are_read(file: str, monkey
 
 
 def test_it_is_a_draft_and_its_size_is_that_of_its_numbers(file: str) -> None:
-    assert kind_of(Checkpoint(file)) is DraftKind.MODEL
+    assert family_of(Checkpoint(file)) is MODEL
     num_parameters = sum(each.numel() for each in check_weights(file, read_config(file)).parameters())
     assert num_weight_bytes(file) == 2 * num_parameters
 

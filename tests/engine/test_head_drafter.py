@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from target_service.parked import Parked
 from torch import Tensor
-from transformers import DeepseekV3Config
+from transformers import DeepseekV3Config, LlamaConfig
 
-from draft_service import feature_rows
+from draft_service import head_slot
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower
 from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from outrider.engine.heads.carry_head import CarryHead
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
+from outrider.engine.heads.network import CarryHead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -34,6 +33,7 @@ from outrider.engine.worker.slots import SlotTable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+from target_service.draft_buffer import DraftBuffer
 from tests.engine.test_turns import AtOnce
 
 VOCAB_SIZE = 40
@@ -65,19 +65,23 @@ def mtp() -> JoinedHead:
         v_head_dim=6,
         first_k_dense_replace=1,
     )
-    return JoinedHead(JoinedConfig(layers, joins_normed=True))
+    return JoinedHead(JoinedConfig.of(layers, joins_normed=True))
 
 
 def eagle3() -> Eagle3Head:
     return Eagle3Head(
         Eagle3Config(
+            layers=LlamaConfig(
+                vocab_size=VOCAB_SIZE,
+                hidden_size=WIDTH,
+                intermediate_size=24,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                rms_norm_eps=1e-5,
+            ),
             width=WIDTH,
-            ffn_width=24,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            epsilon=1e-5,
-            rope={"rope_type": "default", "rope_theta": 1e4},
             vocab_size=VOCAB_SIZE,
             draft_vocab_size=VOCAB_SIZE,
             taps=(1, 2, 3),
@@ -103,13 +107,13 @@ class Draft:
         self.runner = ModelRunner(path, facts, KVPool(num_blocks, BLOCK_SIZE), torch.device("cpu"))
         self.runner.tree_refusal = None
         metrics, engine = WorkerMetrics("draft"), AtOnce()
-        self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH))
+        self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
             lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
             *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
         )
-        self.committed, self.parked, self.requests, self.said = list(prompt), Parked(), list[int](), list[Any]()
+        self.committed, self.buffer, self.requests, self.said = list(prompt), DraftBuffer(), list[int](), list[Any]()
         self.request_id = 0
         """Of the last request."""
         self.params = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.0, **params}
@@ -127,7 +131,7 @@ class Draft:
         self.request_id = request.id
 
     def take(self, address: str, epoch: int, nodes: Nodes) -> None:
-        self.parked.insert(nodes, self.committed, 1 << 20)
+        self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def send(
         self, start: int, end: int, ticket: int = TICKET, epoch: int = EPOCH, request_id: int | None = None
@@ -139,7 +143,7 @@ class Draft:
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:
         base_len = len(self.committed)
         self.committed += ids
-        self.parked.advance(list(ids), base_len, None)
+        self.buffer.advance(list(ids), base_len, None)
         self.grower.handle(AdvanceJob(1, 1, TICKET, base_len, tuple(ids), is_missed))
 
     def run(self, steps: int = 60) -> int:
@@ -147,7 +151,7 @@ class Draft:
         return next((n for n in range(steps) if not self.grower.step(0.0)), steps)
 
     def chain(self) -> list[int]:
-        return [node.token_id for node in self.parked.chain(4)]
+        return [self.buffer.tree.ids[node] for node in self.buffer.chain(4)]
 
     @property
     def slot(self) -> HeadSlot:
@@ -164,7 +168,7 @@ def expected(head: CarryHead, committed: Sequence[int], num: int, first: int = 1
         output = head(torch.tensor([ids]), features[None])
         guesses.append(int(output.logits[0, -1].argmax()))
         ids.append(guesses[-1])
-        features = torch.cat([features, output.carries[0, -1:]])
+        features = torch.cat([features, output.hidden[0, -1:]])
     return guesses
 
 
@@ -202,7 +206,7 @@ def test_rows_in_any_cut_late_repeated_and_for_others(head: CarryHead) -> None:
         draft.send(start, end)
         draft.run()
     draft.tell([5])
-    assert draft.requests[-1] == draft.slot.next_row > 0, "what is fed already is not asked for"
+    assert draft.requests[-1] == draft.slot.next_position > 0, "what is fed already is not asked for"
     draft.send(60, 75)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
@@ -223,7 +227,7 @@ def test_after_a_miss_the_way_is_made_of_rows(head: CarryHead) -> None:
     draft.tell([*guessed, other], is_missed=True)
     draft.run()
     assert draft.chain() == expected(head, draft.committed, 4)
-    assert draft.slot.next_row >= len(draft.committed) - 1, "all committed tokens are sound"
+    assert draft.slot.next_position >= len(draft.committed) - 1, "all committed tokens are sound"
 
 
 def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
@@ -234,10 +238,10 @@ def test_after_a_hit_it_goes_on_without_rows(head: CarryHead) -> None:
     before = draft.chain()
     draft.tell(before[:2])
     assert draft.chain()[:2] == before[2:4], "what hung below is parked"
-    assert draft.requests[-1] == draft.slot.next_row, "rows of these tokens are wanted all the same"
+    assert draft.requests[-1] == draft.slot.next_position, "rows of these tokens are wanted all the same"
     draft.run()
     assert len(draft.chain()) == 4
-    assert all(node.kind is NodeKind.GUESS for node in draft.parked.chain(4))
+    assert all(draft.buffer.tokens[node].kind is NodeKind.GUESS for node in draft.buffer.chain(4))
 
 
 def test_begins_behind_a_gap(head: CarryHead) -> None:
@@ -254,16 +258,16 @@ def test_rows_past_the_end_of_an_answer_are_not_taken(head: CarryHead) -> None:
     draft = Draft(head, LONG)
     draft.tell()
     draft.send(200, 300)  # it has 135 tokens at most
-    assert (draft.slot.first, draft.slot.rows.end) == (1, 0)
+    assert (draft.slot.first, draft.slot.features.end) == (1, 0)
 
 
 def test_begins_anew_with_the_newest_rows_where_too_many_wait(head: CarryHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_rows, "MAX_ROWS_BYTES", 50 * ROWS[0].nbytes)
+    monkeypatch.setattr(head_slot, "MAX_FEATURE_BYTES", 50 * ROWS[0].nbytes)
     draft = Draft(head, LONG)
     draft.tell()
     for start in range(0, 74, 20):
         draft.send(start, min(start + 20, 74))
-        assert draft.slot.rows.end - draft.slot.rows.start <= 50
+        assert draft.slot.features.end - draft.slot.features.start <= 50
     draft.send(60, 74)
     draft.run()
     assert draft.slot.first == 41
@@ -276,7 +280,7 @@ def test_another_slot_of_the_same_beginning_left_what_is_missing(head: CarryHead
     draft.send(0, 74)
     draft.run()
     first = draft.chain()
-    draft.parked = Parked()
+    draft.buffer = DraftBuffer()
     draft.open()
     draft.tell()
     draft.send(48, 74)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.block import parts_of
+from draft_service.block_drafter import own_part
 from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
 from target_service.beams import best_tokens
@@ -73,6 +73,7 @@ def test_a_prompts_scores_are_those_of_its_logits(device: FakeCuda) -> None:
 def test_parts_of_what_was_copied_keep_nothing_of_the_others(device: FakeCuda) -> None:
     rows = torch.arange(12.0, device="cuda").view(4, 3)
     device.take()
-    parts = list(parts_of(rows.cpu(), [1, 3]))
+    copied = rows.cpu()
+    parts = [own_part(copied, 0, 1), own_part(copied, 1, 3)]
     assert len(device.take().waits) == 1
     assert [part.untyped_storage().nbytes() for part in parts] == [12, 36]

@@ -14,15 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draft_service.loading import HeadState, load_draft
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.head_network import HeadFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.families import EAGLE1, MTP, family_of
+from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import read_eagle1, read_mtp
-from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import _HeadRun, score_head
+from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -75,8 +74,8 @@ CASES: dict[str, Callable[[Path], Made]] = {
 
 def read(head: str, target: str) -> HeadFiles:
     files = Checkpoint(head)
-    kind = kind_of(files, target)
-    return (read_mtp if kind is DraftKind.MTP else read_eagle1)(files, TargetFiles(target))
+    kind = family_of(files, target)
+    return (read_mtp if kind is MTP else read_eagle1)(files, TargetFiles(target))
 
 
 def logits_of(files: HeadFiles) -> Tensor:
@@ -177,7 +176,7 @@ MTP_REFUSALS: dict[str, tuple[Spoil, str]] = {
         lambda c, t: c.update(num_hidden_layers=LAYERS - 1),
         rf"the MTP head of .* is at model\.layers\.{LAYERS}\.eh_proj\.weight, must be behind the target's 7 layers",
     ),
-    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"no tensor of an MTP head for hnorm\.weight"),
+    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"not all tensors: hnorm\.weight"),
     "a tensor nobody reads": (
         lambda c, t: t.update({AT + "gnorm.weight": torch.ones(WIDTH)}),
         r"tensors that its layer does not have: layers\.0\.gnorm\.weight",
@@ -239,7 +238,7 @@ def test_a_loaded_head_is_ready_to_run(name: str, dtype: str, tolerance: float, 
     numbers = 24 + 8 if "DeepSeek" in name else 2 * 2 * 16
     assert loaded.path.name == "paged" and runner.supports_trees
     assert runner.kv_bytes_per_token == numbers * (4 if dtype == "float32" else 2)
-    assert state.opening.spec.taps == (NORMED,) and state.opening.fc is None
+    assert state.head.opening.spec.taps == (NORMED,) and state.head.opening.fc is None
     rows = head.rows(hidden_states(len(PROMPT))).to(torch.bfloat16)
     row = Row(runner.pool.new_table(), PROMPT, 0, 3, PROMPT, features=rows)
     logits = runner.forward([row])
@@ -255,45 +254,49 @@ def test_a_target_lends_its_own_embedding_beside_its_mtp_heads(tmp_path: Path) -
 
 def test_the_path_fused_is_not_of_these_heads(tmp_path: Path) -> None:
     _, folder, target = eagle1(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be served: fused: is made for heads of EAGLE-3's kind"):
-        load_head(settings(folder, attention_path="fused"), target, kind=DraftKind.EAGLE1)
+    with pytest.raises(ConfigError, match="cannot be served: fused: is not made for EAGLE-1 and 2"):
+        load_head(settings(folder, attention_path="fused"), target, EAGLE1)
 
 
 # The test of the wiring: the target says what the head as it is meant to be says.
 
 
-def sound(name: str, folder: Path) -> tuple[LoadedHead, Tensor, Tensor]:
-    """Return a loaded head, and what it says at once and two tokens ahead."""
+def blank() -> Seen:
+    return seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
+
+
+def sound(name: str, folder: Path) -> tuple[LoadedHead, Tensor]:
+    """Return a loaded head, and the ids that it proposes."""
     _, where, target = CASES[name](folder)
-    loaded = load_head(settings(where, dtype="float32"), target, kind=kind_of(Checkpoint(where), target))
-    run = _HeadRun(loaded, seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long)), (NORMED,))
-    return loaded, run.first.argmax(-1), run.second().argmax(-1)
+    loaded = load_head(settings(where, dtype="float32"), target, family_of(Checkpoint(where), target))
+    return loaded, text_logits(loaded, blank(), (NORMED,)).argmax(-1)
 
 
 @pytest.mark.parametrize("name", ["EAGLE-1", "MTP of DeepSeek"])
 @torch.inference_mode()
 def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
-    loaded, best, _ = sound(name, tmp_path)
-    outcome = score_head(loaded, seen_with(best), LAYERS)
+    loaded, best = sound(name, tmp_path)
+    outcome = score_head(loaded, seen_with(best))
     assert outcome.fault is None and outcome.configured.agreement == 1.0
     labels = {way.label for way in outcome.others}
     assert labels >= {"reading before the final norm", "with embedding and feature exchanged"}
     assert ("with the norms of embedding and features swapped" in labels) == name.startswith("MTP")
-    for label, misread in loaded.head.misreadings():
-        with misread:
-            wrong = _HeadRun(loaded, seen_with(best), (NORMED,)).first.argmax(-1)
-        found = score_head(loaded, seen_with(wrong), LAYERS)
+    for label, misread in loaded.network.misreadings():
+        facts, loaded.network.facts = loaded.network.facts, misread
+        wrong = text_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
+        loaded.network.facts = facts
+        found = score_head(loaded, seen_with(wrong))
         assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
 @torch.inference_mode()
 def test_what_an_mtp_head_carries_is_decided_by_its_second_step(is_normed: bool, tmp_path: Path) -> None:
-    loaded, _, _ = sound("MTP of Llama's layers", tmp_path)
-    assert not loaded.head.facts.carries_normed
-    loaded.head.decide(replace(loaded.head.facts, carries_normed=is_normed))
-    second = _HeadRun(loaded, seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long)), (NORMED,)).second().argmax(-1)
-    loaded.head.decide(replace(loaded.head.facts, carries_normed=False))
+    loaded, _ = sound("MTP of Llama's layers", tmp_path)
+    assert not loaded.network.facts.carries_normed
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=is_normed)
+    second = text_logits(loaded, blank(), (NORMED,), ahead=2).argmax(-1)
+    loaded.network.facts = replace(loaded.network.facts, carries_normed=False)
     seen = seen_with(torch.cat([torch.zeros(1, dtype=torch.long), second]))
-    score_head(loaded, seen, LAYERS)
-    assert loaded.head.facts.carries_normed is is_normed
+    score_head(loaded, seen)
+    assert loaded.network.facts.carries_normed is is_normed

@@ -12,13 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.kinds import DraftKind, kind_of
-from outrider.engine.heads.loader import load_medusa
-from outrider.engine.heads.medusa import MedusaHeads
-from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.reduced_vocab import UNMAPPED
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.families import MEDUSA, family_of
+from outrider.engine.heads.loader import load_head
+from outrider.engine.heads.medusa import MedusaHeads, read_medusa
+from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
@@ -89,7 +87,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name
 
 def logits_of(folder: str, target_folder: str, hidden: Tensor) -> Tensor:
     files = Checkpoint(folder, allow_pickle=True)
-    assert kind_of(files) is DraftKind.MEDUSA
+    assert family_of(files) is MEDUSA
     found = read_medusa(files, TargetFiles(target_folder))
     assert found.opening.spec.taps == (NORMED,) and not found.opening.tensors
     doubles = {name: t.double() if t.is_floating_point() else t for name, t in found.tensors.items()}
@@ -156,7 +154,7 @@ Spoil = Callable[[dict[str, Tensor]], Any]
 REFUSALS: dict[str, tuple[Spoil, str]] = {
     "a head in between": (lambda t: [t.pop(name) for name in list(t) if ".1." in name[:10]], "not all tensors"),
     "a missing projection": (lambda t: t.pop("lm_heads.2.weight"), r"not all tensors: lm_heads\.2\.weight"),
-    "a tensor nobody reads": (lambda t: t.update(gate=torch.ones(2)), "no Medusa heads have: gate"),
+    "a tensor nobody reads": (lambda t: t.update(gate=torch.ones(2)), "a Medusa head .* does not have: gate"),
     "another target's width": (
         lambda t: t.update({"blocks.0.layers.0.weight": torch.ones(WIDTH, 2 * WIDTH)}),
         r"blocks\.0\.layers\.0\.weight .* \[64, 128\].*\[64, 64\]",
@@ -187,11 +185,11 @@ def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str
 def test_loaded_heads_are_ready_to_run(target_folder: str, tmp_path: Path) -> None:
     tensors, hidden = random_tensors(), torch.randn(2, WIDTH).bfloat16()
     config = DraftConfig(model=write(tmp_path, VLLM, tensors), device="cpu", context_limit=64)
-    loaded = load_medusa(config, target_folder)
+    loaded = load_head(config, target_folder, MEDUSA)
     assert (loaded.facts.vocab_size, loaded.facts.context_limit, loaded.facts.dtype) == (VOCAB, 64, "float32")
     truth = straight(tensors, own(tensors), hidden.double())
     with torch.inference_mode():
-        assert (loaded.heads(hidden) - truth).abs().max() < 1e-5 * truth.abs().max()
+        assert (loaded.network(hidden) - truth).abs().max() < 1e-5 * truth.abs().max()
 
 
 def test_hidden_states_go_to_the_device_and_dtype_of_the_heads(target_folder: str, tmp_path: Path) -> None:

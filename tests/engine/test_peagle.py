@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draft_service.block_drafter import PEagleDrafter
+from draft_service.block_drafter import MaskDrafter
 from draft_service.feeding import Feeder
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import RowsJob
 from draft_service.loading import HeadState, load_draft
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3 import Eagle3Head
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import Eagle3Head, read_peagle
+from outrider.engine.heads.families import PEAGLE, family_of
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.kinds import DraftKind, kind_of
 from outrider.engine.heads.loader import load_head
-from outrider.engine.heads.peagle_files import read_peagle
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import _HeadRun, score_head
+from outrider.engine.heads.wiring import score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
@@ -84,7 +83,7 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, targ
     config, more = CASES[name]
     head = made(**more)
     files = Checkpoint(head.write(tmp_path, config, midlayer=name != "speculators"))
-    assert kind_of(files) is DraftKind.PEAGLE
+    assert family_of(files) is PEAGLE
     read = read_peagle(files, TargetFiles(target_folder))
     network = Eagle3Head.of(
         read.facts, {n: t.double() if t.is_floating_point() else t for n, t in read.tensors.items()}
@@ -93,8 +92,8 @@ def test_a_head_fills_masks_as_it_was_trained(name: str, fault: str | None, targ
     runner = ModelRunner(path, facts, KVPool(16, path.block_size), torch.device("cpu"))
     taps = torch.stack([hidden_states(len(PROMPT))[tap] for tap in read.opening.spec.taps], dim=1)
     rows = read.opening.double().exact(taps)
-    assert read.mask is not None and read.mask.token_id == MASK
-    mask_id, feature = read.mask.token_id, read.mask.feature.double()
+    assert network.block is not None and network.block.feature is not None and network.block.mask_id == MASK
+    mask_id, feature = network.block.mask_id, network.block.feature
     if fault == "mask id":
         mask_id += 1
     elif fault == "mask before the map":
@@ -119,7 +118,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         lambda c, t: t.update(mask_hidden=torch.zeros(1, 1, WIDTH)),
         r"mask_hidden of .* is \[1, 1, 64\], and 3 hidden states of .* 192",
     ),
-    "no masked id": (lambda c, t: c.pop("pard_token"), "mask_token_id of .* is None, must be an id"),
+    "no masked id": (lambda c, t: c.pop("pard_token"), "mask_token_id of .* is None, must be a whole number"),
     "a masked id past the vocabulary": (lambda c, t: c.update(pard_token=VOCAB), f"pard_token of .* is {VOCAB}"),
     "not a number": (lambda c, t: t["mask_hidden"].fill_(float("nan")), "mask_hidden of .* not finite"),
     "a tensor nobody reads": (lambda c, t: t.update(more=torch.ones(1)), "does not have: more"),
@@ -146,10 +145,10 @@ def test_a_loaded_head_has_its_mask(target_folder: str, tmp_path: Path) -> None:
     head = made()
     folder = head.write(tmp_path, VLLM)
     state = load_draft(settings(folder, target_model=target_folder), 1, lambda error: None)
-    assert isinstance(state, HeadState) and state.head.mask is not None
-    assert (state.head.mask.token_id, state.head.mask.feature.dtype) == (MASK, torch.float32)
+    assert isinstance(state, HeadState) and state.block is not None and state.block.feature is not None
+    assert (state.block.mask_id, state.block.feature.dtype) == (MASK, torch.float32)
     fc = head.tensors["fc.weight"]
-    torch.testing.assert_close(state.head.mask.feature, fc @ head.tensors["mask_hidden"].flatten())
+    torch.testing.assert_close(state.block.feature, fc @ head.tensors["mask_hidden"].flatten())
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
@@ -157,7 +156,7 @@ def test_a_loaded_head_has_its_mask(target_folder: str, tmp_path: Path) -> None:
 def test_what_files_leave_open_is_decided_by_masks(is_normed: bool, target_folder: str, tmp_path: Path) -> None:
     """A head that carries nothing is scored two tokens ahead as it drafts."""
     config = {key: value for key, value in SPECULATORS.items() if key != "norm_before_residual"}
-    loaded = load_head(settings(made().write(tmp_path, config, midlayer=False)), target_folder, kind=DraftKind.PEAGLE)
+    loaded = load_head(settings(made().write(tmp_path, config, midlayer=False)), target_folder, PEAGLE)
     assert loaded.undecided == ("norm_before_residual",)
     truth = made(residual_normed=is_normed)
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
@@ -167,10 +166,10 @@ def test_what_files_leave_open_is_decided_by_masks(is_normed: bool, target_folde
         for i in range(NUM_TOKENS - 2)
     ]
     seen = seen_with(torch.stack([torch.tensor(0), *best]))
-    outcome = score_head(loaded, seen, LAYERS)
-    assert loaded.head.facts.norm_before_residual is is_normed
-    run = _HeadRun(loaded, seen, loaded.opening.spec.taps)
-    assert float((run.second().argmax(-1) == torch.stack(best)).float().mean()) == 1.0
+    outcome = score_head(loaded, seen)
+    assert loaded.network.facts.norm_before_residual is is_normed
+    second = text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2)
+    assert second.argmax(-1).tolist() == torch.stack(best).tolist()
     assert {way.label for way in outcome.others} >= {"with the norms of embedding and features swapped"}
 
 
@@ -195,15 +194,16 @@ class TestDrafter:
             HeadPath(Eagle3Head.of(read.facts, read.tensors)),
             ModelFacts("p", VOCAB, 512, "float32", "cpu", (), 1),
         )
-        runner, mask = ModelRunner(path, facts, KVPool(64, BLOCK_SIZE), torch.device("cpu")), read.mask
-        assert mask is not None
+        runner, shape = ModelRunner(path, facts, KVPool(64, BLOCK_SIZE), torch.device("cpu")), path.head.block
+        assert shape is not None
+        shape = replace(shape, size=NUM)
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> Any:
-            return lambda growing: PEagleDrafter(
-                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, mask, NUM
+            return lambda growing: MaskDrafter(
+                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, shape
             )
 
-        self.table = SlotTable(runner.pool, 4, 512, partial(HeadSlot, WIDTH))
+        self.table = SlotTable(runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         return Draft(make, self.table, VOCAB, LONG)
 
     def send(self, draft: Draft, start: int, end: int, request_id: int = 1) -> None:

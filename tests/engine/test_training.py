@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.heads import wiring
-from outrider.engine.heads.checkpoint import Checkpoint
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Config
-from outrider.engine.heads.kinds import DraftKind, kind_of
+from outrider.engine.heads.families import EAGLE3, MEDUSA, family_of
 from outrider.engine.heads.loader import load_head
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import _HeadRun
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.step_plan import Row
 from outrider.papers.lookahead_embeddings import PassDrafter
@@ -78,18 +76,12 @@ def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> 
     num_tokens, num_steps = 9, 4
     truth = heads.Eagle3(draft_vocab=heads.VOCAB, **traits)
     facts = Eagle3Config(
+        layers=LlamaConfig(**{**heads.SHAPE, "num_hidden_layers": truth.num_layers}),
         width=heads.WIDTH,
-        ffn_width=heads.FFN,
-        num_heads=heads.HEADS,
-        num_kv_heads=heads.KV_HEADS,
-        head_dim=heads.HEAD_DIM,
-        epsilon=heads.EPS,
-        rope={"rope_type": "default", "rope_theta": truth.theta},
         vocab_size=heads.VOCAB,
         draft_vocab_size=heads.VOCAB,
         taps=truth.taps,
         target_width=heads.WIDTH,
-        num_layers=truth.num_layers,
         norm_before_residual=truth.residual_normed,
         carries_normed=truth.carry_normed,
     )
@@ -207,7 +199,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
     (tmp_path / "head").mkdir()
     student.save(tmp_path / "head")
     files = Checkpoint(str(tmp_path / "head"))
-    assert kind_of(files) is DraftKind.EAGLE3
+    assert family_of(files) is EAGLE3
     assert files.names & {"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"} == vocabulary
     loaded = Eagle3.load(str(tmp_path / "head"), target, "cpu")
     says_the_same(student, loaded, Batch.of(answers, "cpu"), teacher)
@@ -218,7 +210,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
 def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> None:
     """Where a target's layers have windows of their own, such as Gemma 3's."""
     save(random_model(shrunk("gemma3_text"), seed=1), folder / "windows")
-    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.rope
+    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.layers.rope_parameters
     assert rope == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
@@ -239,12 +231,11 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     runner.set_taps((0, 1))
     runner.forward([Row.of(runner.pool.new_table(), ids, 0, 1)])
     taps = dict(enumerate(runner.features.unbind(1)))
-    loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma)
-    run = _HeadRun(loaded, wiring.Seen(ids, taps, torch.empty(0)), (0, 1))
+    loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma, EAGLE3)
+    seen = wiring.Seen(ids, taps, torch.empty(0))
+    steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
-    for guess, logits in zip(
-        student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), (run.first, run.second()), strict=True
-    ):
+    for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]
         said = said if kept is None else said[:, kept]
         assert (said - guess.logits).abs().max() < 0.05 * guess.logits.std(), "as far as bfloat16 lets it"
@@ -267,7 +258,7 @@ def test_medusas_heads_read_the_row_before_what_they_skip(
             parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(1))
     student.save(tmp_path)
     files = Checkpoint(str(tmp_path))
-    assert kind_of(files) is DraftKind.MEDUSA and not any("lm_head" in name for name in files.names)
+    assert family_of(files) is MEDUSA and not any("lm_head" in name for name in files.names)
     says_the_same(student, Medusa.load(str(tmp_path), target, "cpu"), batch, teacher)
 
 

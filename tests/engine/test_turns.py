@@ -46,7 +46,7 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.feature_jobs import WantRows
+from target_service.feature_jobs import FeatureSubscription
 from target_service.features import Features
 from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
@@ -443,9 +443,9 @@ class Reading:
 
     has_room = True
 
-    def send_rows(self, job: WantRows, start: int, num_rows: int, data: bytes) -> None: ...
+    def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None: ...
 
-    def note_dropped(self, num_rows: int, num_bytes: int) -> None: ...
+    def count(self, fate: str, num_tokens: int, num_bytes: int) -> None: ...
 
 
 def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(runner: ModelRunner) -> None:
@@ -455,7 +455,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
         assert target.step_after(MAX_HOLD_S)
         target.slot_lease.first.is_active = True  # something is on its way
     assert not target.step_after(0.0)
-    target.verifier.handle(WantRows(Reading(), b"a head", ticket=0, start=0))
+    target.features.subscribe(FeatureSubscription(Reading(), b"a head", ticket=0, next_position=0))
     assert not target.step_after(0.0), "the rows of all but the last token were made by earlier steps"
     target.slot_lease.slot.truncate(len(target.slot_lease.slot.committed) - 1)
     assert target.step_after(0.0), "the token before the last has no row yet"

@@ -19,9 +19,8 @@ import torch
 
 from gateway.tokenizer import Tokenizer
 from outrider.engine import checkup
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.loading.loader import check_weights, load_runner, read_config
 from outrider.engine.loading.model_files import MAX_OTHER_BYTES, model_file
 from outrider.engine.loading.tokenizer_files import tokenizer_files

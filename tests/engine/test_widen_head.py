@@ -13,12 +13,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.widen_head import widen_head
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3 import Eagle3Head
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.medusa import MedusaHeads
-from outrider.engine.heads.medusa_files import read_medusa
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
+from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.widening import Sizes, WideningError, widen
 from tests.engine.heads import SHAPE, VOCAB, WIDTH, Eagle3, target
 from tests.random_heads import random_medusa

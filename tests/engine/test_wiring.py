@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.wiring import Fault, another_head, eagle3_faults, exchanged, made
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.eagle3_files import read_eagle3
-from outrider.engine.heads.head_network import HeadFiles
-from outrider.engine.heads.loader import LoadedHead, load_head, load_medusa
-from outrider.engine.heads.target_files import TargetFiles
-from outrider.engine.heads.wiring import Outcome, Seen, Way, _HeadRun, score_head, score_medusa, taps_to_probe
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.eagle3 import read_eagle3
+from outrider.engine.heads.families import EAGLE3, MEDUSA
+from outrider.engine.heads.head_files import HeadFiles
+from outrider.engine.heads.loader import LoadedHead, load_head
+from outrider.engine.heads.wiring import Outcome, Seen, Way, score_head, taps_to_probe, text_logits
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
@@ -43,8 +43,8 @@ class Sound:
 
     def said(self, loaded: LoadedHead) -> Tensor:
         """Return the logits of a head at every position, and of the step behind each."""
-        run = _HeadRun(loaded, self.seen, loaded.opening.spec.taps)
-        return torch.cat([run.first, run.second()])
+        first = text_logits(loaded, self.seen, loaded.opening.spec.taps)
+        return torch.cat([first, text_logits(loaded, self.seen, loaded.opening.spec.taps, ahead=2)])
 
 
 def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> Seen:
@@ -61,24 +61,24 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     narrow, truth = target(folder / "target"), Eagle3(opening_norm="each")
     config = {**SHAPE, "num_hidden_layers": 1, "draft_vocab_size": truth.draft_vocab, "fc_norm": True}
     head = truth.write(folder / "head", config)
-    loaded = load_head(DraftConfig(model=head, device="cpu", dtype="float32"), narrow)
+    loaded = load_head(DraftConfig(model=head, device="cpu", dtype="float32"), narrow, EAGLE3)
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
     with torch.inference_mode():
-        best = _HeadRun(loaded, blank, loaded.opening.spec.taps).first.argmax(-1)
+        best = text_logits(loaded, blank, loaded.opening.spec.taps).argmax(-1)
     return Sound(loaded, read_eagle3(Checkpoint(head), TargetFiles(narrow)), seen_with(best))
 
 
 def planted(sound: Sound, label: str) -> tuple[Fault, LoadedHead]:
     fault = next(fault for fault in eagle3_faults(sound.files, LAYERS) if fault.label == label)
     loaded = made(fault.in_files(sound.files), sound.loaded)
-    fault.in_head(loaded.head)
+    fault.in_head(loaded.network)
     return fault, loaded
 
 
 def test_a_sound_head_passes(sound: Sound) -> None:
-    outcome = score_head(sound.loaded, sound.seen, LAYERS)
+    outcome = score_head(sound.loaded, sound.seen)
     assert outcome.fault is None and outcome.configured.agreement == 1.0
-    again = score_head(made(sound.files, sound.loaded), sound.seen, LAYERS)
+    again = score_head(made(sound.files, sound.loaded), sound.seen)
     torch.testing.assert_close(again.configured.scores, outcome.configured.scores, rtol=1e-3, atol=1e-3)
 
 
@@ -92,14 +92,14 @@ def test_a_planted_fault_changes_what_the_head_says_and_is_caught_where_it_is_tr
     fault, loaded = planted(sound, label)
     assert not torch.allclose(sound.said(loaded), sound.said(sound.loaded), rtol=1e-2, atol=1e-2)
     if fault.is_tried:
-        outcome = score_head(loaded, sound.seen, LAYERS)
+        outcome = score_head(loaded, sound.seen)
         assert outcome.winner is not None and outcome.winner.agreement == 1.0
         assert outcome.configured.agreement < 0.9
 
 
 def test_a_head_of_another_target_is_caught(sound: Sound) -> None:
     other = made(another_head(sound.files, seed=1), sound.loaded)
-    assert score_head(other, sound.seen, LAYERS).fault is not None
+    assert score_head(other, sound.seen).fault is not None
 
 
 def test_a_head_that_knows_nothing_is_not_told_of_another_wiring() -> None:
@@ -115,14 +115,14 @@ def test_a_head_that_knows_nothing_is_not_told_of_another_wiring() -> None:
 
 def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:
     narrow = target(tmp_path / "target")
-    loaded = load_medusa(
-        DraftConfig(model=random_medusa(narrow, tmp_path / "heads"), device="cpu", dtype="float32"), narrow
+    loaded = load_head(
+        DraftConfig(model=random_medusa(narrow, tmp_path / "heads"), device="cpu", dtype="float32"), narrow, MEDUSA
     )
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
-    best = loaded.heads(blank.taps[NORMED][:-1].to(torch.bfloat16))[:, 0].argmax(-1)
+    best = loaded.network(blank.taps[NORMED][:-1].to(torch.bfloat16))[:, 0].argmax(-1)
     seen = seen_with(best)
-    assert score_medusa(loaded, seen, LAYERS).fault is None
-    found = score_medusa(loaded, exchanged(seen), LAYERS)
+    assert score_head(loaded, seen).fault is None
+    found = score_head(loaded, exchanged(seen))
     assert found.winner is not None and found.winner.label == "reading before the final norm"
 
 

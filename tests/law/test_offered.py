@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
-from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.heads.dflash import MarkovKind
 from outrider.wire.params import SamplingParams
 from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, SPARKS, TOPK, head_of
 from tests.law.rows import drafts_of, rule_of

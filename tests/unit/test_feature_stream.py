@@ -17,7 +17,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
-from target_service.feature_jobs import LinkGone, Probed, ProbeJob, WantRows
+from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
 from target_service.servicer import TargetServicer
@@ -37,10 +37,21 @@ class Stream:
         self.metrics = WorkerMetrics("target")
         self.heads = Heads(self, self.metrics, 8, 2, None, Spare(1 << 20))  # type: ignore[arg-type]
         self.heads.is_ready = lambda stream, digest: digest == DIGEST  # type: ignore[method-assign]
-        self.stream = FeatureStream(3, PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
+        self.stream = FeatureStream(PEER, EPOCH, self.heads, self, self.metrics, self.write, lambda: None)  # type: ignore
 
-    def submit(self, job: Any) -> None:
-        self.jobs.append(job)
+    def submit(self, job: FeatureJob) -> None:
+        job.run(self)  # type: ignore[arg-type]
+
+    # as `Features`
+
+    def subscribe(self, subscription: FeatureSubscription) -> None:
+        self.jobs.append(subscription)
+
+    def probe(self, token_ids: Any, taps: Any, respond: Any) -> None:
+        self.jobs.append(SimpleNamespace(token_ids=token_ids, taps=taps, respond=respond))
+
+    def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
+        self.jobs.append(SimpleNamespace(link=link, done=done))
 
     def answer(self, send: Callable[[], None]) -> None:
         send()
@@ -61,14 +72,14 @@ class Stream:
         return {"worker": "target", "peer": PEER, "fate": fate}
 
     @property
-    def wanted(self) -> WantRows:
-        return WantRows(self.stream, DIGEST, 5, 2, 9)
+    def wanted(self) -> FeatureSubscription:
+        return FeatureSubscription(self.stream, DIGEST, 5, 2, 9)
 
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
         self.stream.ask(tpb.FeatureAsk(rows=rows))
 
-    def probe(self, **fields: Any) -> None:
+    def ask_probe(self, **fields: Any) -> None:
         probe = tpb.ProbeRequest(**{"target_epoch": EPOCH, "id": 1, "token_ids": [1, 2], "taps": [0], **fields})
         self.stream.ask(tpb.FeatureAsk(probe=probe))
 
@@ -83,16 +94,18 @@ async def streaming() -> AsyncIterator[Stream]:
 async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
     async with streaming() as made:
         made.want()
-        assert made.jobs == [made.wanted]
-        made.stream.send_rows(made.wanted, 2, 3, b"abcdef")
+        (job,) = made.jobs
+        assert (job.link, job.digest, job.ticket, job.next_position, job.request_id) == (made.stream, DIGEST, 5, 2, 9)
+        made.stream.send_features(made.wanted, 2, 3, b"abcdef")
         await made.settle()
         (batch,) = made.batches
         (rows,) = batch.rows
         assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
         assert rows.request_id == 9
         assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
-    assert made.jobs[1:] == [LinkGone(made.stream)]
-    made.jobs[1].done()
+    (gone,) = made.jobs[1:]
+    assert gone.link is made.stream
+    gone.done()
     assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
 
 
@@ -123,9 +136,9 @@ async def test_a_draft_that_does_not_read_has_a_bounded_backlog(monkeypatch: pyt
         made.may_write.clear()
         for start in range(3):
             assert made.stream.has_room
-            made.stream.send_rows(made.wanted, start, 1, b"abcd")
+            made.stream.send_features(made.wanted, start, 1, b"abcd")
         assert not made.stream.has_room
-        made.stream.note_dropped(2, 8)
+        made.stream.count("dropped", 2, 8)
         assert (made.count("rows", "dropped"), made.count("bytes", "dropped")) == (2, 8)
         made.may_write.set()
         await made.settle()
@@ -163,7 +176,7 @@ async def test_no_more_is_taken_of_a_draft_that_does_not_read(monkeypatch: pytes
 async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 8)
     async with streaming() as made:
-        made.stream.send_rows(made.wanted, 10, 5, bytes(range(20)))
+        made.stream.send_features(made.wanted, 10, 5, bytes(range(20)))
         await made.settle()
         parts = [rows for batch in made.batches for rows in batch.rows]
         assert [(rows.start, rows.num_rows) for rows in parts] == [(10, 2), (12, 2), (14, 1)]
@@ -173,12 +186,12 @@ async def test_many_rows_leave_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
     async with streaming() as made:
         made.may_write.clear()
-        made.stream.send_rows(made.wanted, 0, 1, b"ab")
+        made.stream.send_features(made.wanted, 0, 1, b"ab")
         await made.settle()
         finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
         await made.settle()
         assert not finishing.done()
-        made.probe(token_ids=[])  # which is answered too late
+        made.ask_probe(token_ids=[])  # which is answered too late
         made.may_write.set()
         await finishing
         assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
@@ -188,30 +201,30 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
 async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
     async with streaming() as made:
         made.may_write.clear()
-        made.stream.send_rows(made.wanted, 0, 1, b"ab")
+        made.stream.send_features(made.wanted, 0, 1, b"ab")
         await made.settle()
-        made.probe()
-        made.jobs[0].respond(Probed(b"taps", [3, 4]))
-        made.probe(id=2)
+        made.ask_probe()
+        made.jobs[0].respond(Probe(b"taps", [3, 4]))
+        made.ask_probe(id=2)
         assert len(made.jobs) == 1
         made.may_write.set()
         await made.settle()
-        made.probe(id=3)
+        made.ask_probe(id=3)
         assert len(made.jobs) == 2
 
 
 async def test_probes_go_one_at_a_time() -> None:
     async with streaming() as made:
-        made.probe()
-        made.probe(id=2)
+        made.ask_probe()
+        made.ask_probe(id=2)
         job = made.jobs[0]
-        assert isinstance(job, ProbeJob) and (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
-        job.respond(Probed(b"taps", [3, 4]))
+        assert (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
+        job.respond(Probe(b"taps", [3, 4]))
         await made.settle()
-        made.probe(id=3)
+        made.ask_probe(id=3)
         made.jobs[1].respond(JobError(Fault.EXHAUSTED, "no blocks"))
-        made.probe(id=4, token_ids=[])
-        made.probe(id=5, target_epoch=8)
+        made.ask_probe(id=4, token_ids=[])
+        made.ask_probe(id=5, target_epoch=8)
         await made.settle()
         replies = {reply.id: reply for batch in made.batches for reply in batch.probes}
         assert (replies[1].taps, list(replies[1].best_ids), replies[1].why) == (b"taps", [3, 4], "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +15,12 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import ConfigError
+from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import TargetConfig
 from target_service import heads as module
 from target_service import own_heads
-from target_service.feature_jobs import AddHead, DropHead
+from target_service.feature_jobs import FeatureJob
 from target_service.heads import Heads
 
 HIDDEN, LAYERS = 8, 2
@@ -32,6 +33,17 @@ def map_of(seed: int = 0, hidden: int = HIDDEN, taps: tuple[int, ...] = (0, 1)) 
     return OpeningMap(spec, {"fc": weights}).to_bytes()
 
 
+class Stream:
+    """A draft's stream, which keeps the replies."""
+
+    def __init__(self, target: Target, number: int) -> None:
+        self.target, self.number = target, number
+
+    def reply(self, digest: bytes, state: Any, why: str = "") -> None:
+        self.target.replies.setdefault(self.number, []).append((state, why))
+        self.target.changed.set()
+
+
 class Target:
     """The registry and what it asks of the engine."""
 
@@ -39,29 +51,43 @@ class Target:
         self.jobs: list[Any] = []
         self.metrics = WorkerMetrics("target")
         self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal, spare or Spare(1 << 20))  # type: ignore[arg-type]
+        self.streams: dict[int, Stream] = {}
         self.replies: dict[int, list[tuple[Any, str]]] = {}
         self.changed = asyncio.Event()
 
-    def submit(self, job: Any) -> None:
-        self.jobs.append(job)
+    def submit(self, job: FeatureJob) -> None:
+        job.run(self)  # type: ignore[arg-type]
         self.changed.set()
 
-    def reply(self, stream: int) -> Any:
-        def reply(state: Any, why: str) -> None:
-            self.replies.setdefault(stream, []).append((state, why))
-            self.changed.set()
+    # as `Features`
 
-        return reply
+    def add_head(self, digest: bytes, projection: OpeningMap, respond: Any) -> None:
+        self.jobs.append(SimpleNamespace(digest=digest, projection=projection, respond=respond))
+
+    def drop_head(self, digest: bytes) -> None:
+        self.jobs.append(digest)
+
+    def stream(self, number: int) -> Stream:
+        return self.streams.setdefault(number, Stream(self, number))
+
+    def gone(self, number: int) -> None:
+        self.heads.gone(self.stream(number))
+
+    def is_ready(self, number: int, digest: bytes) -> bool:
+        return self.heads.is_ready(self.stream(number), digest)
 
     def register(self, stream: int, data: bytes, **fields: Any) -> Any:
         spec = tpb.HeadSpec(**{"digest": digest_of(data), "num_bytes": len(data), **fields})
-        self.heads.register(stream, spec, self.reply(stream))
+        try:
+            self.heads.register(self.stream(stream), spec)
+        except InvalidRequest as error:
+            self.stream(stream).reply(spec.digest, REFUSED, error.message)
         return self.replies.get(stream, [(None, "")])[-1][0]
 
     def piece(self, stream: int, data: bytes, start: int, end: int, digest: bytes | None = None) -> None:
         digest = digest_of(data) if digest is None else digest
         message = tpb.HeadWeights(digest=digest, offset=start, data=data[start:end])
-        self.heads.add_piece(stream, message, self.reply(stream))
+        self.heads.add_piece(self.stream(stream), message)
 
     async def until(self, check: Any) -> None:
         async with asyncio.timeout(5):
@@ -75,7 +101,7 @@ class Target:
         assert self.register(stream, data) is WANTED
         self.piece(stream, data, 0, 20)
         self.piece(stream, data, 20, len(data))
-        await self.until(lambda: self.jobs and isinstance(self.jobs[-1], AddHead))
+        await self.until(lambda: self.jobs and isinstance(self.jobs[-1], SimpleNamespace))
         self.jobs[-1].respond(error)
 
     @property
@@ -86,7 +112,7 @@ class Target:
     async def refused(self, stream: int = 1) -> str:
         """Return why, once nothing of it is left."""
         await self.until(lambda: self.replies.get(stream, [(None, "")])[-1][0] == REFUSED)
-        assert not self.heads._uploads and not self.heads.is_ready(stream, b"")
+        assert not self.heads._uploads and not self.is_ready(stream, b"")
         return self.replies[stream][-1][1]
 
 
@@ -97,12 +123,12 @@ async def test_one_copy_serves_all_drafts_that_registered_it_and_goes_with_the_l
     assert target.register(2, data) is READY, "it is here already"
     assert target.register(1, data) is READY, "asked for twice"
     assert len(target.jobs) == 1
-    torch.testing.assert_close(target.jobs[0].opening.tensors, OpeningMap.from_bytes(data, HIDDEN, LAYERS).tensors)
-    target.heads.gone(1)
-    assert not target.heads.is_ready(1, digest_of(data)) and target.heads.is_ready(2, digest_of(data))
+    torch.testing.assert_close(target.jobs[0].projection.tensors, OpeningMap.from_bytes(data, HIDDEN, LAYERS).tensors)
+    target.gone(1)
+    assert not target.is_ready(1, digest_of(data)) and target.is_ready(2, digest_of(data))
     assert len(target.jobs) == 1
-    target.heads.gone(2)
-    assert target.jobs[1:] == [DropHead(digest_of(data))] and target.num_bytes == 0
+    target.gone(2)
+    assert target.jobs[1:] == [digest_of(data)] and target.num_bytes == 0
     assert target.register(3, data) is WANTED
 
 
@@ -115,9 +141,9 @@ async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
     (job,) = target.jobs
     job.respond(None)
     assert target.replies[1][-1] == target.replies[2][-1] == (READY, "")
-    target.heads.gone(1)
-    target.heads.gone(2)
-    assert target.jobs[1:] == [DropHead(digest_of(data))]
+    target.gone(1)
+    target.gone(2)
+    assert target.jobs[1:] == [digest_of(data)]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +164,8 @@ async def test_a_target_without_features_refuses_every_head() -> None:
     target = Target("it has no taps")
     assert target.register(1, map_of()) is REFUSED
     assert await target.refused() == "the target gives no features: it has no taps"
-    assert target.heads.refuses_probe(4, [0]) == "the target gives no features: it has no taps"
+    with pytest.raises(InvalidRequest, match="the target gives no features: it has no taps"):
+        target.heads.check_probe(4, [0])
 
 
 async def test_a_stream_has_one_head() -> None:
@@ -146,15 +173,15 @@ async def test_a_stream_has_one_head() -> None:
     await target.registered(1, map_of())
     assert target.register(1, map_of(seed=1)) is REFUSED
     assert "another head" in await target.refused()
-    assert target.heads.is_ready(1, digest_of(map_of())), "the first is as it was"
+    assert target.is_ready(1, digest_of(map_of())), "the first is as it was"
 
 
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ([(0, 20), (0, 20)], "from byte 0 came, 20 was next"),
-        ([(20, 40)], "from byte 20 came, 0 was next"),
-        ([(0, 20), (20, 20)], "a piece of 0 bytes"),
+        ([(0, 20), (0, 20)], "from byte 0 came, must be 1 to .* from byte 20"),
+        ([(20, 40)], "from byte 20 came, must be 1 to .* from byte 0"),
+        ([(0, 20), (20, 20)], "0 bytes from byte 20 came"),
     ],
     ids=["twice", "out of order", "empty"],
 )
@@ -163,7 +190,7 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     target.register(1, data)
     for piece in pieces:
         target.piece(1, data, *piece)
-    assert why in await target.refused()
+    assert re.search(why, await target.refused())
     target.piece(1, data, 0, 20)
     assert "not asked for" in target.replies[1][-1][1]
     await target.registered(1, data)
@@ -175,11 +202,11 @@ async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyP
     target.register(1, data, num_bytes=30)
     target.piece(1, data, 0, 20)
     target.piece(1, data, 20, 40)
-    assert "more than the 30 bytes came" in await target.refused()
+    assert "20 bytes from byte 20 came, must be 1 to 10" in await target.refused()
     monkeypatch.setattr(module, "MAX_PIECE_BYTES", 16)
     target.register(2, data)
     target.piece(2, data, 0, 17)
-    assert "a piece of 17 bytes" in await target.refused(2)
+    assert "17 bytes from byte 0 came, must be 1 to 16" in await target.refused(2)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +256,7 @@ async def test_heads_are_bounded_in_number_and_memory_those_on_their_way_counted
     assert target.register(2, map_of(seed=1)) is WANTED
     assert target.register(3, map_of(seed=2)) is REFUSED and "holds 2 heads" in target.replies[3][-1][1]
     assert target.register(3, map_of()) is READY, "a copy that is here costs nothing"
-    target.heads.gone(2)
+    target.gone(2)
     assert target.register(4, map_of(seed=2)) is WANTED, "what a stream had on its way goes with it"
     monkeypatch.setattr(module, "MAX_HEADS", 16)
     monkeypatch.setattr(module, "MAX_HEADS_BYTES", 3 * len(map_of()) // 2)
@@ -255,13 +282,13 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
     assert less.register(2, second) is WANTED
     less.piece(2, second, 0, len(second))
     assert f"{3 * tap_bytes} of them for 3 hidden states" in await less.refused(2)
-    less.heads.gone(1)
+    less.gone(1)
     await less.registered(2, second)
 
 
 async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, opening = SimpleNamespace(num_parameters=50, dtype="bfloat16"), SimpleNamespace(num_bytes=0)
-    monkeypatch.setattr(own_heads, "load_medusa", lambda *_: SimpleNamespace(facts=facts, opening=opening))
+    monkeypatch.setattr(own_heads, "load_head", lambda *_: SimpleNamespace(facts=facts, opening=opening))
     runner: Any = SimpleNamespace(features_refusal=None, spare=Spare(109, 10))
     config = TargetConfig(model="target", heads="medusa")
     with pytest.raises(ConfigError, match=r"are medusa, which take 110 bytes, and 109 are free .* kv_cache_tokens"):
@@ -279,12 +306,12 @@ async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None
     target, data = Target(), map_of()
     target.register(1, data)
     target.piece(1, data, 0, len(data))
-    target.heads.gone(1)
+    target.gone(1)
     await asyncio.gather(*target.heads._reading)
     assert not target.jobs and not target.heads._heads and not target.heads._uploads
     await target.registered(2, data)
-    target.heads.gone(2)
-    assert target.jobs[-1] == DropHead(digest_of(data))
+    target.gone(2)
+    assert target.jobs[-1] == digest_of(data)
 
 
 async def test_a_stream_that_ends_before_the_engine_answers() -> None:
@@ -292,10 +319,10 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     target.register(1, data)
     target.piece(1, data, 0, len(data))
     await target.until(lambda: target.jobs)
-    target.heads.gone(1)
+    target.gone(1)
     target.jobs[0].respond(None)
     assert target.replies[1][-1][0] == WANTED and not target.heads._heads
-    assert target.jobs[1:] == [DropHead(digest_of(data))]
+    assert target.jobs[1:] == [digest_of(data)]
 
 
 @pytest.mark.parametrize(
@@ -310,6 +337,6 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     ],
 )
 async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:
-    refused = Target().heads.refuses_probe(num_tokens, taps)
-    assert refused is not None and why in refused
-    assert Target().heads.refuses_probe(128, [-1, 0, LAYERS]) is None
+    with pytest.raises(InvalidRequest, match=why):
+        Target().heads.check_probe(num_tokens, taps)
+    Target().heads.check_probe(128, [-1, 0, LAYERS])

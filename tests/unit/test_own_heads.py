@@ -13,6 +13,12 @@ from target_service.own_heads import OwnHeads
 WIDTH = 8
 
 
+def best(own: OwnHeads, slot: Any) -> int:
+    if slot.key in own._pending:
+        own._run_heads()
+    return own._logits[slot.key].raw_best_id(0)
+
+
 def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_place_of_theirs() -> None:
     rows = {1: torch.eye(WIDTH)[3], 2: torch.eye(WIDTH)[4]}
     fed: list[int] = []
@@ -21,15 +27,15 @@ def test_heads_run_once_for_all_slots_and_again_where_other_tokens_took_the_plac
         fed.append(len(hidden))
         return hidden[:, None]  # [S, 1, V], of one head that copies
 
-    features: Any = SimpleNamespace(handle=lambda job: None, row=lambda digest, key, position: rows[key])
-    loaded: Any = SimpleNamespace(heads=heads, opening=None)
+    features: Any = SimpleNamespace(add_head=lambda *_: None, feature=lambda digest, key, position: rows[key])
+    loaded: Any = SimpleNamespace(network=heads, opening=None)
     own = OwnHeads(loaded, features)
+    job: Any = None
     slots: list[Any] = [SimpleNamespace(key=key, committed=[5, 6, 7]) for key in rows]
     for slot in slots:
-        own.open(slot)
-    assert [own._logits(slot).raw_best_id(0) for slot in slots] == [3, 4]
-    own.cut(1, 3)
-    assert own._logits(slots[0]).raw_best_id(0) == 3 and fed == [2], "nothing was cut"
-    own.cut(1, 1)
+        own.open(job, slot)
+    assert [best(own, slot) for slot in slots] == [3, 4]
+    assert best(own, slots[0]) == 3 and fed == [2], "what was computed is kept"
+    own.commit(slots[0], 1)
     rows[1] = torch.eye(WIDTH)[2]
-    assert own._logits(slots[0]).raw_best_id(0) == 2 and fed == [2, 1]
+    assert best(own, slots[0]) == 2 and fed == [2, 1]

@@ -31,14 +31,22 @@ class AtOnce:
 
 
 def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], float]) -> Any:
-    return SimpleNamespace(
-        config=DraftConfig.model_construct(model="head", trust_draft_config=False),
-        tokenizer=SimpleNamespace(tokenizer_json=b""),
-        slots=SimpleNamespace(context_limit=9),
+    head = SimpleNamespace(
         opening=SimpleNamespace(spec=SimpleNamespace(taps=taps)),
         num_layers=num_layers,
         score=lambda seen: SimpleNamespace(configured=SimpleNamespace(agreement=score(seen))),
     )
+    return SimpleNamespace(
+        config=DraftConfig.model_construct(model="head", trust_draft_config=False),
+        tokenizer=SimpleNamespace(tokenizer_json=b""),
+        slots=SimpleNamespace(context_limit=9),
+        head=head,
+    )
+
+
+@pytest.fixture(autouse=True)
+def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "score_head", lambda head, seen: head.score(seen))
 
 
 async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:

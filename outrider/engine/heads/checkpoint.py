@@ -1,20 +1,25 @@
-"""Files of a head or a target: the configuration, and tensors by name, each read when it is asked for."""
+"""Files of a head and of its target: the configuration, and tensors by name, each read when it is asked for."""
 
 from __future__ import annotations
 
 import pickle
 import zipfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.engine.loading.loader import network_class, read_config
 from outrider.engine.loading.model_files import CONFIG, first_line, model_file, read_model_json
-from outrider.engine.loading.weight_headers import AGAIN, check_counts, read_headers, read_safe
+from outrider.engine.loading.tied_tables import IN_LAYER
+from outrider.engine.loading.weight_headers import AGAIN, bounded_build, check_counts, read_headers, read_safe
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import INDEX, SAFE, is_gguf
 
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+PROJECTIONS = ("lm_head.weight", "embed_out.weight")
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 
@@ -30,30 +35,39 @@ class Checkpoint:
         self.model = model
         self._allow_pickle = allow_pickle
         self.config = _read_config(model)
-        self._shards = _shards(model)
+        self._shards = {name: header.path for name, header in read_headers(model).items()}
         pickles = () if self._shards else PICKLES
         self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
         """The pickle that holds the weights, where no other file does."""
-        self._pickled: dict[str, Tensor] | None = None
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether the layout is speculators'."""
+        return "speculators_model_type" in self.config
+
+    def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
+        """Return the error of files that cannot be served. of: the tensor or the key that `what` is said of."""
+        return ConfigError(f"{f'{of} of ' * bool(of)}{self.model} {what}", param=param)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return what the configuration has under a name; empty where that is no object."""
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors. Raises ConfigError where they are in a pickle that may not be read."""
-        return frozenset(self._shards or self._unpickled())
+        return frozenset(self._shards or self._pickled)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor of `names`, on the CPU. Raises ConfigError for a damaged file."""
         if not self._shards:
-            return self._unpickled()[name]
+            return self._pickled[name]
         tensor: Tensor = read_safe(self._shards[name], lambda file: file.get_tensor(name))
         return tensor
 
-    def _unpickled(self) -> dict[str, Tensor]:
-        if self._pickled is None:
-            self._pickled = self._unpickle()
-        return self._pickled
-
-    def _unpickle(self) -> dict[str, Tensor]:
+    @cached_property
+    def _pickled(self) -> dict[str, Tensor]:
         if self.pickle is None:
             raise ConfigError(f"{self.model} has no weights: none of {', '.join((INDEX, *SAFE))}", param="model")
         if not self._allow_pickle:
@@ -92,11 +106,6 @@ def _read_config(model: str) -> dict[str, Any]:
     return config
 
 
-def _shards(model: str) -> dict[str, Path]:
-    """Return the safetensors file of each tensor; empty where there is none."""
-    return {name: header.path for name, header in read_headers(model).items()}
-
-
 def _check_stored(path: Path) -> None:
     """Raise ConfigError for an archive with compressed entries: torch writes none, and a small one may unpack to
     anything.
@@ -119,3 +128,69 @@ def _check_sizes(path: Path, tensors: dict[Any, Tensor]) -> None:
                 "tensor; save the weights as safetensors",
                 param="model",
             )
+
+
+class TargetFiles:
+    """A target's folder or hub id. Its weights are opened when one of them is asked for."""
+
+    def __init__(self, model: str) -> None:
+        """Read the configuration. Raises ConfigError."""
+        self.model = model
+        self.config = read_config(model)
+        if self.config.is_encoder_decoder:
+            raise ConfigError(
+                f"{model} is an encoder-decoder model, and heads are of decoder-only ones; use a draft that is a model",
+                param="target_model",
+            )
+        text = self.config.get_text_config(decoder=True)
+        self.num_layers: int = text.num_hidden_layers
+        """n."""
+        self.width: int = text.hidden_size
+        """dt."""
+        self.vocab_size: int = text.vocab_size
+        """V."""
+        self._is_tied = bool(self.config.tie_word_embeddings)
+
+    @cached_property
+    def _weights(self) -> Checkpoint:
+        return Checkpoint(self.model)
+
+    def embedding(self) -> Tensor:
+        """Return the table [V, dt]. Raises ConfigError where the files have none as it is."""
+        return self._rows(EMBEDDINGS, "embedding")
+
+    @property
+    def embedding_scale(self) -> float:
+        """What the target's embedding module multiplies rows of its table by: the root of the width in Gemma."""
+        with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
+            embedding = network_class(self.config)(self.config).get_input_embeddings()
+        scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
+        return scale
+
+    def projection(self) -> Tensor:
+        """Return the lm_head [V, dt], which may be the embedding. Raises ConfigError as `embedding`."""
+        has_own = any(_ends(name, PROJECTIONS) for name in self._weights.names)
+        return self._rows(PROJECTIONS, "lm_head") if has_own or not self._is_tied else self.embedding()
+
+    def _rows(self, endings: tuple[str, ...], what: str) -> Tensor:
+        own = [name for name in sorted(self._weights.names) if not IN_LAYER.search(name)]
+        found = [name for name in own if _ends(name, endings)]
+        if len(found) != 1:
+            raise ConfigError(
+                f"the head has no {what} of its own, and {self.model} has {len(found)} tensors that may be one "
+                f"({', '.join(found) or ' or '.join(endings)}); give the folder of its weights in float32 or bfloat16",
+                param="target_model",
+            )
+        tensor = self._weights.tensor(found[0])
+        fits = tensor.dim() == 2 and tensor.shape[0] >= self.vocab_size and tensor.shape[1] == self.width
+        if not fits or not tensor.is_floating_point():
+            raise ConfigError(
+                f"{found[0]} of {self.model} is {list(tensor.shape)} {tensor.dtype}, must be "
+                f"[{self.vocab_size}, {self.width}] and floating-point",
+                param="target_model",
+            )
+        return tensor[: self.vocab_size]
+
+
+def _ends(name: str, endings: tuple[str, ...]) -> bool:
+    return f".{name}".endswith(tuple(f".{ending}" for ending in endings))

@@ -6,32 +6,18 @@ They differ in where a key stands, in what a layer id means and in whether embed
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
-from torch import Tensor
 from transformers import PreTrainedConfig
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.dflash import DFlashConfig, DFlashHead
-from outrider.engine.heads.head_files import (
-    agreed_taps,
-    complete,
-    is_wrapped,
-    layer_config,
-    layer_ids,
-    llama_facts,
-    read_tensors,
-    take_norm,
-)
-from outrider.engine.heads.head_network import HeadFiles
-from outrider.engine.heads.markov import MarkovKind
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.dflash import DFlashConfig, DFlashHead, MarkovKind
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
+from outrider.engine.heads.network import BlockShape
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.heads.target_files import TargetFiles
 from outrider.engine.loading.model_files import model_file
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.engine.paths.forward_path import NORMED
-from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 
@@ -41,6 +27,7 @@ ALIASES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 """Beginnings of names, and what they are elsewhere."""
 CONFIDENCE = re.compile(r"confidence_head\.proj\.(weight|bias)")
 """DSpark's guess of what is accepted, by which its own engine ends blocks early."""
+RANK = ("markov_rank", "dspark_markov_rank")
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
@@ -54,102 +41,69 @@ UNSERVED = {
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for whatever is missing, unknown or does not fit, by its name."""
     if model_file(files.model, "mask_embedding.pt") is not None:
-        raise ConfigError(f"{files.model} has a mask_embedding.pt, which heads are not served with", param="model")
+        raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     tensors = read_tensors(files, _own_name)
-    facts = _facts(files, tensors, target, is_dspark=is_dspark)
-    unused = [name for name in tensors if CONFIDENCE.fullmatch(name)] if is_dspark else []
-    if unused:
-        log.info("%s has a confidence head, which is not used: the target says how much it verifies", files.model)
-        for name in unused:
+    for name in list(tensors):
+        if is_dspark and CONFIDENCE.fullmatch(name):
             del tensors[name]
-    opening = _take_opening(files, tensors, facts)
-    complete(files, tensors, facts, target, DFlashHead, "a DSpark head" if is_dspark else "a DFlash head")
-    return HeadFiles(facts, tensors, opening)
+            log.info("%s has a confidence head, which is not used (%s): the target chooses K", files.model, name)
+    reader = HeadReader(files, target, tensors, "dflash_config", "dspark_config")
+    facts = _facts(reader, is_dspark=is_dspark)
+    norm, fc = reader.take_norm("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
+    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
+    opening = OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
+    return reader.complete(facts, DFlashHead, "a DSpark head" if is_dspark else "a DFlash head", opening)
 
 
 def _own_name(name: str) -> str:
-    alias = next((alias for alias in ALIASES if name.startswith(alias)), None)
-    return name if alias is None else name.replace(alias, ALIASES[alias], 1)
+    for alias, own in ALIASES.items():
+        if name.startswith(alias):
+            return name.replace(alias, own, 1)
+    return name
 
 
-class _Keys:
-    """A configuration whose keys stand at the top level, in dflash_config or in dspark_config."""
-
-    def __init__(self, files: Checkpoint) -> None:
-        self._files = files
-        nested = (files.config.get(name) for name in ("dflash_config", "dspark_config"))
-        self._places: list[dict[str, Any]] = [files.config, *(each for each in nested if isinstance(each, dict))]
-
-    def get(self, *names: str) -> Any:
-        """Return the value of a key that has these names, None where it is not there.
-
-        Raises ConfigError where it is there twice and differs.
-        """
-        found = [place[name] for name in names for place in self._places if place.get(name) is not None]
-        if any(value != found[0] for value in found):
-            raise ConfigError(
-                f"{' or '.join(names)} of {self._files.model} is both {found[0]} and "
-                f"{next(value for value in found if value != found[0])}; leave one of them in config.json",
-                param="model",
-            )
-        return found[0] if found else None
-
-    def number(self, *names: str, least: int, most: int | None = None) -> int:
-        """Return a whole number. Raises ConfigError for anything else, and outside these bounds."""
-        value = self.get(*names)
-        if type(value) is not int or value < least or (most is not None and value > most):
-            bounds = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise ConfigError(
-                f"{names[0]} of {self._files.model} is {value!r}, must be a whole number {bounds}; correct its "
-                "config.json, at the top level or in dflash_config",
-                param="model",
-            )
-        return value
-
-    def flag(self, name: str) -> bool | None:
-        value = self.get(name)
-        if value is not None and type(value) is not bool:
-            raise ConfigError(f"{name} of {self._files.model} is {value!r}, must be true or false", param="model")
-        return value
-
-
-def _facts(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, *, is_dspark: bool) -> DFlashConfig:
-    keys = _Keys(files)
+def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
+    target = reader.target
     for key, what in UNSERVED.items():
-        value = keys.get(key)
+        value = reader.get(key)
         if value and not (type(value) in (int, float) and value == 1):
-            raise ConfigError(f"{key} of {files.model} is {value}, and heads are not served with {what}", param="model")
-    layers = layer_config(files, has_windows=True)
-    if keys.get("num_target_layers") not in (None, target.num_layers):
-        raise ConfigError(
-            f"num_target_layers of {files.model} is {keys.get('num_target_layers')}, and {target.model} has "
-            f"{target.num_layers} layers; give the target that it was made for",
+            raise reader.refusal(f"is {value}, and heads are not served with {what}", of=key)
+    layers = reader.layers(has_windows=True)
+    num_layers = layers.num_hidden_layers
+    num_target_layers = reader.get("num_target_layers")
+    if num_target_layers not in (None, target.num_layers):
+        raise reader.refusal(
+            f"is {num_target_layers}, and {target.model} has {target.num_layers} layers; give the target that it was "
+            "made for",
+            of="num_target_layers",
             param="target_model",
         )
-    taps = _taps(files, keys, target.num_layers, layers.num_hidden_layers, is_dspark=is_dspark)
-    shared = llama_facts(files, tensors, layers, target, taps)
-    rank = keys.get("markov_rank", "dspark_markov_rank") if is_dspark else None
-    from_anchor = _from_anchor(keys, is_dspark=is_dspark)
-    goes_through_module = "embed_tokens.weight" not in tensors and not is_wrapped(files)  # as z-lab's blocks do
+    markov_rank = 0
+    if is_dspark and reader.get(*RANK) is not None:
+        markov_rank = reader.number(*RANK, least=0)
+    markov_kind: MarkovKind = reader.get("markov_head_type") or "vanilla"
+    if markov_kind not in get_args(MarkovKind):
+        kinds = ", ".join(get_args(MarkovKind))
+        raise reader.refusal(f"is {markov_kind!r}, must be one of {kinds}", of="markov_head_type")
+    from_anchor = _from_anchor(reader, is_dspark=is_dspark)
+    goes_through_module = "embed_tokens.weight" not in reader.tensors and not reader.files.is_wrapped  # as z-lab's do
     return DFlashConfig(
-        **shared,
-        windows=tuple(layer_limits(layers, index)[0] for index in range(layers.num_hidden_layers)),
-        causal=_causal(keys, layers),
-        block_size=keys.number(
-            "block_size", "dspark_block_size", least=1 if from_anchor else 2, most=MAX_DRAFT_TOKENS + 1
+        **reader.llama_facts(layers, _taps(reader, num_layers, is_dspark=is_dspark)),
+        windows=tuple(layer_limits(layers, index)[0] for index in range(num_layers)),
+        causal=_causal(reader, layers),
+        block=BlockShape(
+            reader.number("block_size", "dspark_block_size", least=1 if from_anchor else 2, most=MAX_DRAFT_TOKENS + 1),
+            reader.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
+            from_anchor,
         ),
-        mask_id=keys.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
-        from_anchor=from_anchor,
-        has_bias=bool(getattr(layers, "attention_bias", False)),
+        bias="all" if getattr(layers, "attention_bias", False) else "none",
         embedding_scale=target.embedding_scale if goes_through_module else 1.0,
-        markov_rank=0 if rank is None else keys.number("markov_rank", "dspark_markov_rank", least=0),
-        markov_kind=_markov_kind(files, keys),
+        markov_rank=markov_rank,
+        markov_kind=markov_kind,
     )
 
 
-def _taps(
-    files: Checkpoint, keys: _Keys, num_layers: int, num_draft_layers: int, *, is_dspark: bool
-) -> tuple[int, ...]:
+def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] in speculators' key, and h[k + 1] in all others',
     which name a layer by its output. Without a key, those that z-lab takes for a draft of so many layers.
 
@@ -158,56 +112,38 @@ def _taps(
     it before the final norm. Here a DFlash head reads it as in z-lab's code, where it is named in z-lab's key. The
     wiring test tries the other.
     """
-    said = {
-        "aux_hidden_state_layer_ids": layer_ids(files, files.config.get("aux_hidden_state_layer_ids"), 0),
-        "target_layer_ids": layer_ids(files, keys.get("target_layer_ids", "dspark_target_layer_ids"), 1),
+    num_layers = reader.target.num_layers
+    default: tuple[int, ...] = (num_layers // 2 + 1,)
+    if num_draft_layers > 1:
+        apart = (num_layers - 4) / (num_draft_layers - 1)
+        default = tuple(round(1 + i * apart) + 1 for i in range(num_draft_layers))
+    wrapped_ids = reader.config.get("aux_hidden_state_layer_ids")
+    keys = {
+        "aux_hidden_state_layer_ids": (wrapped_ids, 0),
+        "target_layer_ids": (reader.get("target_layer_ids", "dspark_target_layer_ids"), 1),
     }
-    taps = agreed_taps(files, said, _default_taps(num_layers, num_draft_layers), num_layers)
-    if is_dspark or said["aux_hidden_state_layer_ids"] is not None:
+    taps = reader.taps(keys, default)
+    if is_dspark or wrapped_ids:
         return taps
     return tuple(NORMED if tap == num_layers else tap for tap in taps)
 
 
-def _default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
-    if num_taps == 1:
-        return (num_layers // 2 + 1,)
-    return tuple(round(1 + i * (num_layers - 4) / (num_taps - 1)) + 1 for i in range(num_taps))
-
-
-def _causal(keys: _Keys, layers: PreTrainedConfig) -> tuple[bool, ...]:
+def _causal(reader: HeadReader, layers: PreTrainedConfig) -> tuple[bool, ...]:
     """Return by layer whether a token of the block sees no later one: those with a window do, unless a key says."""
-    said = keys.flag("causal")
-    said = keys.flag("is_causal") if said is None else said
-    if said is not None:
-        return (said,) * layers.num_hidden_layers
-    if keys.flag("sliding_window_non_causal"):
-        return (False,) * layers.num_hidden_layers
     kinds = getattr(layers, "layer_types", None) or ["full_attention"] * layers.num_hidden_layers
+    for key in ("causal", "is_causal"):
+        is_causal = reader.flag(key)
+        if is_causal is not None:
+            return (is_causal,) * len(kinds)
+    if reader.flag("sliding_window_non_causal"):
+        return (False,) * len(kinds)
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _from_anchor(keys: _Keys, *, is_dspark: bool) -> bool:
+def _from_anchor(reader: HeadReader, *, is_dspark: bool) -> bool:
     """Return whether the anchor's place says the next token: DSpark's do, DFlash's do not, unless a key says."""
-    said, bonus = keys.flag("sample_from_anchor"), keys.flag("dspark_bonus_anchor")
-    if said is None and bonus is not None:
-        said = not bonus
-    if said is None:
-        said = keys.flag("shift_label")
-    return is_dspark if said is None else said
-
-
-def _markov_kind(files: Checkpoint, keys: _Keys) -> MarkovKind:
-    said, kinds = keys.get("markov_head_type") or "vanilla", get_args(MarkovKind)
-    kind: MarkovKind | None = next((kind for kind in kinds if kind == said), None)
-    if kind is None:
-        raise ConfigError(
-            f"markov_head_type of {files.model} is {said!r}, must be one of {', '.join(kinds)}", param="model"
-        )
-    return kind
-
-
-def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: DFlashConfig) -> OpeningMap:
-    """Take the opening map's tensors out of `tensors`."""
-    norm, fc = take_norm(files, tensors, "hidden_norm.weight", facts.width), tensors.pop("fc.weight")
-    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
-    return OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
+    for key, when_true in (("sample_from_anchor", True), ("dspark_bonus_anchor", False), ("shift_label", True)):
+        flag = reader.flag(key)
+        if flag is not None:
+            return flag is when_true
+    return is_dspark

@@ -1,147 +1,217 @@
-"""EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, whose network is the same."""
+"""EAGLE-3 and 3.1 (2503.01840), and P-EAGLE, whose network is the same: the network, and the reader of their files.
+
+The layouts that people hold are the original repository's, SpecForge's, speculators' and DeepSpec's. They differ in
+names, in what a layer id means, in which norms there are and in what is carried; a wrong reading drafts fluently and is
+accepted less. What a file leaves open is named in `HeadFiles.undecided`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 from transformers import Cache, LlamaConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaMLP, apply_rotary_pos_emb
 
-from outrider.engine.heads.carry_head import CarryHead
-from outrider.engine.heads.head_network import LlamaFacts, LlamaHead, Misreading, swapped
-from outrider.engine.heads.opening import Norm
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
+from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
+from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
+from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
+
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""speculators' name of the masked id, and vLLM's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
     """Facts of an EAGLE-3 head."""
 
-    norm: Norm = "none"
-    """Norm of the opening map."""
-    num_layers: int = 1
     norm_before_residual: bool = False
     """Whether the first residual is the feature after its norm."""
-    carries_normed: bool = False
-    """Whether a carry is the output after the final norm (3.1)."""
-    reads_normed: bool = True
-    """Whether the lm_head reads the output after the final norm."""
     qk_norms: bool = False
     """Whether queries and keys are normed, head by head (Qwen 3)."""
     qkv_bias: bool = False
+    swaps_norms: bool = False
+    """Whether the norms of embeddings and features stand in each other's place, as where files are misread."""
+    mask_id: int | None = None
+    """The id that stands at positions that a P-EAGLE head fills; None for EAGLE-3."""
 
 
 class Eagle3Head(LlamaHead, CarryHead):
-    """The network behind the opening map. Its tensors have speculators' names; see `formats`."""
+    """The network behind the opening map. Its tensors have speculators' names."""
 
     facts: Eagle3Config
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
-        self.norm = _norm(facts.width, facts)
-        self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
+        attention = {"has_norms": facts.qk_norms, "bias": "inputs" if facts.qkv_bias else "none"}
+        self.layers = nn.ModuleList([_FirstLayer(self.config, **attention)])
+        for index in range(1, self.config.num_hidden_layers):
+            self.layers.append(HeadLayer(self.config, index, facts.width, **attention))
+        if facts.mask_id is not None:
+            self.register_buffer("mask_feature", torch.empty(facts.width))
 
-    def decide(self, facts: Eagle3Config) -> None:
-        """Go on with other facts, of which none changes a tensor: what is carried, read, or the first residual."""
-        super().decide(facts)
-        first = self.layers[0]
-        assert isinstance(first, _Layer)
-        first.norm_before_residual = facts.norm_before_residual
+    @property
+    def block(self) -> BlockShape | None:
+        if self.facts.mask_id is None:
+            return None
+        return BlockShape(MASKED_POSITIONS, self.facts.mask_id, feature=self.mask_feature)
 
-    def misreadings(self) -> Sequence[Misreading]:
-        norms = swapped(self.layers[0], "input_layernorm", "hidden_norm")
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         is_normed = self.facts.norm_before_residual
-        residual = self.decided(replace(self.facts, norm_before_residual=not is_normed))
         return (
-            ("with the norms of embedding and features swapped", norms),
-            (f"with the first residual {'un' * is_normed}normed", residual),
+            ("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)),
+            (
+                f"with the first residual {'un' * is_normed}normed",
+                replace(self.facts, norm_before_residual=not is_normed),
+            ),
         )
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
-        hidden = features.to(embedded.dtype)
-        rotary = self.rotary_emb(embedded, position_ids)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache)
+        return self.run_layers(features.to(embedded.dtype), embedded, self.rotary_emb(embedded, position_ids), cache)
+
+    def run_layers(
+        self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
+    ) -> Tensor:
+        """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
+        first: Any = self.layers[0]
+        residual, inner = first.join(features, embedded, self.facts)
+        hidden = first.add(residual, first.self_attn(inner, inner, rotary, cache))
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, hidden[:, :0], rotary, cache)
         return hidden
 
-    def read(self, hidden: Tensor, normed: Tensor) -> Tensor:
-        return normed if self.facts.reads_normed else hidden
+
+class _FirstLayer(HeadLayer):
+    """Reads a token's embedding beside the feature."""
+
+    def __init__(self, config: LlamaConfig, **attention: Any) -> None:
+        super().__init__(config, 0, 2 * config.hidden_size, **attention)
+        self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def join(self, features: Tensor, embedded: Tensor, facts: Eagle3Config) -> tuple[Tensor, Tensor]:
+        """Return the residual [B, T, d] and the attention's input [B, T, 2d], of features and embeddings [B, T, d]."""
+        token_norm, feature_norm = self.joining_norms(facts)
+        normed = feature_norm(features)
+        residual = normed if facts.norm_before_residual else features
+        return residual, torch.cat([token_norm(embedded), normed], dim=-1)
+
+    def joining_norms(self, facts: Eagle3Config) -> tuple[nn.Module, nn.Module]:
+        """Return the norms of embeddings and of features."""
+        norms = (self.input_layernorm, self.hidden_norm)
+        return norms[::-1] if facts.swaps_norms else norms
 
 
-class _Layer(nn.Module):
-    """A decoder layer; the first reads a token's embedding beside the feature."""
+def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
+    """Read an EAGLE-3 head for that target.
 
-    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
-        super().__init__()
-        self.norm_before_residual = facts.norm_before_residual
-        if index == 0:
-            self.hidden_norm = _norm(facts.width, facts)
-        self.input_layernorm = _norm(facts.width, facts)
-        self.self_attn = _Attention(config, facts, index)
-        self.post_attention_layernorm = _norm(facts.width, facts)
-        self.mlp = LlamaMLP(config)
-
-    def forward(
-        self, hidden: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], cache: Cache | None
-    ) -> Tensor:
-        """Return [1, T, d] of hidden [1, T, d] and, in the first layer, embedded [1, T, d]."""
-        if embedded is None:
-            residual, inner = hidden, self.input_layernorm(hidden)
-        else:
-            normed = self.hidden_norm(hidden)
-            residual = normed if self.norm_before_residual else hidden
-            inner = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [1, T, 2d]
-        hidden = residual + self.self_attn(inner, rotary, cache)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
+    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    """
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    facts, opening, undecided = _open(reader)
+    return reader.complete(facts, Eagle3Head, "an EAGLE-3 head", opening, undecided)
 
 
-class _Attention(nn.Module):
-    """Llama's attention over an input that may be wider than the model."""
-
-    is_causal = True
-
-    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, index
-        self.head_dim, self.scaling = facts.head_dim, facts.head_dim**-0.5
-        self.num_key_value_groups = facts.num_heads // facts.num_kv_heads
-        inner, bias = facts.width * (2 if index == 0 else 1), facts.qkv_bias
-        self.q_proj = nn.Linear(inner, facts.num_heads * facts.head_dim, bias=bias)
-        self.k_proj = nn.Linear(inner, facts.num_kv_heads * facts.head_dim, bias=bias)
-        self.v_proj = nn.Linear(inner, facts.num_kv_heads * facts.head_dim, bias=bias)
-        self.o_proj = nn.Linear(facts.num_heads * facts.head_dim, facts.width, bias=False)
-        self.q_norm = _norm(facts.head_dim, facts) if facts.qk_norms else nn.Identity()
-        self.k_norm = _norm(facts.head_dim, facts) if facts.qk_norms else nn.Identity()
-
-    def forward(self, inner: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
-        """Return [1, T, d] of inner [1, T, d or 2d]."""
-        shape = (*inner.shape[:-1], -1, self.head_dim)
-        query = self.q_norm(self.q_proj(inner).view(shape)).transpose(1, 2)  # [1, H, T, hd]
-        key = self.k_norm(self.k_proj(inner).view(shape)).transpose(1, 2)  # [1, KV, T, hd]
-        value = self.v_proj(inner).view(shape).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *rotary)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        output, _ = attend(self, query, key, value, None, dropout=0.0, scaling=self.scaling)  # [1, T, H, hd]
-        projected: Tensor = self.o_proj(output.flatten(2))
-        return projected
+def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
+    """As `read_eagle3`: EAGLE-3's tensors, and a stand-in for the hidden states of positions that are not there yet. It
+    goes through the opening map here, once.
+    """
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    hidden = reader.tensors.pop("mask_hidden", None)
+    if hidden is None:
+        raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
+    facts, opening, undecided = _open(reader)
+    num_taps = len(facts.taps)
+    if hidden.numel() != num_taps * target.width:
+        raise files.refusal(
+            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are {num_taps} x {target.width} "
+            f"= {num_taps * target.width}; give the target that it was made for",
+            of="mask_hidden",
+            param="target_model",
+        )
+    reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
+    undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
+    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, "a P-EAGLE head", opening, undecided)
 
 
-class _Norm(nn.RMSNorm):
-    """An RMS norm in its input's dtype, which in training need not be the weight's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.weight is not None
-        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+def _own_name(name: str) -> str:
+    return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
-def _norm(width: int, facts: Eagle3Config) -> nn.RMSNorm:
-    return _Norm(width, eps=facts.epsilon)
+def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
+    """Return facts, the opening map, whose tensors are taken, and which of the facts the files leave open.
+
+    speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
+    output, and its training carries what is not normed, also where its exports for 3.1 say true.
+    """
+    config, layers, taps = reader.config, reader.layers(), _taps(reader)
+    shared = reader.llama_facts(layers, taps)
+    kind, opened = _take_opening(reader, len(taps))
+    norm_output = config.get("norm_output")
+    undecided = list[str]()
+    if reader.files.is_wrapped:
+        carries_normed, reads_normed = bool(norm_output), True
+        if "norm_before_residual" not in config:
+            undecided.append("norm_before_residual")
+    else:
+        carries_normed, reads_normed = False, norm_output is not False
+        if norm_output is True and kind == "each":
+            undecided.append("carries_normed")
+    facts = Eagle3Config(
+        **shared,
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        carries_normed=carries_normed,
+        reads_normed=reads_normed,
+        qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
+        qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
+    )
+    return facts, OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened), tuple(undecided)
+
+
+def _taps(reader: HeadReader) -> tuple[int, ...]:
+    """Return the hidden states that the head reads: id k means h[k] at the top level, and h[k + 1] in the nested key of
+    SpecForge and in DeepSpec's, which name a layer by its output.
+    """
+    config, nested, num_layers = reader.config, reader.files.part("eagle_config"), reader.target.num_layers
+    if nested.get("use_aux_hidden_state") is False:
+        raise reader.refusal("reads no taps (use_aux_hidden_state is false), and such heads are not served")
+    key = "eagle_aux_hidden_state_layer_ids"
+    keys = {
+        key: (config.get(key), 0),
+        f"eagle_config.{key}": (nested.get(key), 1),
+        "target_layer_ids": (config.get("target_layer_ids"), 1),
+    }
+    return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
+
+
+def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Tensor]]:
+    """Take the opening map's tensors; return them with the norm's kind, of which config.json must not say otherwise."""
+    tensors, width = reader.tensors, reader.target.width
+    fc = tensors.pop("fc.weight")
+    opened = {"fc": fc}
+    found: Norm = "none"
+    kinds: tuple[tuple[Norm, str, list[str]], ...] = (
+        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)]),
+        ("all", "norm_before_fc", ["input_norm.weight"]),
+    )
+    present = [kind for kind, _, names in kinds if not tensors.keys().isdisjoint(names)]
+    if len(present) > 1:
+        raise reader.refusal("has fc_norm and input_norm, which exclude each other")
+    for kind, key, names in kinds:
+        has = kind in present
+        says = reader.config.get(key)
+        if says is not None and bool(says) != has:
+            there = "there" if has else "missing"
+            raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
+        if has:
+            norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
+            found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
+    if found == "all":
+        opened["norm"] = opened["norm"][0]
+    return found, opened

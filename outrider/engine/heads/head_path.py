@@ -1,81 +1,99 @@
-"""The paths of a head: rows bring features and a forward leaves carries. Here the paged one; `fused_head` has ours."""
+"""The paged path of heads: rows bring features, and a forward leaves what the head hands on. `fused_head` has ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.carry_head import CarryHead
-from outrider.engine.heads.head_network import HeadNetwork
-from outrider.engine.paths.forward_path import ForwardPath, RunsTrees
+from outrider.engine.heads.network import HeadNetwork
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.paths.paged import PagedPath
-from outrider.engine.paths.paged_cache import PagedCache
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
 
-class RunsHead(ForwardPath, RunsTrees, Protocol):
-    """Runs a head over rows of entries, each of which has `features`.
+class HeadPath(PagedPath):
+    """Runs the head's own modules.
 
-    A token's index in the row is its index among the entries, from 0 on.
+    A carry head has a feature for each new token of a row. Of a head of blocks, the first new tokens of a row have
+    features, which are what it reads of them, and the rest are a block: whoever feeds it truncates it away. Rows ask
+    for logits of the block alone.
     """
 
-    @property
-    def head(self) -> CarryHead:
-        """The network; what is decided or changed of it is so from the next forward on."""
-
-    carries: Tensor
-    """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
-
-
-class HeadPath(PagedPath):
-    """Runs the head's own modules. Implements `RunsHead`."""
-
-    def __init__(self, head: CarryHead) -> None:
+    def __init__(self, head: HeadNetwork) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
-        self.carries = torch.empty(0, head.facts.width)
+        """What is decided or changed of it is so from the next forward on."""
+        self.hidden = torch.empty(0, head.facts.width)
+        """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
-        """Replace the storage and allocate it: unlike a model's, its shape is known."""
+        """Replace the storage and allocate it: a layer's shape is known when keys of its own reach it."""
         super().set_storage(num_blocks, block_size)
-        assert self._cache is not None
-        allocate(self._cache, self.head)
+        table = KVPool(1, block_size).new_table()
+        table.reserve(1)
+        with torch.inference_mode():
+            self.forward([Row(table, [0], 0, 0, (), features=torch.zeros(1, self.head.facts.width))])
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Return logits as `ForwardPath` does and set `carries`.
+        """Return logits as `ForwardPath` does and set `hidden`.
 
-        Raises InvalidRequest for a row without a feature of the head's width for each new token.
+        Raises InvalidRequest for a row whose features are not of the head's width, or not as many as its new tokens:
+        more than those in a head of blocks.
         """
-        assert self._cache is not None
         head = self.head
         if not rows:
-            self.carries = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
+            self.hidden = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)
-        features = torch.cat([to_device(features_of(row, head), head.device).to(head.dtype) for row in rows])  # [T, d]
-        plan = PagedPlan.build(rows, head.device, head.facts.vocab_size, gathers=self._cache.gathers)
+        features = torch.cat([to_device(features_of(row, head), head.device).to(head.dtype) for row in rows])  # [C, d]
+        read, asked = ([], rows) if head.lag else _split(rows)
+        plan = self._plan(asked or read)
+        if not asked:
+            plan = replace(plan, input_ids=plan.input_ids[:, :0])
+        elif read:  # the queries are the block's: features are written alone
+            before = self._plan(read)
+            positions = torch.cat([before.position_ids, plan.position_ids], dim=1)
+            plan = replace(plan, position_ids=positions, write_to=torch.cat([before.write_to, plan.write_to]))
         output = self.outputs(plan, features=features[None])
         num_wanted = plan.logits_at.shape[0]
-        self.carries = output.carries[0, :num_wanted]
+        self.hidden = output.hidden[0, :num_wanted]
         logits: Tensor = output.logits[0, :num_wanted].float()
         return logits
 
-
-def allocate(cache: PagedCache, head: HeadNetwork) -> None:
-    """Allocate all layers of a head's cache."""
-    for layer, shapes in zip(cache.layers, head.kv_shapes, strict=True):
-        layer.lazy_initialization(*(head.lm_head.weight.new_empty(1, heads, 0, width) for heads, width in shapes))
+    def _plan(self, rows: Sequence[Row]) -> PagedPlan:
+        assert self._cache is not None
+        return PagedPlan.build(rows, self.head.device, self.head.facts.vocab_size, gathers=self._cache.gathers)
 
 
-def features_of(row: Row, head: CarryHead) -> Tensor:
-    """Return the row's features [num_new, d]. Raises InvalidRequest where it has others, or none."""
-    wanted = (row.num_new, head.facts.width)
-    if row.features is None or row.features.shape != wanted:
-        shape = None if row.features is None else list(row.features.shape)
-        raise InvalidRequest(f"a row of {row.num_new} tokens has features {shape}, must be {list(wanted)}")
-    return row.features
+def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the parts of rows that have features, and their blocks."""
+    read, blocks = list[Row](), list[Row]()
+    for row in rows:
+        assert row.features is not None, "they were checked"
+        num_read = len(row.features)
+        assert row.num_logits <= row.num_new - num_read, "logits are of the block"
+        if num_read:
+            read.append(replace(row, new_ids=row.new_ids[:num_read], num_logits=0))
+        if num_read < row.num_new:
+            blocks.append(replace(row, new_ids=row.new_ids[num_read:], num_cached=row.num_cached + num_read))
+    return read, blocks
+
+
+def features_of(row: Row, head: HeadNetwork) -> Tensor:
+    """Return the row's features [C, d]. Raises InvalidRequest as `HeadPath.forward`."""
+    features, width = row.features, head.facts.width
+    num_rows = row.num_new
+    if features is not None and not head.lag:
+        num_rows = min(num_rows, len(features))
+    if features is None or features.shape != (num_rows, width):
+        shape = None if features is None else list(features.shape)
+        at_most = "" if head.lag else "at most "
+        raise InvalidRequest(
+            f"a row of {row.num_new} tokens has features {shape}, must be {at_most}{[row.num_new, width]}"
+        )
+    return features

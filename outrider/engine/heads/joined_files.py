@@ -17,24 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.head_files import (
-    IGNORED,
-    check_shapes,
-    check_values,
-    fill_from_target,
-    is_wrapped,
-    layer_config,
-    read_tensors,
-    refuse,
-    vocab_size_of,
-)
-from outrider.engine.heads.head_network import HeadFiles
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.head_files import IGNORED, HeadFiles, HeadReader, read_tensors
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
-from outrider.engine.heads.opening import OpeningMap, OpeningSpec
-from outrider.engine.heads.target_files import TargetFiles
+from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.loading.model_files import first_line
-from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
 
 IN_LAYER = {
@@ -62,17 +49,21 @@ SPECULATORS = {
     "lm_head.weight": "lm_head.weight",
 }
 """Names of speculators' layout; its layer is the rest of `mtp_layers.0.`."""
+MTP = "the MTP head"
 JOINING = frozenset(IN_LAYER.values()) | {"eh_proj.bias"}
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
 _FURTHER = re.compile(r"(mtp_)?layers\.[1-9]")
 _EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(.*)")
 
 
-def num_mtp_layers(config: Mapping[str, Any]) -> int:
+def num_mtp_layers(files: Checkpoint) -> int:
     """Return how many MTP layers a target's config.json says that its checkpoint has."""
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    said = (text.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
-    return next((number for number in said if isinstance(number, int) and number > 0), 0)
+    text = files.part("text_config") or files.config
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        number = text.get(key)
+        if isinstance(number, int) and number > 0:
+            return number
+    return 0
 
 
 def has_mtp(names: frozenset[str]) -> bool:
@@ -85,25 +76,23 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = read_tensors(files)
-    raw = files.config["model"] if isinstance(files.config.get("model"), dict) else files.config  # vLLM nests it
-    if {"layers.0.self_attn.q_proj.bias"} & tensors.keys() and raw.get("model_type", "llama") == "llama":
+    reader = HeadReader(files, target, read_tensors(files))
+    raw = files.part("model") or files.config  # vLLM nests it
+    if "layers.0.self_attn.q_proj.bias" in reader.tensors and raw.get("model_type", "llama") == "llama":
         raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
-    layers = layer_config(files, raw)
-    layers.vocab_size, layers.pad_token_id = vocab_size_of(files, layers, target), None
-    has_bias = "fc.bias" in tensors
+    layers = reader.layers(raw)
+    has_bias = "fc.bias" in reader.tensors
     if files.config.get("bias", has_bias) != has_bias:
-        raise ConfigError(
-            f"bias of {files.model} is {files.config['bias']}, and fc.bias is {'there' if has_bias else 'missing'}; "
-            "correct its config.json or get the file again",
-            param="model",
+        there = "there" if has_bias else "missing"
+        raise files.refusal(
+            f"is {files.config['bias']}, and fc.bias is {there}; correct its config.json or get the file again",
+            of="bias",
         )
-    facts = JoinedConfig(layers, joins_normed=False, join_bias=has_bias)
-    _check_width(files, facts, target)
-    fill_from_target(files, tensors, facts, target)
-    named = {_own_name(name): tensor for name, tensor in tensors.items()}
-    check_shapes(files, named, JoinedHead, facts, "an EAGLE-1 head")
-    return HeadFiles(facts, named, _opening(facts))
+    facts = _facts(reader, layers, joins_normed=False, join_bias=has_bias)
+    reader.fill_from_target(facts)
+    reader.tensors = {_own_name(name): tensor for name, tensor in reader.tensors.items()}
+    reader.check_shapes(facts, JoinedHead, "an EAGLE-1 head")
+    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -112,40 +101,34 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     Raises ConfigError as `read_eagle1` does.
     """
     layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
-    if is_wrapped(files):
-        layers = layer_config(files)
-        vocab_size_of(files, layers, target)
+    if files.is_wrapped:
         tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
     elif "mtp.fc.weight" in files.names:
         tensors = _taken(files, "mtp.", QWEN, "layers.0.")
     else:
         tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
         carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
+    reader = HeadReader(files, target, tensors)
+    if files.is_wrapped:
+        layers = reader.layers()
     _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
+    facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
+    reader.fill_from_target(facts)
+    _convert_layer(reader, layers)
+    reader.check_shapes(facts, JoinedHead, "an MTP head")
+    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width), undecided)
+
+
+def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
+    """Return the facts of a head of these layers, of which it has the target's vocabulary."""
+    target = reader.target
     layers.vocab_size, layers.pad_token_id = target.vocab_size, None
-    check_values(files, tensors)
-    facts = JoinedConfig(layers, joins_normed=True, carries_normed=carries_normed)
-    _check_width(files, facts, target)
-    fill_from_target(files, tensors, facts, target)
-    for name in JOINING - {"eh_proj.bias"} - tensors.keys():
-        raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
-    named = _converted(files, layers, tensors)
-    check_shapes(files, named, JoinedHead, facts, "an MTP head")
-    return HeadFiles(facts, named, _opening(facts), undecided)
-
-
-def _opening(facts: JoinedConfig) -> OpeningMap:
-    """Return the identity of the last hidden state after its norm."""
-    return OpeningMap(OpeningSpec((NORMED,), facts.width), {})
-
-
-def _check_width(files: Checkpoint, facts: JoinedConfig, target: TargetFiles) -> None:
-    if facts.width != target.width:
-        raise ConfigError(
-            f"{files.model} is {facts.width} wide and {target.model} {target.width}; give the target that it was made "
-            "for",
+    if layers.hidden_size != target.width:
+        raise reader.refusal(
+            f"is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it was made for",
             param="target_model",
         )
+    return JoinedConfig.of(layers, **facts)
 
 
 def _own_name(name: str) -> str:
@@ -160,10 +143,10 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
     for match in found:
         if int(match[2]) == num_layers:
             return match[0].removesuffix("eh_proj.weight")
-    raise ConfigError(
-        f"the MTP head of {files.model} is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
+    raise files.refusal(
+        f"is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
         f"the target's {num_layers} layers",
-        param="model",
+        of=MTP,
     )
 
 
@@ -180,7 +163,8 @@ def _taken(files: Checkpoint, prefix: str, names: Mapping[str, str], layer: str)
             taken[f"layers.0.{short.removeprefix(layer)}"] = files.tensor(name)
         elif not _FURTHER.match(short):
             unknown.append(name)
-    _refuse(files, "tensors that no such head has", unknown)
+    if unknown:
+        raise files.refusal(f"has tensors that no such head has: {', '.join(unknown[:4])}", of=MTP)
     return taken
 
 
@@ -196,41 +180,44 @@ def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
         layers.first_k_dense_replace = 0 if is_sparse else 1
 
 
-def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors for `JoinedHead.of`; those of the layer as transformers' class of it has them, which lays the
-    experts of a checkpoint side by side.
+def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
+    """Make the tensors those of `JoinedHead`: the layer's as transformers' class of it has them, which lays the experts
+    of a checkpoint side by side.
     """
+    tensors = reader.tensors
     model_class: Any = MODEL_MAPPING[type(layers)]
-    dtype = tensors["eh_proj.weight"].dtype
-    given = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
-    given |= {name: tensors[name] for name in ("embed_tokens.weight", "norm.weight")}
-    _refuse(files, "not all tensors", _missing_experts(given))
+    around = JOINING - {"embed_tokens.weight", "norm.weight"}
+    given = {name: tensor for name, tensor in tensors.items() if name not in around}
+    reader.refuse("not all tensors", _missing_experts(given), of=MTP)
     transformers.utils.logging.disable_progress_bar()
     try:
         model, info = model_class.from_pretrained(
             None,
             config=deepcopy(layers),
             state_dict=given,
-            dtype=dtype,
+            dtype=given["embed_tokens.weight"].dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # conversions raise what torch does
-        raise ConfigError(f"cannot read the MTP layer of {files.model}: {first_line(error)}", param="model") from error
-    _refuse(files, "tensors that its layer does not have", info["unexpected_keys"])
-    _refuse(files, "not all tensors", info["missing_keys"])
-    _refuse(files, "tensors of another shape than by its config.json", [name for name, *_ in info["mismatched_keys"]])
-    found = model.state_dict()
-    joining = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
-    return {f"model.{name}": tensor for name, tensor in found.items() if name != "norm.weight"} | joining
+        whose = f"the MTP layer of {reader.files.model}"
+        raise ConfigError(f"cannot read {whose}: {first_line(error)}", param="model") from error
+    reader.refuse("tensors that its layer does not have", info["unexpected_keys"], of=MTP)
+    reader.refuse("not all tensors", info["missing_keys"], of=MTP)
+    mismatched = [name for name, *_ in info["mismatched_keys"]]
+    reader.refuse("tensors of another shape than by its config.json", mismatched, of=MTP)
+    reader.tensors = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
+    for name, tensor in model.state_dict().items():
+        if name != "norm.weight":
+            reader.tensors[f"model.{name}"] = tensor
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
     """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
-    found = {(match[1], match[2]) for name in names if (match := _EXPERT.fullmatch(name))}
-    experts, parts = {expert for expert, _ in found}, {part for _, part in found}
-    return [f"experts.{expert}.{part}" for expert in experts for part in parts if (expert, part) not in found]
-
-
-def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
-    refuse(f"the MTP head of {files.model}", what, names)
+    found = dict[str, set[str]]()
+    for name in names:
+        match = _EXPERT.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[1], set()).add(match[2])
+    parts = set[str]().union(*found.values())
+    return [f"experts.{expert}.{part}" for expert, own in found.items() for part in parts - own]

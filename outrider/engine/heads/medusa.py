@@ -1,34 +1,43 @@
 """Medusa's heads (2401.10774) and blockwise ones (1811.03115): one residual network a head over one hidden state.
 
-Head i says what stands 2 + i tokens behind the token whose hidden state it reads, whatever stands in between.
+Head i proposes what stands 2 + i tokens behind the token whose hidden state it reads, whatever stands in between. Files
+have the names of Medusa's repository or of vLLM; those of blockwise heads have no projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from transformers import PreTrainedConfig
 
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.reduced_vocab import spread
+from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
+from outrider.engine.heads.network import HeadFacts, HeadNetwork
+from outrider.engine.heads.opening import OpeningMap
+
+if TYPE_CHECKING:
+    from outrider.engine.model_runner import ModelRunner
+
+PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
+"""What some files have before every name of a head; other tensors beside them are the base model's."""
 
 
-@dataclass(frozen=True, slots=True)
-class MedusaConfig:
-    """Facts of the heads, whatever layout their files have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaConfig(HeadFacts):
+    """Facts of the heads, whatever layout their files have. Their width is that of the target's hidden states after its
+    final norm, which they read.
+    """
 
     num_heads: int
     num_layers: int
     """Residual layers of a head; 0 for none."""
-    width: int
-    """Of the target's hidden states, after its final norm, which the heads read."""
-    vocab_size: int
-    """V, of the target."""
-    draft_vocab_size: int
-    """Rows of a projection."""
     shares_projection: bool
     """Whether all heads have one projection, as blockwise ones have the target's."""
     has_bias: bool = True
@@ -37,38 +46,19 @@ class MedusaConfig:
     """Factor on the logits."""
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(HeadNetwork):
     """All heads of a checkpoint. Its tensors have vLLM's names: blocks.{head}.layers.{layer} and lm_heads.{head}."""
 
-    draft_ids: Tensor | None
-    """[Vd] int64, the target ids of a projection's rows; None where they are all ids."""
+    config_class = PreTrainedConfig
+    facts: MedusaConfig
 
     def __init__(self, facts: MedusaConfig) -> None:
-        super().__init__()
-        self.facts = facts
-        self.dtype = torch.get_default_dtype()
-        self.device = torch.get_default_device()
+        super().__init__(PreTrainedConfig(), facts)
         self.blocks = nn.ModuleList(_Block(facts) for _ in range(facts.num_heads))
         num_projections = 1 if facts.shares_projection else facts.num_heads
         self.lm_heads = nn.ModuleList(
             nn.Linear(facts.width, facts.draft_vocab_size, bias=False) for _ in range(num_projections)
         )
-        is_reduced = facts.draft_vocab_size != facts.vocab_size
-        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
-
-    @classmethod
-    def of(cls, facts: MedusaConfig, tensors: Mapping[str, Tensor]) -> MedusaHeads:
-        """Return heads over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
-
-        Raises RuntimeError for tensors that are missing, unknown or of another shape.
-        """
-        with torch.device("meta"):
-            heads = cls(facts)
-        heads.load_state_dict(dict(tensors), assign=True)
-        projection = tensors["lm_heads.0.weight"]
-        heads.dtype = projection.dtype
-        heads.device = projection.device
-        return heads.eval().requires_grad_(False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt], which
@@ -80,9 +70,11 @@ class MedusaHeads(nn.Module):
             logits = self.lm_heads[0](inner)  # [..., num_heads, Vd]
         else:
             logits = torch.stack([head(inner[..., i, :]) for i, head in enumerate(self.lm_heads)], dim=-2)
-        if self.facts.scale != 1.0:
-            logits = logits * self.facts.scale
-        return spread(logits, self.draft_ids, self.facts.vocab_size)
+        return self.spread(logits * self.facts.scale)
+
+    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+        """As every head's, of the first of these heads."""
+        return self(features[:-1])[:, 0]
 
 
 class _Block(nn.Module):
@@ -98,3 +90,79 @@ class _Block(nn.Module):
         for layer in self.layers:
             hidden = hidden + silu(layer(hidden))
         return hidden
+
+
+def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
+    """Read the heads for that target; they are counted by their tensors, since configs that people hold are wrong.
+
+    Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
+    """
+    reader = HeadReader(files, target, _named(files))
+    tensors = reader.tensors
+    token_map = tensors.pop("token_map", None)
+    num_heads, num_layers = _counts(files, tensors)
+    draft_vocab_size = vocab_size = target.vocab_size
+    is_shared = bool(files.config.get("original_lm_head"))
+    if "lm_head.weight" in tensors:
+        tensors["lm_heads.0.weight"], is_shared = tensors.pop("lm_head.weight"), True
+    if not any(name.startswith("lm_heads.") for name in tensors):
+        tensors["lm_heads.0.weight"], is_shared = target.projection().to(next(iter(tensors.values())).dtype), True
+    for name in tensors:
+        if name.startswith("lm_heads."):
+            tensors[name] = _rows(files, name, tensors[name], token_map, vocab_size)
+    if token_map is not None:
+        tensors["draft_ids"] = token_map.to(torch.int64)
+        check_ids(files, "token_map", tensors["draft_ids"], vocab_size)
+        draft_vocab_size = len(token_map)
+    facts = MedusaConfig(
+        num_heads=num_heads,
+        num_layers=num_layers,
+        width=target.width,
+        vocab_size=vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        shares_projection=is_shared,
+        has_bias="blocks.0.layers.0.bias" in tensors,
+        scale=float(files.config.get("logit_scale", 1.0)),
+    )
+    reader.check_shapes(facts, MedusaHeads, "a Medusa head")
+    return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
+
+
+def _named(files: Checkpoint) -> dict[str, Tensor]:
+    """Return the heads' tensors under vLLM's names."""
+    names = files.names
+    prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
+    tensors = {}
+    for name in sorted(names):
+        if name.startswith(prefix):
+            own = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name.removeprefix(prefix))
+            own = re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", own)
+            tensors[own] = files.tensor(name)
+    return tensors
+
+
+def _counts(files: Checkpoint, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Return how many heads there are, and residual layers of a head."""
+    num_heads = num_layers = 0
+    for name in tensors:
+        parts = name.split(".")
+        if parts[0] in ("blocks", "lm_heads"):
+            num_heads = max(num_heads, int(parts[1]) + 1)
+        if parts[0] == "blocks" and len(parts) > 3:
+            num_layers = max(num_layers, int(parts[3]) + 1)
+    if not num_heads:
+        raise files.refusal("has no tensors of Medusa heads, such as 0.0.linear.weight")
+    return num_heads, num_layers
+
+
+def _rows(files: Checkpoint, name: str, weight: Tensor, token_map: Tensor | None, vocab_size: int) -> Tensor:
+    """Return the rows of a projection that are used: those of the map, or all without those of padding."""
+    if token_map is not None:
+        return weight if len(weight) <= len(token_map) else weight.index_select(0, token_map.to(torch.int64))
+    if len(weight) < vocab_size:
+        raise files.refusal(
+            f"has {len(weight)} rows, and the target's vocabulary {vocab_size}; give the target that it was made for",
+            of=name,
+            param="target_model",
+        )
+    return weight[:vocab_size]

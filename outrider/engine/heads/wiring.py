@@ -16,12 +16,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from outrider.engine.heads.block_path import BlockHeadPath
-from outrider.engine.heads.block_run import said_of_text
-from outrider.engine.heads.loader import LoadedHead, LoadedMedusa
+from outrider.engine.heads.loader import LoadedHead
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.paths.forward_path import NORMED
-from outrider.engine.step_plan import Row
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
@@ -44,15 +41,16 @@ second is what it means for the work of the next few weeks.
 '''
 """What heads are tested on unless a test has a text of its own: code and prose that any model has seen the like of."""
 MAX_TOKENS = 128
-"""Of that text. Doubling it makes the test twice as long, and shows what is half as large."""
+"""Of that text."""
 MAX_PROBE_TAPS = 16
-"""Hidden states that a target gives of a text at once: a head that is tested on more asks again. Doubling it doubles
-the largest answer, 34 MB at a width of 8192."""
-LEAST_SCORE = -20.0
-"""What counts for a token that the head holds for less likely, or has no row for. Doubling it lets one token decide."""
+"""Hidden states that a target gives of a text at once, 34 MB at a width of 8192: a head that is tested on more asks
+again."""
+MIN_SCORE = -20.0
+"""Log-probability that counts for a token that the head holds for less likely, or has no row for."""
 LOSES_AT = 3.0
-"""Standard errors by which another way has to be better, and by which a head has to know one position from another.
-Doubling it lets heads pass that are off by less, and refuses heads that know half as much."""
+"""Standard errors by which another way has to be better, and by which a head has to know one position from another."""
+OUTSIDE = -2
+"""A tap that no target has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,142 +146,92 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
     """Return the hidden states that a test of a head with these taps needs."""
-    return sorted({tap for ways in (taps, *(shifted for _, shifted in _shifts(taps, num_layers))) for tap in ways})
+    return sorted(set(taps).union(*(way for _, way in _shifts(taps, num_layers))))
 
 
 def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return other taps by what they would be: all of them or one moved by a layer, two of them exchanged, and the last
     layer's output on the other side of the final norm.
     """
-
-    def moved(tap: int, by: int) -> int | None:
-        return tap + by if tap != NORMED and 0 <= tap + by <= num_layers else None
-
     taps = tuple(taps)
-    found: dict[tuple[int | None, ...], str] = {taps: "as configured"}
+    found = {taps: "as configured"}
+
+    def add(label: str, way: Sequence[int]) -> None:
+        if all(NORMED <= tap <= num_layers for tap in way):
+            found.setdefault(tuple(way), label)
+
     for by, where in ((-1, "lower"), (1, "higher")):
-        found.setdefault(tuple(moved(tap, by) for tap in taps), f"reading one layer {where}")
+        add(f"reading one layer {where}", [_moved(tap, by) for tap in taps])
     for place, tap in enumerate(taps):
-        ways = {moved(tap, by): f"reading tap {tap + by} in place of {tap}" for by in (-1, 1)}
-        ways |= {NORMED: "reading after the final norm"} if tap == num_layers else {}
-        ways |= {num_layers: "reading before the final norm"} if tap == NORMED else {}
-        for other, label in ways.items():
-            found.setdefault((*taps[:place], other, *taps[place + 1 :]), label)
+        others = {f"reading tap {tap + by} in place of {tap}": _moved(tap, by) for by in (-1, 1)}
+        if tap == num_layers:
+            others["reading after the final norm"] = NORMED
+        if tap == NORMED:
+            others["reading before the final norm"] = num_layers
+        for label, other in others.items():
+            add(label, [*taps[:place], other, *taps[place + 1 :]])
     for a, b in combinations(range(len(taps)), 2):
         swapped = list(taps)
         swapped[a], swapped[b] = taps[b], taps[a]
-        found.setdefault(tuple(swapped), f"with taps {taps[a]} and {taps[b]} exchanged")
+        add(f"with taps {taps[a]} and {taps[b]} exchanged", swapped)
     del found[taps]
-    return [
-        (label, way)
-        for some, label in found.items()
-        if len(way := tuple(t for t in some if t is not None)) == len(taps)
-    ]
+    return [(label, way) for way, label in found.items()]
+
+
+def _moved(tap: int, by: int) -> int:
+    """Return the hidden state of another layer, OUTSIDE where there is none."""
+    return OUTSIDE if tap == NORMED or tap + by < 0 else tap + by
 
 
 @torch.inference_mode()
-def score_head(loaded: LoadedHead, seen: Seen, num_layers: int) -> Outcome:
+def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     """Score a head on a text; one of blocks with every token in a block of its own place, the tokens before given.
 
     Where its files leave something open, decide it by the step after its first. Takes memory of the runner's cache for
     as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
     """
-    if loaded.undecided:
-        _decide(loaded, seen)
+    _decide(loaded, seen)
     taps = loaded.opening.spec.taps
-
-    def way(label: str, taps: Sequence[int], loaded: LoadedHead = loaded) -> Way:
-        return _way(label, _first(loaded, seen, taps), seen, 1)
-
-    others = [way(label, shifted) for label, shifted in _shifts(taps, num_layers)]
-    if loaded.opening.output_norm is not None:
-        others.append(
-            way("with the norm of the rows left out", taps, replace(loaded, opening=_unnormed(loaded.opening)))
-        )
-    for label, misread in loaded.head.misreadings():
-        with misread:
-            others.append(way(label, taps))
-    return Outcome(way("as configured", taps), others)
-
-
-def _first(loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> Tensor:
-    """Return the logits [P, V] of what follows a text's second token and those behind."""
-    if isinstance(loaded.path, BlockHeadPath):
-        return said_of_text(loaded.runner, loaded.path, seen.token_ids, _rows(loaded, seen, taps))
-    return _HeadRun(loaded, seen, taps).first
-
-
-def _rows(loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> Tensor:
-    """Return the rows [T, d] of a text with some taps."""
-    return loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))
-
-
-def _unnormed(opening: OpeningMap) -> OpeningMap:
-    spec = replace(opening.spec, norms_output=False)
-    return OpeningMap(spec, {name: t for name, t in opening.tensors.items() if name != "output_norm"})
-
-
-@torch.inference_mode()
-def score_medusa(loaded: LoadedMedusa, seen: Seen, num_layers: int) -> Outcome:
-    """Score the first of Medusa's heads on a text, which says the token behind the next."""
-
-    def way(label: str, tap: int) -> Way:
-        logits = loaded.heads(seen.taps[tap][:-1].to(torch.bfloat16))[:, 0]  # [T - 1, V]
-        return _way(label, logits, seen, 1)
-
-    (tap,) = loaded.opening.spec.taps
-    others = [way(label, other) for label, (other,) in _shifts((tap,), num_layers)]
-    return Outcome(way("as configured", tap), others)
-
-
-class _HeadRun:
-    """A head over a text with some taps: its logits [T - 1, V] at each entry, and those of the next step."""
-
-    def __init__(self, loaded: LoadedHead, seen: Seen, taps: Sequence[int]) -> None:
-        self._loaded, self._ids = loaded, list(seen.token_ids[1:])
-        self._features = _rows(loaded, seen, taps)[:-1]
-        self.first = self._run(second=False)
-
-    def second(self) -> Tensor:
-        """Return the logits [T - 2, V] two tokens after each entry: after its next token, with the head's own carry as
-        its feature, or of a head that fills masks after a mask.
-        """
-        return self._run(second=True)
-
-    def _run(self, *, second: bool) -> Tensor:
-        runner, num = self._loaded.runner, len(self._ids)
-        table = runner.pool.new_table()
+    others = [_way(label, text_logits(loaded, seen, way), seen, 1) for label, way in _shifts(taps, loaded.num_layers)]
+    opening = loaded.opening
+    if opening.output_norm is not None:
+        tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
+        bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))
+        others.append(_way("with the norm of the rows left out", text_logits(bare, seen, taps), seen, 1))
+    network, facts = loaded.network, loaded.network.facts
+    for label, misread in network.misreadings():
+        network.facts = misread
         try:
-            logits = runner.forward([Row(table, self._ids, 0, num, (), features=self._features)])
-            if not second:
-                return logits
-            path, mask, parents = self._loaded.path, self._loaded.mask, [*range(-1, num - 1), *range(num - 1)]
-            assert not isinstance(path, BlockHeadPath), "nothing is carried from block to block"
-            ids, features = self._ids[1:], path.carries[:-1]
-            if mask is not None:
-                ids, features = [mask.token_id] * (num - 1), mask.feature.expand(num - 1, -1)
-            branches = Row(table, ids, num, num - 1, self._ids, parents, features)
-            return runner.forward([branches])
+            others.append(_way(label, text_logits(loaded, seen, taps), seen, 1))
         finally:
-            table.free()
+            network.facts = facts
+    return Outcome(_way("as configured", text_logits(loaded, seen, taps), seen, 1), others)
+
+
+def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int], **more: int) -> Tensor:
+    """Return the logits [P, V] of what follows a text's second token and those behind, with some taps. more: as the
+    network's `score_text`.
+    """
+    features = loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
+    return loaded.network.score_text(loaded.runner, seen.token_ids, features, **more)
 
 
 def _decide(loaded: LoadedHead, seen: Seen) -> None:
     """Take, of what the files leave open, the value with which the second step is better."""
+    network = loaded.network
     for name in loaded.undecided:
-        before = loaded.head.facts
+        before = network.facts
         after = replace(before, **{name: not getattr(before, name)})
-        ways: list[Way] = []
-        for facts in (before, after):
-            loaded.head.decide(facts)
-            logits = _HeadRun(loaded, seen, loaded.opening.spec.taps).second()
-            ways.append(_way(name, logits, seen, 2))
-        loaded.head.decide(after if _lead(ways[1].scores, ways[0].scores) > 0 else before)
+        as_read = _way(name, text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2), seen, 2)
+        network.facts = after
+        turned = _way(name, text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2), seen, 2)
+        if _lead(turned.scores, as_read.scores) <= 0:
+            network.facts = before
 
 
 def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:
     """Compare logits [P, V], after as many of the text's positions, with what the target says `ahead` tokens later."""
     best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
     said = torch.stack([best, best.roll(len(best) // 2)], dim=1)  # [P, 2]
-    scores, elsewhere = logits.log_softmax(-1).gather(1, said).clamp(min=LEAST_SCORE).cpu().unbind(1)
+    scores, elsewhere = logits.log_softmax(-1).gather(1, said).clamp(min=MIN_SCORE).cpu().unbind(1)
     return Way(label, scores, elsewhere, float((logits.argmax(-1) == best).float().mean()))

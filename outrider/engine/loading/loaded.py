@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar
 
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
 from outrider.engine.loading.model_files import GENERATION, read_model_json
@@ -33,8 +32,6 @@ class Loaded(WorkerState):
     runner: ModelRunner = field(kw_only=True)
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     """What the checkpoint states for requests that name no sampling parameters."""
-    searches_beams: ClassVar[bool] = True
-    """Whether its slots may search beams where its path runs trees, or draft for such searches."""
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -57,7 +54,7 @@ class Loaded(WorkerState):
                 num_parameters=facts.num_parameters,
                 batch_invariant=self.runner.path.batch_invariant,
                 trees=self.runner.supports_trees,
-                beams=self.searches_beams and self.runner.supports_trees,
+                beams=self.runner.supports_trees,
                 quantization=facts.quantization,
                 tensor_parallel=facts.num_ranks,
                 kv_bytes_per_token=self.runner.kv_bytes_per_token,

@@ -20,6 +20,8 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from outrider.engine.sampling.row_law import RowLaw
     from outrider.engine.speculation.drafter import NodeDrafter, Said
 
@@ -57,8 +59,8 @@ class Growth(CachedTree, ABC):
         self.kinds: dict[int, NodeKind] = {}
         self.distributions: dict[int, RowLaw] = {}
         """What sampled nodes were drawn from."""
-        self.states: dict[int, Any] = {}
-        """What the drafter keeps of a node or ROOT."""
+        self.carries: dict[int, Tensor] = {}
+        """Outputs [width] of a head after fed nodes and ROOT, where one drafts."""
         self.unsent: list[int] = []
         """New nodes, parents before their children. Whoever sends them empties it."""
         self.ended: list[int] = []
@@ -73,7 +75,7 @@ class Growth(CachedTree, ABC):
         self.distributions = moved(self.distributions, new_index)
         self.unsent = [new_index[each] for each in self.unsent if each in new_index]
         new_index[node] = ROOT
-        self.states = moved(self.states, new_index)
+        self.carries = moved(self.carries, new_index)
         self.ended = [new_index[each] for each in self.ended if each in new_index]
         return kept
 

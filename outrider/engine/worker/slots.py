@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -105,8 +106,8 @@ class BareSlot:
 
 S = TypeVar("S", bound=BareSlot)
 MakeSlot = Callable[..., S]
-"""Makes a slot of (key, committed_ids, num_prompt, params, cache_salt), and of source_ids, translation and corpus_id,
-by name, where there are any."""
+"""Makes a slot of (key, committed_ids, num_prompt, params) and cache_salt by name; and, by name where there are any, of
+source_ids, translation and corpus_id."""
 
 
 class OpenSlots(Generic[S]):
@@ -185,7 +186,7 @@ class OpenSlots(Generic[S]):
             more["translation"] = translation
         if self.has_corpus:
             more["corpus_id"] = corpus_id
-        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt, **more)
+        slot = self._slots[key] = self._make(key, committed_ids, num_prompt, params, cache_salt=cache_salt, **more)
         return slot
 
     def close(self, owner: int, slot_id: int) -> int:
@@ -461,9 +462,8 @@ class SlotTable(OpenSlots[Slot]):
         takes_sources: bool = False,
     ) -> None:
         """make_cached: makes a slot as `Slot` is made, or as `SourceSlot` where there are sources."""
-        super().__init__(self._slot, max_slots, context_limit, takes_sources=takes_sources)
+        super().__init__(partial(make_cached, pool=pool), max_slots, context_limit, takes_sources=takes_sources)
         self.pool = pool
-        self._make_cached = make_cached
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -472,17 +472,6 @@ class SlotTable(OpenSlots[Slot]):
     @property
     def num_blocks_cached(self) -> int:
         return self.pool.num_cached
-
-    def _slot(
-        self,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        cache_salt: bytes,
-        **more: Any,
-    ) -> Slot:
-        return self._make_cached(key, committed_ids, num_prompt, params, self.pool, cache_salt, **more)
 
     def _check_memory(self, max_len: int, num_source: int) -> None:
         needed = self.pool.num_blocks_for(max_len) + self.pool.num_blocks_for(num_source)

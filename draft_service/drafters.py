@@ -1,0 +1,53 @@
+"""The drafter of each way of drafting. A new family of heads that drafts in one of these ways adds nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
+from draft_service.feeding import Feeder
+from draft_service.growing import Growing
+from draft_service.head_drafter import HeadDrafter
+from draft_service.loading import DraftState, HeadState
+from draft_service.model_drafter import ModelDrafter
+from draft_service.tables import TableDrafter, TableState
+from outrider.engine.heads.families import Drafting
+from outrider.engine.loading.loader import default_prefill_tokens
+from outrider.engine.speculation.drafter import NodeDrafter
+from outrider.engine.worker.jobs import SlotKey
+from outrider.engine.worker.slot_keeper import SlotKeeper
+from outrider.wire.metrics import WorkerMetrics
+
+Drafter = NodeDrafter[Growing]
+
+
+def create_drafter(
+    state: Any,
+    keeper: SlotKeeper[Any],
+    metrics: WorkerMetrics,
+    growing: Mapping[SlotKey, Growing],
+    flush: Callable[[], None],
+) -> Drafter:
+    """state: a `DraftState`, or that of a table. growing: the draft's slots. flush: lets what is to be sent leave."""
+    if isinstance(state, TableState):
+        return TableDrafter(keeper, state.vocabulary.size, flush)
+    if state.runner is None:
+        return MedusaDrafter(state.head.network, keeper, flush)
+    prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)
+    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing, flush)
+    return DRAFTERS[state.family.drafting](state, feeder, keeper)
+
+
+def _by_blocks(state: DraftState, feeder: Feeder, keeper: SlotKeeper[Any]) -> Drafter:
+    assert state.block is not None, "it fills blocks"
+    if isinstance(state, HeadState) and getattr(state.head.network, "markov_head", None) is not None:
+        return SequentialDrafter(feeder, keeper, state.block, state.head.path)
+    return MaskDrafter(feeder, keeper, state.block)
+
+
+DRAFTERS: Mapping[Drafting, Callable[[Any, Feeder, SlotKeeper[Any]], Drafter]] = {
+    Drafting.TOKENS: lambda state, feeder, keeper: ModelDrafter(feeder, keeper),
+    Drafting.CARRIES: lambda state, feeder, keeper: HeadDrafter(feeder, keeper, state.head.path),
+    Drafting.BLOCKS: _by_blocks,
+}

@@ -1,0 +1,241 @@
+"""What the networks of all heads have in common.
+
+A head with a cache is a small transformers model of its own, so that `HeadPath` runs it with block tables. The feature
+of a token is what the target's `OpeningMap` makes of its hidden states. A `CarryHead` joins a token with the feature of
+the token before it, and hands its output on as the feature of what follows. A `BlockHead` caches the features
+themselves, and fills a block of positions behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+
+from outrider.engine.step_plan import Row
+
+if TYPE_CHECKING:
+    from outrider.engine.model_runner import ModelRunner
+
+H = TypeVar("H", bound="HeadNetwork")
+
+MASKED_POSITIONS = 8
+"""Tokens of a block where the files of a draft that fills masks do not tell: as many as released PARD drafts were
+trained to fill."""
+UNMAPPED = -1e9
+"""Logit of an id that the head has no row for: probability 0 after softmax, and finite, so that a check for infinities
+still finds faults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFacts:
+    """Facts of a head, whatever layout its files have."""
+
+    width: int
+    """d, of its features and its hidden states."""
+    vocab_size: int
+    """V, of the target."""
+    draft_vocab_size: int
+    """Vd, rows of the lm_head."""
+    reads_normed: bool = True
+    """Whether the lm_head reads the output after the final norm."""
+    carries_normed: bool = False
+    """Whether the head hands on the output after the final norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """Output of a forward at the N positions that were asked for."""
+
+    logits: Tensor
+    """[1, N, V] float32 (float64 where the head is), UNMAPPED where the head has no row."""
+    hidden: Tensor
+    """[1, N, d] in the head's dtype, which the head hands on: a feature of what follows (its carry), or the input of a
+    block's sequential head."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """How a draft is asked to fill a block in one forward: the last committed token, which is the anchor, and masks."""
+
+    size: int
+    """B, tokens of a block, the anchor included."""
+    mask_id: int
+    from_anchor: bool = True
+    """Whether the anchor's logits are of the token after it and the last mask's of the B-th; else a mask's logits are
+    of the token in its own place, and the anchor's of nothing."""
+    feature: Tensor | None = None
+    """[d], of each mask; None where masks have none."""
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens behind the anchor that a block proposes."""
+        return self.size if self.from_anchor else self.size - 1
+
+    def token_ids(self, anchor: int, max_tokens: int) -> list[int]:
+        """Return the ids of a block, cut to `max_tokens`, which are 1 at least."""
+        return [anchor, *[self.mask_id] * (min(self.size, max_tokens) - 1)]
+
+
+class HeadNetwork(PreTrainedModel):
+    """Made of a head's facts, over the tensors of its files."""
+
+    _supports_attention_backend = True
+    _supports_sdpa = True
+    lag: ClassVar[int] = 1
+    """Tokens by which a cache entry is behind the token whose feature it is made of."""
+    facts: Any
+    """HeadFacts, of its own kind. Others may be set that change no tensor; they count from the next forward on."""
+    norm: nn.Module
+    """The final norm."""
+    lm_head: nn.Linear
+    draft_ids: Tensor | None
+    """[Vd] int64, the target ids of lm_head's rows; None where they are all ids."""
+
+    def __init__(self, config: PreTrainedConfig, facts: Any) -> None:
+        super().__init__(config)
+        self.facts = facts
+        is_reduced = facts.draft_vocab_size != facts.vocab_size
+        self.register_buffer("draft_ids", torch.arange(facts.draft_vocab_size) if is_reduced else None)
+
+    @classmethod
+    def of(cls: type[H], facts: Any, tensors: Mapping[str, Tensor]) -> H:
+        """Return a head over these tensors, named as `state_dict` does, in eval mode; nothing is copied.
+
+        Raises RuntimeError for tensors that are missing, unknown or of another shape.
+        """
+        with torch.device("meta"):
+            head = cls(facts)
+        head.load_state_dict(dict(tensors), assign=True)
+        head.make_rotary(next(iter(tensors.values())).device)
+        return head.eval().requires_grad_(False)
+
+    def make_rotary(self, device: torch.device) -> None:
+        """Make the rotary frequencies, which are no tensors of the files, where the head has some."""
+
+    @property
+    def block(self) -> BlockShape | None:
+        """How the head fills blocks; None for one that does not."""
+        return None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+    ) -> HeadOutput:
+        """Run over T tokens, input_ids [1, T] int64, and features [1, C, d].
+
+        A carry head has a feature for each token. A head of blocks has C features before the T tokens of blocks, and
+        either may be none. position_ids: of the tokens, [1, T], behind those of the features in a head of blocks,
+        [1, C + T]; None: from 0 on. logits_to_keep: tokens [N] int64 whose output is wanted, or how many of the last; 0
+        for all.
+        """
+        if position_ids is None:
+            num_before = 0 if self.lag else features.shape[1]
+            position_ids = torch.arange(num_before + input_ids.shape[1], device=input_ids.device)[None]
+        hidden = self.run(input_ids, features, position_ids, past_key_values)
+        wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden = hidden[:, wanted]  # [1, N, d]
+        normed = self.norm(hidden)
+        logits = self.lm_head(normed if self.facts.reads_normed else hidden)  # [1, N, Vd]
+        return HeadOutput(self.spread(logits), normed if self.facts.carries_normed else hidden)
+
+    def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
+        """Return the last layer's output [1, T, d]."""
+        raise NotImplementedError
+
+    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+        """Return the logits [P, V] of what follows the second and the next P - 1 tokens of a text, the tokens before
+        given. features: [T, d], of the T tokens.
+
+        runner: of the head's path. Takes memory of its cache for as long as it runs. Raises OutOfBlocks.
+        """
+        raise NotImplementedError
+
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
+        """Return the ways in which files of this kind are misread, beside taps of other layers: by what each would be,
+        the facts of a head that is wired so.
+        """
+        return ()
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Return logits [..., V] of logits [..., Vd], in float32, or float64 where they are."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.draft_ids is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:-1], self.facts.vocab_size), UNMAPPED)
+        return whole.index_copy_(-1, self.draft_ids, logits)
+
+    def mapped(self, logits: Tensor) -> Tensor:
+        """Return the columns [..., Vd] that the head has rows for: beside UNMAPPED no difference would be seen."""
+        return logits if self.draft_ids is None else logits.index_select(-1, self.draft_ids)
+
+
+class CarryHead(HeadNetwork):
+    """A head that hands its own output on, as the feature of what follows."""
+
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, *, ahead: int = 1
+    ) -> Tensor:
+        """As every head's. ahead: 2 for the logits of the next step, [T - 2, V]: after each token's next one, with the
+        head's own carry as its feature, or after a mask in a head that fills masks.
+        """
+        assert runner is not None, "it has a cache"
+        ids = list(token_ids[1:])
+        num = len(ids)
+        table = runner.pool.new_table()
+        try:
+            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
+            if ahead == 1:
+                return logits
+            path: Any = runner.path  # a path of heads
+            next_ids, next_features = ids[1:], path.hidden[:-1]
+            if self.block is not None and self.block.feature is not None:
+                next_ids = [self.block.mask_id] * (num - 1)
+                next_features = self.block.feature.expand(num - 1, -1)
+            parents = [*range(-1, num - 1), *range(num - 1)]
+            return runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
+        finally:
+            table.free()
+
+
+class BlockHead(HeadNetwork):
+    """A head that caches features alone. The blocks behind them leave nothing."""
+
+    lag = 0
+
+    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+        """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
+        assert runner is not None and self.block is not None, "it has a cache, and fills blocks"
+        block = self.block
+        path: Any = runner.path  # a `HeadPath`
+        table, found = runner.pool.new_table(), list[Tensor]()
+        try:
+            for anchor in range(1, len(token_ids) - 1, block.num_drafts):
+                start = table.num_tokens
+                ids = block.token_ids(token_ids[anchor], runner.facts.context_limit - anchor)
+                num_logits = len(ids) - (not block.from_anchor)
+                new_ids = [*token_ids[start:anchor], *ids]
+                row = Row(table, new_ids, start, num_logits, token_ids[:start], features=features[start:anchor])
+                num_scored = min(block.num_drafts, len(token_ids) - 1 - anchor)
+                logits = runner.forward([row])[:num_scored]
+                table.truncate(anchor)
+                hidden = path.hidden[:num_scored]
+                found.append(self.biased(logits, hidden, token_ids[anchor : anchor + num_scored]))
+        finally:
+            table.free()
+        return torch.cat(found)
+
+    def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
+        """Return a block's logits [N, V] as a sequential head leaves them, of hidden states [N, d] and the tokens
+        before each place, the anchor first.
+        """
+        return logits
