@@ -293,13 +293,18 @@ paths: $(STAMP)
 lines: $(STAMP)
 	$(BIN)/python -m tests.measures.lines $(ARGS)
 
+# What a step is made of, before and now: syntax nodes by folder, imported names, fields: make complexity ARGS=COMMIT
+complexity: $(STAMP)
+	$(BIN)/python -m tests.measures.complexity $(ARGS)
+
 # Settings by process and numeric constants by package: make settings ARGS=/path/to/another/checkout
 settings: $(STAMP)
 	$(BIN)/python -m tests.measures.settings $(ARGS)
 
-.PHONY: paths lines settings
+.PHONY: paths lines complexity settings
 
 # Faults planted one by one, each to be caught by the tests that it names: ten minutes. make mutants ARGS='tickets keys'
+# Whether each finds its place, without a test: make mutants ARGS=--check
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 

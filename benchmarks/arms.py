@@ -202,10 +202,10 @@ def scaffolds(bench: Bench, options: argparse.Namespace) -> list[str]:
     shape, embeddings = LookaheadShape.parse(options.shape), read_embeddings(str(options.embeddings), demo_width())
     most = {Drafter.LOOKAHEAD: shape.most_nodes - shape.num_window_tokens, Drafter.PASS: len(embeddings)}
     names = (Drafter.MODEL, Drafter.NGRAM, Drafter.NGRAM_MODEL, *most)
-    arms = {PLAIN: Speculation(enabled=False)} | {name.value: Speculation(drafter=name) for name in names}
+    arms = {PLAIN: Speculation(enabled=False)} | {name: Speculation(drafter=name) for name in names}
     for name in names:
         k = most.get(name, CHAIN_K)
-        arms[f"{name.value}, K = {k}"] = Speculation(drafter=name, num_draft_tokens=k)
+        arms[f"{name}, K = {k}"] = Speculation(drafter=name, num_draft_tokens=k)
     for temperature in options.temperatures:
         cells = bench.cells(read_prompts(HELD_OUT)[: options.prompts], arms, temperature)
         bench.add(f"T = {temperature:g}", cells, cells[PLAIN])

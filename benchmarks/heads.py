@@ -34,8 +34,8 @@ from benchmarks.overlap.systems import Split, split
 from benchmarks.passes import Ratio, Sample, in_turn_at, run_pass
 from benchmarks.widen_head import widen_head
 from outrider.client import AsyncClient, Drafter, Speculation
-from outrider.wire.params import DraftTokens
 from outrider.wire.processes import Child
+from outrider.wire.speculation import AUTO, NumDraftTokens
 
 PLAIN, MODEL, EAGLE3, MEDUSA, MEDUSA_INSIDE = "plain", "model", "EAGLE-3", "Medusa", "Medusa in the target"
 NGRAM, NGRAM_EAGLE3 = "ngram", "ngram+EAGLE-3"
@@ -138,7 +138,7 @@ async def answered(
     """Let all arms answer, or where K (num_drafts) is given all that draft, with that K, else as many as pay."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     names = [name for name in ARMS if num_drafts is None or name != PLAIN]
-    k: DraftTokens = "auto" if num_drafts is None else num_drafts
+    k: NumDraftTokens = AUTO if num_drafts is None else num_drafts
     arms = {
         name: ARMS[name].speculation if name == PLAIN else replace(ARMS[name].speculation, num_draft_tokens=k)
         for name in names

@@ -31,7 +31,7 @@ from outrider.client import AsyncClient, Drafter, Speculation
 ENDS = ("outrider/engine/kv_pool.py", "docs/speculation.md", "gateway/rounds/session.py", "docs/failure.md")
 """Files of which half ends a prompt."""
 ARMS = {"none": Speculation(enabled=False)} | {
-    each.value: Speculation(drafter=each) for each in (Drafter.NGRAM, Drafter.LOOKUP)
+    each: Speculation(drafter=each) for each in (Drafter.NGRAM, Drafter.LOOKUP)
 }
 HEAD = "head"
 """The arm of a draft worker. It feeds its prompts anew: a head has nothing of what was in the prefix cache."""

@@ -82,7 +82,7 @@ def arms() -> dict[str, Speculation]:
     found = {PLAIN: Speculation(enabled=False)}
     found |= {name: Speculation(drafter=Drafter(name)) for name in (LOOKUP, MODEL)}
     for kind in (*EDITS, USELESS):
-        found |= {f"{kind}, {drafter.value}": Speculation(drafter=drafter) for drafter in DRAFTERS}
+        found |= {f"{kind}, {drafter}": Speculation(drafter=drafter) for drafter in DRAFTERS}
     return found
 
 
@@ -101,7 +101,7 @@ def predicted(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> dict[st
     known = [token_id for token_id in range(tokenizer.get_vocab_size()) if token_id not in special]
     kinds = {kind: [edit(text) for text in texts] for kind, edit in EDITS.items()}
     kinds[USELESS] = [tokenizer.decode(dice.choices(known, k=len(ids))) for ids in outputs]
-    return {f"{kind}, {drafter.value}": each for kind, each in kinds.items() for drafter in DRAFTERS}
+    return {f"{kind}, {drafter}": each for kind, each in kinds.items() for drafter in DRAFTERS}
 
 
 def compare(report: Report, cells: Mapping[str, Cell]) -> list[str]:

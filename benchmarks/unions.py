@@ -52,7 +52,7 @@ class Arm:
     @property
     def parts(self) -> Sequence[str]:
         """Names of the arms with each of its sources alone."""
-        own = {Drafter.NGRAM_AND_MODEL: [Drafter.NGRAM.value], Drafter.LOOKUP_AND_MODEL: [Drafter.LOOKUP.value]}
+        own = {Drafter.NGRAM_AND_MODEL: [Drafter.NGRAM], Drafter.LOOKUP_AND_MODEL: [Drafter.LOOKUP]}
         return [*self.drafts, *own.get(self.drafter, ())]
 
 

@@ -264,7 +264,7 @@ def refused_at_load(files: HeadFiles, model: str) -> str:
     if ids is None:
         return "The head has no map of ids (d2t): it says all of the target's."
     try:
-        target_ids(model, ids, None, len(ids), files.facts.vocab_size)
+        target_ids(Checkpoint(model), ids, None, len(ids), files.facts.vocab_size)
     except ConfigError as error:
         return f"A file whose d2t holds absolute ids is refused when it is read: {error.message}."
     return "A file whose d2t holds absolute ids is read."

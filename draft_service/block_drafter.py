@@ -41,37 +41,36 @@ class BlockDrafter(ABC):
         self.max_depth = num_positions
         self._keeper = keeper
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
-        has_worked = self._make_blocks([growing for growing, _ in wanted if not has_block(growing)], now)
-        said = self._said([(growing, nodes) for growing, nodes in wanted if has_block(growing)])  # there was memory
-        for each in said:
-            each.tree.feed(each.node)
-        return said if said or has_worked else None
+    def say(self, requests: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
+        has_worked = self._make_blocks([growing for growing, _ in requests if not has_block(growing)], now)
+        outputs = self._read_blocks([request for request in requests if has_block(request[0])])  # there was memory
+        for output in outputs:
+            output.tree.feed(output.node)
+        return outputs if outputs or has_worked else None
 
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """Return what follows these nodes of slots that have blocks."""
-        said = list[Said]()
-        for growing, nodes in asked:
-            assert growing.block is not None, "it has none"
-            state, logits = self._keeper.sampling_state(growing.slot), HostLogits(growing.block.logits)
+        outputs = list[Said]()
+        for growing, nodes in requests:
+            state, logits = self._keeper.sampling_state(growing.slot), HostLogits(block_of(growing).logits)
             for node in nodes:
-                said.append(of_logits(growing.tree, node, state, logits, growing.tree.depth(node)))
-        return said
+                outputs.append(of_logits(growing.tree, node, state, logits, growing.tree.depth(node)))
+        return outputs
 
     @abstractmethod
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
         """Give these slots blocks behind their last committed tokens, as far as there is memory, and do what else is
         due. Return whether there was anything to do.
         """
 
-    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
-        asked.slot.settle()
+    def keep_fed(self, growing: Growing, num_fed: int, keep: Sequence[int]) -> None:
+        growing.slot.settle()
 
-    def knows(self, asked: Growing) -> bool:
+    def knows(self, growing: Growing) -> bool:
         return True
 
-    def is_ready(self, asked: Growing) -> bool:
-        return has_block(asked) or is_fed(cached(asked))
+    def is_ready(self, growing: Growing) -> bool:
+        return has_block(growing) or is_fed(cached(growing))
 
     def next_wake(self) -> float | None:
         return None
@@ -79,14 +78,19 @@ class BlockDrafter(ABC):
 
 def has_block(growing: Growing) -> bool:
     """Return whether a slot has a block behind its last committed token."""
-    tree, block = growing.tree, growing.block
-    return block is not None and block.position == tree.committed_len - 1
+    return growing.block is not None and growing.block.position == growing.tree.committed_len - 1
 
 
-def give_blocks(asked: Sequence[Growing], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
+def block_of(growing: Growing) -> Block:
+    """Return the block of a slot that has one."""
+    assert growing.block is not None, "it has none"
+    return growing.block
+
+
+def give_blocks(slots: Sequence[Growing], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
     """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
     start = 0
-    for growing, count in zip(asked, counts, strict=True):
+    for growing, count in zip(slots, counts, strict=True):
         block = growing.block = Block(len(growing.slot.committed) - 1, own_part(logits, start, count))
         if hidden is not None:
             block.hidden = own_part(hidden, start, count)
@@ -109,12 +113,12 @@ class MedusaDrafter(BlockDrafter):
         self._flush = flush
 
     @torch.inference_mode()
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
         self._flush()  # no model's step does, and with enough slots one always grows
-        if not asked:
+        if not slots:
             return False
-        logits = self._heads(torch.cat([cached(growing).features_of(1) for growing in asked]))  # [S, heads, V]
-        give_blocks(asked, [logits.shape[1]] * len(asked), logits.flatten(0, 1).cpu())
+        logits = self._heads(torch.cat([cached(growing).features_of(1) for growing in slots]))  # [S, heads, V]
+        give_blocks(slots, [logits.shape[1]] * len(slots), logits.flatten(0, 1).cpu())
         return True
 
 
@@ -128,17 +132,17 @@ class MaskDrafter(BlockDrafter):
         self._feeder = feeder
         self._shape = shape
 
-    def _make_blocks(self, asked: Sequence[Growing], now: float) -> bool:
-        slots = {growing.slot.key: growing for growing in asked}
-        num_new = dict.fromkeys(slots, self._shape.size)
-        fed = self._feeder.feed(num_new, lambda key: self._row(cached(slots[key])), now)
+    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+        by_key = {growing.slot.key: growing for growing in slots}
+        num_new = dict.fromkeys(by_key, self._shape.size)
+        fed = self._feeder.feed(num_new, lambda key: self._row(cached(by_key[key])), now)
         if fed is None:
             return False
         filled, counts = list[Growing](), list[int]()
         for key, row in fed.rows:
-            filled.append(slots[key])
+            filled.append(by_key[key])
             counts.append(row.num_logits)
-            slot = cached(slots[key])
+            slot = cached(by_key[key])
             slot.fed_committed(row.new_ids[: slot.num_feedable - len(slot.cached)])
             slot.truncate(slot.first + len(slot.cached) + 1)
         if filled:
@@ -180,32 +184,32 @@ class SequentialDrafter(MaskDrafter):
         give_blocks(filled, counts, logits, self._path.hidden)
 
     @torch.inference_mode()
-    def _said(self, asked: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
         """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
-        pairs = [(growing, node) for growing, nodes in asked for node in nodes]
+        pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
             return []
-        logits = [growing.block.logits[growing.tree.depth(node)] for growing, node in pairs]
+        logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
         biases = self._sequential.biases(self._step(pairs))
-        host, said = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
-        for growing, nodes in asked:
+        host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
+        for growing, nodes in requests:
             state = self._keeper.sampling_state(growing.slot)
             for node in nodes:
-                said.append(of_logits(growing.tree, node, state, host, len(said)))
-        return said
+                outputs.append(of_logits(growing.tree, node, state, host, len(outputs)))
+        return outputs
 
     def _step(self, pairs: Sequence[tuple[Growing, int]]) -> Tensor:
         """Return the latents [N, r] after nodes, and keep the states after them."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for growing, node in pairs:
             states.append(self._state_before(growing, node))
-            hidden.append(growing.block.hidden[growing.tree.depth(node)])
+            hidden.append(block_of(growing).hidden[growing.tree.depth(node)])
             token_ids.append(growing.slot.committed[-1] if node == ROOT else growing.tree.ids[node])
         before = torch.cat(states)  # [N, r]
         ids_there = to_device(np.array(token_ids), before.device)
         latents, after = self._sequential.step(ids_there, torch.stack(hidden), before)
-        for (growing, node), state in zip(pairs, after.split(1), strict=True):
-            growing.block.states[node] = state
+        for (growing, node), state in zip(pairs, after.unsqueeze(1), strict=True):
+            block_of(growing).states[node] = state
         return latents
 
     def _state_before(self, growing: Growing, node: int) -> Tensor:
@@ -213,6 +217,6 @@ class SequentialDrafter(MaskDrafter):
         if node == ROOT:
             return self._sequential.begin()[None]
         parent = growing.tree.parents[node]
-        if parent not in growing.block.states:
+        if parent not in block_of(growing).states:
             self._step([(growing, parent)])
-        return growing.block.states[parent]
+        return block_of(growing).states[parent]

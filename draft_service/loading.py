@@ -22,7 +22,7 @@ from outrider.engine.speculation.growth import OpenAhead
 from outrider.engine.worker.slots import OpenSlots, SlotTable
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.log import get_logger
 from outrider.wire.settings.config import DraftConfig
@@ -124,7 +124,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         pool, limit = state.runner.pool, state.runner.facts.context_limit
         state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":
-        by = kinds.Drafter[config.drafted_by.upper()]
+        by = Drafter(config.drafted_by)
         table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
         state.open_ahead = rows_ahead(table)
         log.info("what %s draws for targets of its own tokens is guessed by %s", config.model, config.drafted_by)

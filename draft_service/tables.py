@@ -17,8 +17,9 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
 from outrider.v1 import common_pb2 as pb
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import OutriderError
+from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
@@ -41,7 +42,7 @@ class TableState(WorkerState):
                 model_id=self.config.drafter,
                 vocab_size=self.vocabulary.size,
                 device="cpu",
-                attention_path=kinds.TABLES,
+                attention_path=TABLES,
                 eos_token_ids=self.vocabulary.eos_token_ids,
                 decoder_start_ids=self.vocabulary.decoder_start_ids,
                 tensor_parallel=1,
@@ -54,7 +55,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     """Make the state on the engine thread; nothing of it is ever lost. Raises ConfigError naming what is missing."""
     tokenizer = tokenizer_files(config.model)
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
-    kind = kinds.Drafter[config.drafter.upper()]
+    kind = Drafter(config.drafter)
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
     has_encoder = bool(vocabulary.decoder_start_ids)
     sizes = (config.max_slots, vocabulary.context_limit)

@@ -12,12 +12,13 @@ from gateway.tokenizer import Tokenizer
 from gateway.tools.reading import Reading
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
-from outrider.wire.kinds import AcceptanceRule as AcceptanceRule  # parts of a request, here for whoever reads one
-from outrider.wire.kinds import Drafter as Drafter
+from outrider.wire.drafters import Drafter as Drafter  # parts of a request, here for whoever reads one
+from outrider.wire.kinds import AcceptanceRule as AcceptanceRule
 from outrider.wire.kinds import DraftLogprobs as DraftLogprobs
 from outrider.wire.kinds import TokenKind as TokenKind
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
+from outrider.wire.speculation import AUTO, NumDraftTokens
 from outrider.wire.tree_shape import TreeShape
 
 
@@ -31,17 +32,23 @@ class SpeculationOptions:
     """What a request asks of speculation; None = the server's default."""
 
     enabled: bool = True
-    num_draft_tokens: int | None = None
+    num_draft_tokens: NumDraftTokens | None = None
     draft_logprobs: DraftLogprobs | None = None
     draft_topk: int | None = None
     acceptance: AcceptanceRule | None = None
     lenience: float | None = None
     drafter: Drafter | None = None
     tree: TreeShape | None = None
-    adaptive: bool = False
-    """K is chosen step by step, whatever the server's default is."""
     explain: bool = False
     """Each round says what was verified and what was refused."""
+
+    def num_draft_tokens_or(self, default: NumDraftTokens) -> NumDraftTokens:
+        """Return K; `default`, the server's, where the request names neither K nor a tree."""
+        if not self.enabled:
+            return 0
+        if self.num_draft_tokens is not None:
+            return self.num_draft_tokens
+        return default if self.tree is None else AUTO
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 MAX_KEPT_BYTES = 256 << 20
 """Bytes kept for all slots and heads; those of the slot that was longest without a new token go first."""
 MAX_KEPT_TOKENS = 512
-"""Tokens of a slot whose features are kept for a draft that subscribes late or reads slowly."""
+"""Tokens of a slot before its last step whose features are kept for a draft that subscribes late or reads slowly."""
 MAX_SUBSCRIPTIONS = 4096
 """Subscriptions of leases that run or have not begun; the oldest goes, and its draft subscribes again."""
 
@@ -116,9 +116,6 @@ class Features:
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:
                 del self._subscriptions[ticket]
-                lease = self._leases.of_ticket(ticket)
-                if lease is not None:
-                    lease.of_ticket(ticket).reads_features = False
         self._answer(done)
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[Probe | JobError], None]) -> None:
@@ -221,6 +218,7 @@ class Features:
             for key, start, num in self._spans:
                 buffer = self._buffers.setdefault((digest, key), FeatureBuffer(token_bytes))
                 self._buffers.move_to_end((digest, key))
+                buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
                 buffer.put(start, data[at : at + num * token_bytes])
                 at += num * token_bytes
 
@@ -248,8 +246,6 @@ class Features:
 
     def _drop_oldest(self) -> None:
         """Drop what is more than may be kept, once it was sent."""
-        for buffer in self._buffers.values():
-            buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
         num_bytes = self.num_kept_bytes
         while num_bytes > MAX_KEPT_BYTES:
             _, buffer = self._buffers.popitem(last=False)

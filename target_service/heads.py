@@ -109,10 +109,11 @@ class Heads:
         """Raise InvalidRequest where so many tokens with these taps cannot be run."""
         num_layers = self._shape[1]
         self._check_features()
-        if not 1 <= num_tokens <= MAX_PROBE_TOKENS:
-            raise InvalidRequest(f"a probe of {num_tokens} tokens, must be from 1 to {MAX_PROBE_TOKENS}")
-        if not 1 <= len(taps) <= MAX_PROBE_TAPS:
-            raise InvalidRequest(f"a probe of {len(taps)} taps, must be from 1 to {MAX_PROBE_TAPS}")
+        if not (1 <= num_tokens <= MAX_PROBE_TOKENS and 1 <= len(taps) <= MAX_PROBE_TAPS):
+            raise InvalidRequest(
+                f"a probe of {num_tokens} tokens and {len(taps)} taps, must be from 1 to {MAX_PROBE_TOKENS} tokens and "
+                f"from 1 to {MAX_PROBE_TAPS} taps"
+            )
         for tap in taps:
             if not NORMED <= tap <= num_layers:
                 raise InvalidRequest(f"tap {tap} was asked for, must be from {NORMED} to {num_layers}")
@@ -235,9 +236,12 @@ class Heads:
             head.streams.discard(stream)
             if not head.streams:
                 del self._heads[digest]
-                self._engine.submit(FeatureJob(lambda features, digest=digest: features.drop_head(digest)))
-                log.info("head %s has no draft any more", label_of(digest))
+                self._drop(digest)
         self._count_bytes()
+
+    def _drop(self, digest: bytes) -> None:
+        self._engine.submit(FeatureJob(lambda features: features.drop_head(digest)))
+        log.info("head %s has no draft any more", label_of(digest))
 
     def _count_bytes(self) -> None:
         self._metrics.head_bytes.set(sum(head.num_bytes for head in self._heads.values()))

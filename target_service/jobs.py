@@ -12,7 +12,8 @@ from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.worker.jobs import JobError
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TokenKind
 
 
 class Finish(Enum):

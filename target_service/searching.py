@@ -15,7 +15,8 @@ from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault
-from outrider.wire.kinds import Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed, best_tokens
 from target_service.commit import kind_of_next
@@ -82,7 +83,7 @@ def commit_search(
     metrics.note_parked("verified", fed.num_drafts)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
-    outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.num_wasted)
+    outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
     timings = replace(times, decided_s=time.monotonic()).timings(lease)
     last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
     return Verdict(

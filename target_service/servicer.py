@@ -153,7 +153,7 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
     if verdict.fallback is not None:
         message.fallback = verdict.fallback.value
     if verdict.drafter is not None:
-        message.drafter = verdict.drafter.value
+        message.drafter = verdict.drafter
     for outcome in verdict.outcomes:
         message.outcomes.add(**outcome._asdict())
     for answer in verdict.hypotheses:

@@ -9,7 +9,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.phases import log_phase
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.transport.host import prepare_process

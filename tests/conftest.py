@@ -21,6 +21,9 @@ from tests.stack import Stack, running
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes more than 200 ms for any example
 hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile(
+    "first failure", deadline=None, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 
@@ -79,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo pair served by three real processes, shared by the tests of a session."""
-    patient = ("@target_service.rows.MOST_HOLD_S=3",)  # else a machine that is busy for a second makes a plain step
+    patient = ("@target_service.hold.MAX_HOLD_S=3",)  # else a machine that is busy for a second makes a plain step
     with running(target_args=patient, log_folder=tmp_path_factory.mktemp("stack")) as started:
         yield started
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.load import difference
 from benchmarks.gpu.services import PROMPTS, Worker, WorkerFailed, gateway, workers
 from gateway.generation import SpeculationOptions
 from outrider.engine.reference_generate import Generated, Reference
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 
 SMALL: dict[str, Any] = {"kv_cache_tokens": 8192, "max_slots": 8}
 TRAINED = ("eagle3", "medusa")

@@ -24,7 +24,7 @@ MODES = {
     "chain": SpeculationOptions(num_draft_tokens=4),
     "named tree": SpeculationOptions(tree=TreeShape.parse("2x2x1")),
     "growing tree": SpeculationOptions(tree=TreeShape.parse("best:12x4")),
-    "auto": SpeculationOptions(adaptive=True),
+    "auto": SpeculationOptions(num_draft_tokens="auto"),
 }
 SMALL: dict[str, Any] = {"kv_cache_tokens": 8192, "max_slots": 8}
 

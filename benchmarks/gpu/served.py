@@ -37,7 +37,7 @@ WARM_S = 1.5
 MAX_TOKENS = 192
 LOADS = ((1, 0.0), (8, 0.0), (8, 1.0))
 """Answers at once, and temperature."""
-AUTO = SpeculationOptions(adaptive=True)
+AUTO = SpeculationOptions(num_draft_tokens="auto")
 MIN_CORES = 8
 """Cores from which each process gets its own."""
 

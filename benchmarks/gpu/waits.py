@@ -30,7 +30,7 @@ SYNCHRONIZING = "called a synchronizing"
 NUM_SLOTS = 4
 NUM_ROUNDS = 3
 CHAIN = Speculation(3, 3)
-TREE = Speculation(0, 6, TreeShape.parse("2x2"))
+TREE = Speculation("auto", 6, TreeShape.parse("2x2"))
 CASES: dict[str, tuple[Speculation, dict[str, Any]]] = {
     "chain, greedy": (CHAIN, {"temperature": 0.0}),
     "chain, T = 1": (CHAIN, {}),

@@ -14,7 +14,6 @@ from hashlib import blake2b
 from gateway.admission.prompts import Chat, PromptReader
 from gateway.generation import (
     AcceptanceRule,
-    Drafter,
     DraftLogprobs,
     GenerationRequest,
     ServedFacts,
@@ -26,12 +25,10 @@ from gateway.output_format import OutputFormat
 from gateway.tokenizer import Tokenizer
 from gateway.tools.offer import ToolOffer
 from gateway.tools.reading import Reading, grammar_request, reading_of
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.kinds import OF_A_TEXT
 from outrider.wire.params import (
-    AUTO,
     CHOICES,
-    DRAFT_TOKENS,
     LOGPROBS,
     MAX_BAD_WORDS,
     Range,
@@ -42,6 +39,7 @@ from outrider.wire.params import (
 from outrider.wire.sampling_defaults import MAX_TOKENS, apply_defaults
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY, Scheduling
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.speculation import check_what_is_drafted
 
 _DIGEST_BYTES = 32
 
@@ -106,13 +104,6 @@ MAX_MESSAGES = 4096
 MAX_USER_CHARS = 1024
 MAX_ECHO_CHARS = 200
 """Of what a caller sent, in an error that quotes it."""
-_WANTED = {
-    **dict.fromkeys(
-        OF_A_TEXT, "; a target offers unigram and bigram if started with OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
-    ),
-    Drafter.MODEL_AND_MODEL: "; it takes two pools of drafts, and a target that runs token trees",
-}
-"""What is to be done for a drafter."""
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probs of prompts that one request is told. A prompt of 32k tokens with 20 best each has 0.7 million, which are 5
 MB from the target, and 300 MB and 0.9 s of the gateway (one /v1/completions with prompt_logprobs 20)."""
@@ -205,7 +196,10 @@ async def build_requests(
 
     `demand` has passed `check_demand`; key_name, weight: of the API key that asks.
     """
-    _check_drafted(demand.speculation, config.max_draft_tokens)
+    options = demand.speculation
+    check_what_is_drafted(
+        options.num_draft_tokens, options.tree, options.drafter, config.max_draft_tokens, "speculation."
+    )
     num_chars = 2 * sum(map(len, demand.bad_words))
     words = await reader.work(num_chars, bad_word_ids, demand.bad_words, reader.tokenizer)
     for word in words:
@@ -313,15 +307,12 @@ def _lenience(options: SpeculationOptions, config: GatewayConfig) -> float:
 
 def _is_plain(options: SpeculationOptions, config: GatewayConfig) -> bool:
     """Return whether nothing is to be drafted."""
-    num_draft_tokens = options.num_draft_tokens
-    if num_draft_tokens is None and not options.adaptive and options.tree is None and config.num_draft_tokens != AUTO:
-        num_draft_tokens = config.num_draft_tokens
-    return not options.enabled or num_draft_tokens == 0
+    return options.num_draft_tokens_or(config.num_draft_tokens) == 0
 
 
 def _uses_prediction(options: SpeculationOptions, config: GatewayConfig) -> bool:
     """Return whether what is predicted is drafted from: not where another drafter is asked for by name."""
-    return not _is_plain(options, config) and (options.drafter is None or options.drafter.own is Drafter.PREDICTION)
+    return not _is_plain(options, config) and (options.drafter is None or options.drafter.needs_prediction)
 
 
 def wanted_model(served: Sequence[ServedFacts], name: str) -> ServedFacts:
@@ -465,14 +456,7 @@ def _check_texts(name: str, what: str, texts: tuple[str, ...], most: int) -> Non
 
 
 def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
-    count, topk = options.num_draft_tokens, options.draft_topk
-    if count is not None and options.adaptive:
-        raise InvalidRequest(
-            f"speculation.num_draft_tokens is {count} and adaptive is set, which chooses it; leave one out",
-            param="speculation.num_draft_tokens",
-        )
-    if count is not None:
-        DRAFT_TOKENS.check("speculation.num_draft_tokens", count)
+    topk = options.draft_topk
     if topk is None:
         return
     if options.draft_logprobs is not DraftLogprobs.TOPK:
@@ -484,35 +468,22 @@ def _check_speculation(options: SpeculationOptions, vocab_size: int) -> None:
     )
 
 
-def _check_drafted(options: SpeculationOptions, most: int) -> None:
-    """Raises InvalidRequest for more draft tokens than this server's operator allows."""
-    count, tree = options.num_draft_tokens or 0, options.tree
-    if count > most:
-        name, shown = "speculation.num_draft_tokens", f"speculation.num_draft_tokens is {count}"
-    elif tree is not None and tree.most_nodes > most:
-        name, shown = "speculation.tree", f"speculation.tree is {tree}, {tree.most_nodes} nodes"
-    else:
-        return
-    raise InvalidRequest(f"{shown}, and this server drafts at most {most} tokens (max_draft_tokens)", param=name)
-
-
 def _check_drafter(drafter: Drafter | None, facts: ServedFacts) -> None:
     """Raises InvalidRequest. A drafter that is away, and may be back, is no reason: its rounds are plain meanwhile."""
     if drafter is None or drafter in facts.drafters:
         return
-    offered = ", ".join(each.label for each in facts.drafters)
     raise InvalidRequest(
-        f"speculation.drafter is {drafter.label}, which neither target nor draft of {facts.id} has; offered: "
-        f"{offered or 'none'}{_WANTED.get(drafter.own or drafter, '')}",
+        f"speculation.drafter is {drafter}, which neither target nor draft of {facts.id} has; offered: "
+        f"{', '.join(facts.drafters) or 'none'}{drafter.remedy}",
         param="speculation.drafter",
     )
 
 
 def _check_predicted(demand: Demand) -> None:
     drafter = demand.speculation.drafter
-    if drafter is not None and drafter.own is Drafter.PREDICTION and not demand.prediction:
+    if drafter is not None and drafter.needs_prediction and not demand.prediction:
         raise InvalidRequest(
-            f"speculation.drafter is {drafter.label} and {demand.names.prediction} is empty; give one, or name another "
+            f"speculation.drafter is {drafter} and {demand.names.prediction} is empty; give one, or name another "
             "drafter",
             param="speculation.drafter",
         )
@@ -522,17 +493,9 @@ def _check_tree(options: SpeculationOptions, facts: ServedFacts) -> None:
     if options.tree is None:
         return
     shown, name = f"speculation.tree is {options.tree}", "speculation.tree"
-    if options.num_draft_tokens is not None or options.adaptive:
-        count = AUTO if options.num_draft_tokens is None else options.num_draft_tokens
-        raise InvalidRequest(f"{shown} and num_draft_tokens {count}, which is of chains; give one of them", param=name)
     if options.lenience is not None and options.lenience < 1.0:
         raise InvalidRequest(
             f"{shown} and lenience {options.lenience:g}, which is of chains alone; leave one out", param=name
-        )
-    if options.drafter is not None and not options.drafter.asks_model:
-        raise InvalidRequest(
-            f"{shown} and drafter {options.drafter.label}, which asks no model; ask for model, or leave tree out",
-            param=name,
         )
     if facts.no_trees is not None:
         raise InvalidRequest(f"{shown}, and {facts.no_trees}; give num_draft_tokens instead", param=name)

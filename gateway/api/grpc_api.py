@@ -27,6 +27,7 @@ from gateway.generation import (
 from gateway.output_format import OutputFormat, one_output
 from gateway.telemetry.request_record import note_failure, request_id_of
 from outrider.v1 import common_pb2, gateway_pb2
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ENDINGS, DeadlineExceeded, InvalidRequest, OutriderError, RequestTooSlow
 from outrider.wire.params import (
     MAX_BAD_WORDS,
@@ -36,8 +37,8 @@ from outrider.wire.params import (
     SamplingParams,
     acceptance_of,
     draft_logprobs_of,
-    drafter_of,
 )
+from outrider.wire.speculation import NumDraftTokens, num_draft_tokens_from_proto
 from outrider.wire.transport.call_room import CallLimits, CallTurns, host_of
 from outrider.wire.transport.rpc import abort, parse_message
 from outrider.wire.tree_shape import TreeShape
@@ -123,7 +124,7 @@ class GenerationServicer:
                     context_limit=facts.context_limit,
                     vocab_size=facts.vocab_size,
                     draft_id=facts.draft_id,
-                    drafters=[drafter.value for drafter in facts.drafters],
+                    drafters=facts.drafters,
                 )
                 for facts in self._admission.generator.models()
             ],
@@ -259,16 +260,21 @@ def _message_of(index: int, message: gateway_pb2.ChatMessage) -> Message:
 def _speculation_of(options: gateway_pb2.SpeculationOptions) -> SpeculationOptions:
     return SpeculationOptions(
         enabled=options.enabled if options.HasField("enabled") else True,
-        num_draft_tokens=options.num_draft_tokens if options.HasField("num_draft_tokens") else None,
+        num_draft_tokens=_num_draft_tokens(options),
         draft_logprobs=draft_logprobs_of(options.draft_logprobs, "speculation.draft_logprobs"),
         draft_topk=options.draft_topk or None,
         acceptance=acceptance_of(options.acceptance, "speculation.acceptance"),
         lenience=options.lenience if options.HasField("lenience") else None,
-        drafter=drafter_of(options.drafter, "speculation.drafter"),
+        drafter=Drafter.parse(options.drafter, "speculation.drafter") if options.drafter else None,
         tree=TreeShape.from_proto(options.tree, "speculation.tree") if options.HasField("tree") else None,
-        adaptive=options.adaptive,
         explain=options.explain,
     )
+
+
+def _num_draft_tokens(options: gateway_pb2.SpeculationOptions) -> NumDraftTokens | None:
+    if not options.HasField("num_draft_tokens"):
+        return None
+    return num_draft_tokens_from_proto(options.num_draft_tokens, "speculation.num_draft_tokens")
 
 
 def response_of(request_id: str, choice: int, output: RoundOutput) -> gateway_pb2.GenerateResponse:

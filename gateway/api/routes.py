@@ -73,7 +73,7 @@ from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
-from gateway.rounds.draft_limits import longest_draft
+from gateway.rounds.draft_limits import asked_speculation
 from gateway.tokenizer import Tokenizer
 from outrider import __version__
 from outrider.wire.params import check_token_ids
@@ -344,7 +344,7 @@ class Routes:
     ) -> Json:
         """Return vLLM's `metrics`. It says nothing of several answers: rounds would be of one of them or of all."""
         first, acceptance = requests[0], None
-        num_spec_tokens = longest_draft(first, self.admission.config)
+        num_spec_tokens = asked_speculation(first, self.admission.config).max_depth
         if len(requests) == 1 and first.params.beams is None and num_spec_tokens:
             drafted = [step for step in steps if step[0]]
             acceptance = acceptance_of(drafted, num_spec_tokens, body.detailed_metrics)
@@ -412,11 +412,10 @@ def _head(demand: Demand, requests: tuple[GenerationRequest, ...], kind: str) ->
 
 def _model(facts: ServedFacts) -> Json:
     sizes = {"max_model_len": facts.context_limit, "vocab_size": facts.vocab_size, "text_only": facts.text_only}
-    default = None if facts.default_drafter is None else facts.default_drafter.label
     drafts = {
         "draft": facts.draft_id,
-        "drafter": default,
-        "drafters": [drafter.label for drafter in facts.drafters],
+        "drafter": facts.default_drafter,
+        "drafters": facts.drafters,
         "chat_template": facts.chat_template,
     }
     created_at = datetime.fromtimestamp(facts.created, UTC).isoformat()

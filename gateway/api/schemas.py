@@ -39,10 +39,10 @@ from gateway.confined.template_shape import text_of_content
 from gateway.generation import AcceptanceRule, ServedFacts, SpeculationOptions
 from gateway.output_format import OutputFormat, one_output
 from gateway.tools.offer import MAX_LISTED_TOOLS, offer_of
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS, EarlyStopping, drafter_label
+from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import (
-    AUTO,
     CHOICES,
     DRAFT_TOKENS,
     LENGTH_PENALTY,
@@ -62,6 +62,7 @@ from outrider.wire.params import (
 )
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
 from outrider.wire.settings.config import ContentControlTokens
+from outrider.wire.speculation import NumDraftTokens, check_num_draft_tokens
 from outrider.wire.tree_shape import TreeShape
 
 DEFAULT_MAX_TOKENS = 16
@@ -179,10 +180,8 @@ Prompts = Annotated[
 ]
 
 
-def _draft_tokens(value: Any) -> Any:
-    if value != AUTO and value is not None and type(value) is not int:
-        raise ValueError(f"must be a whole number {DRAFT_TOKENS}, or auto")
-    return value
+def _num_draft_tokens(value: Any) -> NumDraftTokens | None:
+    return None if value is None else check_num_draft_tokens(value, "speculation.num_draft_tokens")
 
 
 def _early_stopping(value: Any) -> Any:
@@ -194,35 +193,14 @@ def _early_stopping(value: Any) -> Any:
 class SpeculationBody(Strict):
     enabled: bool | None = None
     num_draft_tokens: Annotated[
-        Any, BeforeValidator(_draft_tokens, json_schema_input_type=int | Literal["auto"] | None)
+        Any, BeforeValidator(_num_draft_tokens, json_schema_input_type=NumDraftTokens | None)
     ] = described("or auto", DRAFT_TOKENS)
     draft_logprobs: str | None = described(
         "auto, full, topk or topk:N", pattern="^(auto|full|topk|topk:[1-9][0-9]{0,8})$"
     )
     acceptance: Literal["rejection", "coupled"] | None = None
     lenience: float | None = described("", LENIENCE)
-    drafter: Annotated[
-        Literal[
-            "model",
-            "ngram",
-            "lookup",
-            "unigram",
-            "bigram",
-            "heads",
-            "lookahead",
-            "pass",
-            "ngram+model",
-            "lookup+model",
-            "lookahead+model",
-            "prediction",
-            "prediction+model",
-            "ngram&model",
-            "lookup&model",
-            "model&model",
-        ]
-        | None,
-        BeforeValidator(lambda value: drafter_label(value) if isinstance(value, str) else value),
-    ] = None
+    drafter: str | None = described("", enum=[*Drafter, None])
     tree: str | None = described(
         "children by depth, 4x2x1, or best:NODESxDEPTH",
         pattern="^([1-9][0-9]?(x[1-9][0-9]?){0,63}|best:[1-9][0-9]?x[1-9][0-9]?)$",
@@ -242,17 +220,15 @@ class SpeculationBody(Strict):
         except ValueError as error:
             text = f"speculation.draft_logprobs is {reprlib.repr(self.draft_logprobs)}, {error}"
             raise InvalidRequest(text, param="speculation.draft_logprobs") from None
-        adaptive = self.num_draft_tokens == AUTO
         return SpeculationOptions(
             enabled=self.enabled is not False,
-            num_draft_tokens=None if adaptive else self.num_draft_tokens,
+            num_draft_tokens=self.num_draft_tokens,
             draft_logprobs=kind,
             draft_topk=topk,
             acceptance=None if self.acceptance is None else AcceptanceRule[self.acceptance.upper()],
             lenience=self.lenience,
-            drafter=None if self.drafter is None else DRAFTERS[self.drafter],
+            drafter=None if self.drafter is None else Drafter.parse(self.drafter, "speculation.drafter"),
             tree=None if self.tree is None else TreeShape.parse(self.tree, "speculation.tree"),
-            adaptive=adaptive,
             explain=bool(self.explain),
         )
 

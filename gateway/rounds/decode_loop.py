@@ -20,8 +20,8 @@ from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import GRAMMAR, Drafter
 from outrider.wire.errors import Unavailable, WorkerLost
-from outrider.wire.kinds import GRAMMAR, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.speculation import Speculation
 
@@ -146,7 +146,7 @@ class Decoder:
     @property
     def _asks_draft(self) -> bool:
         """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
-        return self._speculation is not None and (self._own is None or self._drafter.asks_model)
+        return self._speculation is not None and (self._own is None or self._drafter.needs_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         drafts = [draft.choose(self.target.member) for draft in self.drafts]
@@ -156,16 +156,15 @@ class Decoder:
     def _own_drafter(self, target: Connection) -> Drafter | None:
         """Return which of the target's own drafters is to follow the slot; None where none is asked for, or there."""
         kind = self._drafter.own
-        if kind is not None and self._drafter.unites:
+        if kind is None or self._speculation is None:
+            return None
+        if self._drafter.is_merged:
             kind = self._drafter
-        kind = None if self._speculation is None else kind
-        if kind is None or kind.value in target.info.drafters:
+        if kind in target.info.drafters:
             return kind
         if not any(draft.kind is kind for draft in self.model.drafts.values()):
             name = target.info.model_id
-            self.model.warn_once(
-                f"the target {name} has no drafter {kind.label}: its requests are drafted for by a model"
-            )
+            self.model.warn_once(f"the target {name} has no drafter {kind}: its requests are drafted for by a model")
         return None
 
     def _advance(self, target: Connection) -> None:
@@ -179,13 +178,13 @@ class Decoder:
         """
         metrics = self.model.metrics
         *outcomes, by_target = verdict.outcomes
-        label = None
+        label: str | None = None
         if is_forced(verdict):
             label = GRAMMAR
-        elif verdict.drafter == Drafter.PREDICTION.value:
-            label = Drafter.PREDICTION.label
-        elif self._own is not None and self._own.own is not None:
-            label = self._own.own.label
+        elif verdict.drafter == Drafter.PREDICTION:
+            label = Drafter.PREDICTION
+        elif self._own is not None:
+            label = self._own.own
         verified = list[Drafting]()
         for draft, outcome in zip(self.drafts, outcomes, strict=True):
             draft.metrics.wasted_tokens.inc(outcome.num_wasted)
@@ -194,7 +193,7 @@ class Decoder:
                 verified.append(draft)
         if label is not None and by_target.num_drafted:
             note_drafts(self.model.own_metrics(label), by_target)
-        if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_model):
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.needs_draft_worker):
             pair, record.draft = self.model.own_metrics(label), label
         else:
             verified = verified or self.drafts[:1]

@@ -3,75 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.generation import GenerationRequest
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.params import AUTO, read_draft_logprobs
+from outrider.wire.params import read_draft_logprobs
 from outrider.wire.settings.config import GatewayConfig
 from outrider.wire.speculation import DEFAULT_TOPK, Speculation
 from outrider.wire.tree_shape import TreeShape
 
 
-def speculation_of(
-    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
-) -> Speculation | None:
-    """Return what these workers of the answer are told; None where nothing is to be drafted.
-
-    workers: the target, and the draft if there is one; both must be able to do it. num_held: tokens that the answer has
-    in the cache of each.
-    """
+def asked_speculation(request: GenerationRequest, config: GatewayConfig) -> Speculation:
+    """Return how the answer is to be drafted for by request and settings, whatever its workers can do."""
     options = request.speculation
-    tree, num_draft_tokens = tree_of(request, config), fixed_length(request, config)
-    if not longest_draft(request, config):
-        return None
-    if tree is None:
-        num_draft_tokens = num_draft_tokens or 0
-    elif all(worker.trees for worker in workers):
-        num_nodes = min(_room_for_nodes(worker, num_held) for worker in workers if worker.num_kv_blocks)
-        tree, num_draft_tokens = tree.fitted(config.max_draft_tokens, min(num_nodes, config.max_draft_tokens)), 0
-        if tree is None:
-            return None
-    else:
-        num_draft_tokens = min(tree.depth, config.max_draft_tokens)  # a chain as long as the tree is deep
-        tree = None
     kind, size = read_draft_logprobs(config.draft_logprobs)
     return Speculation(
-        num_draft_tokens=num_draft_tokens,
+        num_draft_tokens=options.num_draft_tokens_or(config.num_draft_tokens),
         max_draft_tokens=config.max_draft_tokens,
-        tree=tree,
+        tree=_tree_of(request, config),
         draft_logprobs=options.draft_logprobs or kind,
-        draft_topk=min(options.draft_topk or size or DEFAULT_TOPK, workers[0].vocab_size),
+        draft_topk=options.draft_topk or size or DEFAULT_TOPK,
         explain=options.explain,
     )
 
 
-def fixed_length(request: GenerationRequest, config: GatewayConfig) -> int | None:
-    """Return K where the request or the gateway says it; None = as many as pay."""
-    options = request.speculation
-    if options.num_draft_tokens is not None:
-        return min(options.num_draft_tokens, config.max_draft_tokens)
-    return None if options.adaptive or config.num_draft_tokens == AUTO else int(config.num_draft_tokens)
+def speculation_of(
+    request: GenerationRequest, config: GatewayConfig, workers: Sequence[pb.WorkerInfo], num_held: int
+) -> Speculation | None:
+    """Return how these workers of the answer are to draft and verify; None where nothing is to be drafted.
+
+    workers: the target, and the draft if there is one; both must be able to do it. num_held: tokens that the answer has
+    in the cache of each.
+    """
+    asked = asked_speculation(request, config)
+    if asked.is_plain:
+        return None
+    speculation = replace(asked, draft_topk=min(asked.draft_topk, workers[0].vocab_size))
+    if asked.tree is None:
+        return speculation
+    if not all(worker.trees for worker in workers):  # a chain as long as the tree is deep
+        return replace(speculation, num_draft_tokens=asked.tree.depth, tree=None)
+    room = min(_room_for_nodes(worker, num_held) for worker in workers if worker.num_kv_blocks)
+    tree = asked.tree.fitted(asked.max_draft_tokens, min(room, asked.max_draft_tokens))
+    return None if tree is None else replace(speculation, tree=tree)
 
 
-def longest_draft(request: GenerationRequest, config: GatewayConfig) -> int:
-    """Return how many draft tokens a step may accept at most; 0 where nothing is to be drafted."""
-    if not request.speculation.enabled:
-        return 0
-    tree = tree_of(request, config)
-    length = fixed_length(request, config) if tree is None else tree.depth
-    return config.max_draft_tokens if length is None else min(length, config.max_draft_tokens)
-
-
-def tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
-    """Return the shape of the answer's drafts; None for chains, and for a beam search. What is set for all does not
-    contradict who asks for a chain's length, or for lenience, which is of chains alone.
+def _tree_of(request: GenerationRequest, config: GatewayConfig) -> TreeShape | None:
+    """Return the shape of the answer's drafts; None for chains, and for a beam search. The gateway's own does not hold
+    for a request that names K, or lenience, which is of chains alone.
     """
     options = request.speculation
     if request.params.beams is not None:
         return None
     if options.tree is not None or not config.tree:
         return options.tree
-    if options.num_draft_tokens is not None or options.adaptive or request.params.lenience < 1.0:
+    if options.num_draft_tokens is not None or request.params.lenience < 1.0:
         return None
     return TreeShape.parse(config.tree)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.rounds.draft_limits import fixed_length, speculation_of, tree_of
+from gateway.rounds.draft_limits import asked_speculation, speculation_of
 from gateway.rounds.session import Session
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
@@ -16,8 +16,8 @@ from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.health import Outcome
-from outrider.wire.kinds import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import PairMetrics
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
@@ -34,7 +34,7 @@ twice as long."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
-_DELIVERED = (pb.DRAFTER_MODEL, *(each.value for each in Drafter if each.unites))
+_DELIVERED = (Drafter.MODEL, *(drafter for drafter in Drafter if drafter.is_merged))
 """Drafters of verdicts of steps that verified what a draft delivered."""
 
 
@@ -149,8 +149,8 @@ class Drafting:
         self._place = place
         request, config = session.request, model.config
         self._caller = request.scheduling.caller
-        self._is_named = tree_of(request, config) is not None or bool(fixed_length(request, config))
-        """Whether the request names how much is drafted."""
+        self._is_fixed = asked_speculation(request, config).is_fixed
+        """Whether the target waits for drafts rather than taking what pays."""
         searches = request.params.beams is not None
         self._assignment = DraftAssignment(model, model.drafter_for(request), pool, searches)
         self._replies: Replies[dpb.DraftReply] | None = None
@@ -194,8 +194,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            # What is named is waited for.
-            self._num_unused = 0 if self._is_named else self.member.num_unused(self._caller)
+            self._num_unused = 0 if self._is_fixed else self.member.num_unused(self._caller)
             self.is_unprofitable = self.member.is_unprofitable
         return is_left
 
@@ -274,9 +273,9 @@ class Drafting:
         if outcome.is_verified:
             self._num_unused = 0
             draft.note_used(self._caller)
-        elif self._is_named:
+        elif self._is_fixed:
             return  # the target waits for it in each step, also where it has nothing to propose
-        elif verdict.drafter in _DELIVERED or (verdict.drafter == pb.DRAFTER_UNSPECIFIED and not verdict.num_drafted):
+        elif verdict.drafter in _DELIVERED or (not verdict.drafter and not verdict.num_drafted):
             if outcome.hit or self._pauses:
                 draft.note_unused(self._caller)
                 draft.is_unprofitable = self.is_unprofitable

@@ -9,13 +9,14 @@ from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import gateway_pb2
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import GRAMMAR, Drafter, TokenKind
+from outrider.wire.drafters import GRAMMAR, Drafter
+from outrider.wire.kinds import TokenKind
 
 
 def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
     """Return a verdict's kinds, those of accepted tokens by what they were drafted from."""
     accepted = TokenKind.ACCEPTED
-    if verdict.drafter == Drafter.PREDICTION.value:
+    if verdict.drafter == Drafter.PREDICTION:
         accepted = TokenKind.PREDICTED
     elif is_forced(verdict):
         accepted = TokenKind.FORCED
@@ -25,14 +26,14 @@ def kinds_of(verdict: tpb.Verdict) -> list[TokenKind]:
 
 def is_forced(verdict: tpb.Verdict) -> bool:
     """Return whether the grammar left no choice of what was verified."""
-    return bool(verdict.num_drafted) and verdict.drafter == pb.DRAFTER_UNSPECIFIED
+    return bool(verdict.num_drafted) and not verdict.drafter
 
 
 def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gateway_pb2.RoundExplanation:
     """Return what a verdict explains. num_kept: of its tokens, those that stay in the answer."""
     told = gateway_pb2.RoundExplanation(
         committed_len=verdict.committed_len,
-        drafter=_drafter(verdict),
+        drafter=GRAMMAR if is_forced(verdict) else verdict.drafter,
         batch_size=verdict.batch_size,
         queue_us=verdict.queue_us,
         forward_us=verdict.forward_us,
@@ -49,9 +50,3 @@ def explained(verdict: tpb.Verdict, num_kept: int, tokenizer: Tokenizer) -> gate
     for token in tokens:
         token.text = tokenizer.token_text(token.id)
     return told
-
-
-def _drafter(verdict: tpb.Verdict) -> str:
-    if verdict.drafter != pb.DRAFTER_UNSPECIFIED:
-        return Drafter(verdict.drafter).label
-    return GRAMMAR if is_forced(verdict) else ""

@@ -19,9 +19,9 @@ from gateway.workers.placement import prefix_key
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 from outrider.wire.health import Outcome
-from outrider.wire.kinds import Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.speculation import Speculation
@@ -106,7 +106,7 @@ class Verification:
             message.speculation.CopyFrom(speculation.to_proto())
             message.prediction_ids.extend(self._session.request.prediction_ids)
         if own is not None and own is not Drafter.PREDICTION:
-            message.drafter = own.value
+            message.drafter = own
         if self._session.num_prompt_logprobs is not None:
             message.num_prompt_logprobs = self._session.num_prompt_logprobs
         async with self._in_time():

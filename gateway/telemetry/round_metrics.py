@@ -5,7 +5,8 @@ from __future__ import annotations
 from gateway.generation import RoundOutput
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TRUNCATE_REASONS, Drafter, TokenKind
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import TRUNCATE_REASONS, TokenKind
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 
 

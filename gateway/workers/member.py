@@ -15,8 +15,8 @@ from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.health import Health, Outcome
-from outrider.wire.kinds import Drafter
 from outrider.wire.pair import has_same_tokens
 
 POLL_S = 0.25
@@ -27,7 +27,6 @@ SILENT_S = 1.0
 Doubled, so many more requests go to one that hangs."""
 MAX_CALLERS = 1024
 """Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
-_DRAFTERS = {each.value: each for each in Drafter}
 
 
 class Room:
@@ -220,7 +219,7 @@ class DraftMember(Member):
     def kind(self) -> Drafter:
         """Return MODEL, or what it drafts by without one."""
         drafters = () if self.link.info is None else self.link.info.drafters
-        return next((_DRAFTERS[name] for name in drafters if name in _DRAFTERS), Drafter.MODEL)
+        return next((drafter for drafter in Drafter if drafter in drafters), Drafter.MODEL)
 
     @property
     def state(self) -> State:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from outrider.v1 import registry_pb2 as rpb
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.log import get_logger
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.settings.config import GatewayConfig
@@ -70,10 +69,8 @@ def from_config(config: GatewayConfig) -> Membership:
     addresses = [member.address for members in drafts.values() for member in members]
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"draft is {config.draft!r}, which names a worker twice", param="draft")
-    if DRAFTERS[config.drafter] is Drafter.MODEL_AND_MODEL and len(drafts) < 2:
-        log.warning(
-            "drafter is model&model, and draft is %r: it takes two pools, as in A;B, to unite them", config.draft
-        )
+    if config.drafter.needs_pools and len(drafts) < 2:
+        log.warning("drafter is %s, and draft is %r: it takes two pools, as in A;B", config.drafter, config.draft)
     deliver = _addresses("target_for_draft", config.target_for_draft) or targets
     if len(deliver) != len(targets):
         raise ConfigError(

@@ -27,8 +27,9 @@ from gateway.workers.membership import PoolSpec
 from gateway.workers.placement import choose_draft, choose_target
 from gateway.workers.retry_budget import RetryBudget
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import IncompatiblePair, Unavailable
-from outrider.wire.kinds import DRAFTERS, TABLES, Drafter
+from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
@@ -185,7 +186,7 @@ class ServedModel:
 
     def facts(self) -> ServedFacts:
         info = self.reference.info
-        drafter = DRAFTERS[self.config.drafter]
+        drafter = self.config.drafter
         drafts = sorted(self.drafts.values(), key=lambda draft: _rank(draft, drafter))
         names = [self.draft_name(draft) for draft in drafts if draft.connection is not None]
         offered = self._drafters()
@@ -228,20 +229,19 @@ class ServedModel:
     def _drafters(self) -> tuple[Drafter, ...]:
         """Return who can draft by what its workers said last: those that are gone may be back."""
         infos = [member.link.info for member in self.targets.values() if member.link.info is not None]
-        own = {kind for info in infos for kind in info.drafters}
-        drafted = {draft.kind.value for draft in self.drafts.values()}
-        has_model = Drafter.MODEL.value in drafted or (bool(self.draft_pools) and not drafted)
+        own = {drafter for info in infos for drafter in info.drafters}
+        drafts = {draft.kind for draft in self.drafts.values()}
+        has_model = Drafter.MODEL in drafts or (bool(self.draft_pools) and not drafts)
 
-        def offered(each: Drafter) -> bool:
-            if each is Drafter.MODEL_AND_MODEL:
+        def is_offered(drafter: Drafter) -> bool:
+            if drafter.needs_pools:
                 return len(self.draft_pools) > 1 and any(info.trees for info in infos)
-            if each.own is None:
-                return has_model
-            if each.asks_model:
-                return has_model and (each if each.unites else each.own).value in own
-            return each.own.value in own or each.value in drafted
+            if not drafter.needs_draft_worker:
+                return drafter in own or drafter in drafts
+            needed = drafter if drafter.is_merged else drafter.own
+            return has_model and (needed is None or needed in own)
 
-        return tuple(each for each in Drafter if offered(each))
+        return tuple(filter(is_offered, Drafter))
 
     def _no_trees(self) -> str | None:
         """Return why no proposal can be a tree now."""
@@ -309,8 +309,8 @@ class ServedModel:
         options = request.speculation
         if request.params.beams is not None:
             return Drafter.MODEL
-        default = DRAFTERS[self.config.drafter]
-        if options.tree is not None and default is not Drafter.MODEL_AND_MODEL:
+        default = self.config.drafter
+        if options.tree is not None and not default.needs_pools:
             default = Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL
@@ -318,7 +318,7 @@ class ServedModel:
 
     def pools_for(self, request: GenerationRequest) -> Sequence[str | None]:
         """Return the draft pools of each of which the request is to have a draft; None: of any of them."""
-        if self.drafter_for(request) is Drafter.MODEL_AND_MODEL and self.draft_pools:
+        if self.drafter_for(request).needs_pools and self.draft_pools:
             return self.draft_pools[:MAX_DRAFTS]
         return (None,)
 
@@ -504,7 +504,7 @@ def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple
     """Return where it stands, the best first; False, 0: it drafts as asked. +model asks for a model: the rest is the
     target's own.
     """
-    wanted = Drafter.MODEL if drafter.asks_model else drafter
+    wanted = Drafter.MODEL if drafter.needs_draft_worker else drafter
     cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
     return cannot, 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
 

@@ -17,18 +17,17 @@ from outrider.cli.child_events import events_of
 from outrider.cli.console import answer_console, errors_as_lines, note_console
 from outrider.cli.demo_runs import first_prompts
 from outrider.cli.progress import telling
+from outrider.wire.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.errors import ConfigError, OutriderError
-from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.model_id import local_path
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.settings.system import demo_model
 
-KINDS = ("model", "ngram", "lookup", "unigram", "bigram")
+KINDS = (Drafter.MODEL, *TABLE_DRAFTERS)
 DTYPES = get_args(TargetConfig.model_fields["dtype"].annotation)
-_OF_TEXT = ("unigram", "bigram")
-_PARTS = {None, *(DRAFTERS[kind] for kind in KINDS)}
-_COMBINED = [each.label for each in Drafter if each.asks_model and each.own in _PARTS and each is not Drafter.MODEL]
+_PARTS = {None, *TABLE_DRAFTERS}
+_COMBINED = [each for each in Drafter if each.needs_draft_worker and each.own in _PARTS and each is not Drafter.MODEL]
 
 Draft = Annotated[
     list[str] | None,
@@ -113,7 +112,7 @@ def drafter_of(text: str) -> dict[str, str | None]:
             raise ConfigError(f"--draft {text}: {kind} learns from the answer itself and takes no file")
         return {"kind": kind, "source": None}
     if not source:
-        what = "a text file" if kind in _OF_TEXT else "a model folder"
+        what = "a text file" if Drafter(kind).reads_text else "a model folder"
         raise ConfigError(f"--draft {text}: {kind} needs {what}, such as {kind}:PATH")
     return {"kind": kind, "source": source}
 

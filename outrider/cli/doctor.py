@@ -16,9 +16,10 @@ from outrider.cli.child_events import events_of
 from outrider.cli.console import EXIT_FAILED, answer_console, errors_as_lines, note_console
 from outrider.cli.machine import Finding, checks
 from outrider.cli.progress import telling
+from outrider.wire.drafters import TABLE_DRAFTERS
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.settings.system import TABLE_DRAFTERS, demo_model
+from outrider.wire.settings.system import demo_model
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _FIELDS = GatewayConfig.model_fields

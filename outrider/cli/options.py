@@ -14,9 +14,8 @@ import typer
 from outrider.client import AcceptanceRule, ConnectOptions, Drafter, GenerateOptions, Speculation, StructuredOutputs
 from outrider.client.aio import DEFAULT_TIMEOUT_S
 from outrider.client.connect import KEY_VARIABLE
-from outrider.wire.kinds import OF_A_TEXT
-from outrider.wire.params import AUTO, DraftTokens, read_draft_tokens
-from outrider.wire.settings.system import TABLE_DRAFTERS
+from outrider.wire.drafters import TABLE_DRAFTERS
+from outrider.wire.speculation import read_num_draft_tokens
 
 Address = Annotated[
     str, typer.Option("--address", "--gateway", help="A gateway's gRPC or HTTP address; a host alone = its port 8001.")
@@ -26,9 +25,6 @@ TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of token
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the best one's probability.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every part's log, not only its warnings.")]
-
-
-_OF_TEXT = tuple(each.label for each in OF_A_TEXT)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -117,7 +113,7 @@ class Generation:
             )
         options["speculation"] = Speculation(
             enabled=not self.no_speculation,
-            num_draft_tokens=None if self.num_draft_tokens is None else draft_tokens(self.num_draft_tokens),
+            num_draft_tokens=None if self.num_draft_tokens is None else read_num_draft_tokens(self.num_draft_tokens),
             acceptance=self.acceptance,
             drafter=self.drafter,
             tree=self.tree,
@@ -186,12 +182,6 @@ def completed_draft(incomplete: str) -> list[str]:
 
     Nothing where no drafter does: the shell then completes folders by itself, and better.
     """
-    drafters = [name if name not in _OF_TEXT else f"{name}:" for name in TABLE_DRAFTERS if name.startswith(incomplete)]
+    named = [drafter for drafter in TABLE_DRAFTERS if drafter.startswith(incomplete)]
+    drafters = [f"{drafter}:" if drafter.reads_text else str(drafter) for drafter in named]
     return drafters and [*drafters, *(f"{each}/" for each in sorted(Path().glob(f"{glob.escape(incomplete)}*/")))]
-
-
-def draft_tokens(text: str) -> DraftTokens:
-    try:
-        return read_draft_tokens(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number and not {AUTO}", param_hint="--num-draft-tokens") from None

@@ -11,14 +11,14 @@ from rich.text import Text
 from outrider.cli.supervisor import Endpoints
 from outrider.client.address import GRPC_PORT
 from outrider.client.connect import KEY_VARIABLE
-from outrider.wire.kinds import DRAFTERS, Drafter
-from outrider.wire.params import AUTO
+from outrider.wire.drafters import Drafter
 from outrider.wire.settings.system import DEMO_NAME, SystemConfig
+from outrider.wire.speculation import AUTO
 
 
 def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:
     """Print it."""
-    own = DRAFTERS[settings.gateway.get("drafter", Drafter.MODEL.label)].own
+    own = Drafter(settings.gateway.get("drafter", Drafter.MODEL)).own
     with_draft = any(one.role == "draft" for one in endpoints.workers)
     workers = ", ".join(f"{one.name} {one.address}" for one in endpoints.workers)
     drafter = "" if with_draft else _without_draft(own)
@@ -31,7 +31,7 @@ def show_ready(console: Console, endpoints: Endpoints, settings: SystemConfig) -
 def _without_draft(own: Drafter | None) -> str:
     if own is None:
         return "; no draft: plain decoding; --drafter ngram would draft without a model"
-    return f"; no draft: the target drafts for itself by {own.label}"
+    return f"; no draft: the target drafts for itself by {own}"
 
 
 def _show_addresses(console: Console, endpoints: Endpoints, settings: SystemConfig) -> None:

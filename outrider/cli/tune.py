@@ -30,10 +30,11 @@ from outrider.cli.tuning.settings import PLAIN, environment, gateway_settings, n
 from outrider.cli.tuning.study import Study, study
 from outrider.cli.up import failures_as_lines
 from outrider.client import AsyncClient, Drafter, Model
+from outrider.wire.drafters import TABLE_DRAFTERS
 from outrider.wire.errors import ConfigError
 from outrider.wire.params import ANY_VOCABULARY, MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.processes import StopFlag
-from outrider.wire.settings.system import TABLE_DRAFTERS, flag_of
+from outrider.wire.settings.system import flag_of
 
 Address = Annotated[
     str | None,

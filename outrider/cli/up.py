@@ -22,11 +22,11 @@ from outrider.cli.setting_options import with_settings
 from outrider.cli.supervisor import PartFailed, Supervisor
 from outrider.cli.vllm_flags import similar_flags, translated
 from outrider.client.connect import KEY_VARIABLE
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.processes import StopFlag, StopRequested, ignore_log_rotation
 from outrider.wire.settings.api_keys import ApiKey as KeyEntry
 from outrider.wire.settings.api_keys import digest_of, write_keys
-from outrider.wire.settings.config import DefaultDrafter
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import merged, read_yaml
 
@@ -66,7 +66,7 @@ K = Annotated[
     ),
 ]
 DrafterOption = Annotated[
-    DefaultDrafter | None,
+    Drafter | None,
     typer.Option(
         "--drafter",
         help="Who drafts for requests that do not say; model unless set. It and those with +model need a draft worker.",

@@ -22,7 +22,6 @@ from outrider.client.types import (
 )
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import OutriderError
-from outrider.wire.kinds import DRAFTERS
 
 _KINDS = {
     common_pb2.TOKEN_KIND_ACCEPTED: TokenKind.ACCEPTED,
@@ -43,7 +42,6 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
-_DRAFTERS = {known.value: Drafter(label) for label, known in DRAFTERS.items()}
 _S_PER_US = 1e-6
 
 
@@ -73,7 +71,7 @@ def parse_model(message: gateway_pb2.Model) -> Model:
         context_limit=message.context_limit,
         vocab_size=message.vocab_size,
         draft_id=message.draft_id if message.HasField("draft_id") else None,
-        drafters=tuple(_DRAFTERS[value] for value in message.drafters if value in _DRAFTERS),
+        drafters=tuple(drafter for drafter in Drafter if drafter in message.drafters),
     )
 
 

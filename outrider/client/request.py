@@ -12,17 +12,16 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 from outrider.client.types import AcceptanceRule, Drafter, DraftLogprobs, Speculation, StructuredOutputs
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS, EarlyStopping
+from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import (
     ANY_VOCABULARY,
-    AUTO,
     MAX_CHOICES,
-    MAX_DRAFT_TOKENS,
     BeamParams,
     SamplingParams,
     check_cache_salt,
 )
 from outrider.wire.scheduling import MAX_TPOT_MS, PRIORITY
+from outrider.wire.speculation import check_num_draft_tokens, num_draft_tokens_to_proto
 from outrider.wire.tree_shape import FORMS, TreeShape
 
 
@@ -222,10 +221,9 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
             f"speculation.draft_topk is {options.draft_topk}, must be at least 1", param="speculation.draft_topk"
         )
     message = gateway_pb2.SpeculationOptions(enabled=options.enabled, explain=options.explain)
-    if options.num_draft_tokens == AUTO:
-        message.adaptive = True
-    elif options.num_draft_tokens is not None:
-        message.num_draft_tokens = _draft_tokens(options.num_draft_tokens)
+    if options.num_draft_tokens is not None:
+        num_draft_tokens = check_num_draft_tokens(options.num_draft_tokens, "speculation.num_draft_tokens")
+        message.num_draft_tokens.CopyFrom(num_draft_tokens_to_proto(num_draft_tokens))
     if options.draft_logprobs is not None:
         message.draft_logprobs = _DRAFT_LOGPROBS[_member(DraftLogprobs, "draft_logprobs", options.draft_logprobs)]
     if options.draft_topk is not None:
@@ -235,7 +233,7 @@ def _speculation(options: Speculation | bool) -> gateway_pb2.SpeculationOptions:
     if options.lenience is not None:
         message.lenience = _lenience(options.lenience)
     if options.drafter is not None:
-        message.drafter = DRAFTERS[_member(Drafter, "drafter", options.drafter).value].value
+        message.drafter = _member(Drafter, "drafter", options.drafter)
     if options.tree is not None:
         if not isinstance(options.tree, str):
             raise InvalidRequest(f"speculation.tree is {options.tree!r}; write {FORMS}", param="speculation.tree")
@@ -286,15 +284,6 @@ def _lenience(share: object) -> float:
     if isinstance(share, bool) or not isinstance(share, Real):
         raise InvalidRequest(f"speculation.lenience is {share!r}, must be a number", param="speculation.lenience")
     return float(share)
-
-
-def _draft_tokens(count: object) -> int:
-    if not isinstance(count, bool) and isinstance(count, Integral) and 0 <= int(count) <= MAX_DRAFT_TOKENS:
-        return int(count)
-    raise InvalidRequest(
-        f'speculation.num_draft_tokens is {count!r}, must be a whole number from 0 to {MAX_DRAFT_TOKENS} or "auto"',
-        param="speculation.num_draft_tokens",
-    )
 
 
 def _set_input(request: gateway_pb2.GenerateRequest, prompt: str | None, given: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
-from outrider.wire.kinds import drafter_label
-from outrider.wire.params import DraftTokens
+from outrider.wire.drafters import Drafter as Drafter
+from outrider.wire.speculation import NumDraftTokens
 
 
 class TokenKind(Enum):
@@ -64,51 +64,12 @@ class AcceptanceRule(StrEnum):
     seed, whatever the draft does."""
 
 
-class Drafter(StrEnum):
-    """Who guesses what comes next. None of them changes the output's law."""
-
-    MODEL = "model"
-    """A draft worker."""
-    NGRAM = "ngram"
-    """The target, from what followed the last tokens in the sequence itself."""
-    LOOKUP = "lookup"
-    """The target, from where the most of the last tokens came before, in the sequence or in recent answers."""
-    UNIGRAM = "unigram"
-    """The target, from how often tokens come in a text that it was started with."""
-    BIGRAM = "bigram"
-    """The target, from how often tokens follow each other in that text."""
-    HEADS = "heads"
-    """The target, by Medusa's or blockwise heads that it was started with."""
-    LOOKAHEAD = "lookahead"
-    """The target, by n-grams that it writes beside its text."""
-    PASS = "pass"
-    """The target, by look-ahead embeddings that it was started with."""
-    NGRAM_MODEL = "ngram+model"
-    """NGRAM where it has seen the last tokens before, else a draft worker."""
-    LOOKUP_MODEL = "lookup+model"
-    LOOKAHEAD_MODEL = "lookahead+model"
-    PREDICTION = "prediction"
-    """The target, from the call's prediction, where the answer goes along with it."""
-    PREDICTION_MODEL = "prediction+model"
-    NGRAM_AND_MODEL = "ngram&model"
-    """NGRAM and a draft worker, both in one tree."""
-    LOOKUP_AND_MODEL = "lookup&model"
-    MODEL_AND_MODEL = "model&model"
-    """A draft worker of each pool of drafts, all in one tree."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Drafter | None:
-        """Take a bar for the plus, as in ngram|model."""
-        label = drafter_label(value) if isinstance(value, str) else value
-        return next((each for each in cls if each.value == label), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How one request speculates; None = the server's default. Enums may be given by value, such as "coupled"."""
 
     enabled: bool = True
-    num_draft_tokens: DraftTokens | None = None
+    num_draft_tokens: NumDraftTokens | None = None
     """K, 0 to 64, or "auto": what makes the most tokens per second, step by step."""
     draft_logprobs: DraftLogprobs | str | None = None
     draft_topk: int | None = None

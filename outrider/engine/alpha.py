@@ -37,9 +37,10 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.step_plan import Row as ModelRow
 from outrider.engine.step_plan import Source
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.processes import tell_all
 from outrider.wire.settings.config import TargetConfig
@@ -444,7 +445,7 @@ def _table(drafter: DrafterSpec, tokenizer: Any) -> drafting.Drafter:
     try:
         with open(drafter.source, encoding="utf-8") as file:
             text_ids = tokenizer.encode(file.read()).ids
-        return OF_TEXT[Drafter[drafter.kind.upper()]](text_ids)
+        return OF_TEXT[Drafter(drafter.kind)](text_ids)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{drafter.name}: {error}") from None
 

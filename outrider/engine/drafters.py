@@ -24,7 +24,7 @@ from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
 from outrider.papers.tables import Bigram, Unigram
-from outrider.wire import kinds
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_json import parse_object
 from outrider.wire.params import SamplingParams
@@ -34,50 +34,36 @@ from outrider.wire.tokenizer_json import TOKENIZER_JSON
 if TYPE_CHECKING:
     from outrider.engine.model_runner import ModelRunner
 
-OF_TEXT: dict[kinds.Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
-    kinds.Drafter.UNIGRAM: Unigram,
-    kinds.Drafter.BIGRAM: Bigram,
+OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
+    Drafter.UNIGRAM: Unigram,
+    Drafter.BIGRAM: Bigram,
 }
 """Tables that are counted in a text."""
 search_drafts = BeamDrafts
 """Makes what holds the draft tokens of a beam search in the target."""
-_NEEDS = {
-    **dict.fromkeys(OF_TEXT, "start it with --drafter-text FILE"),
-    kinds.Drafter.HEADS: "start it with --heads FOLDER",
-    kinds.Drafter.PASS: "start it with --lookahead-embeddings FILE",
-    kinds.Drafter.LOOKAHEAD: "take a model and an attention_path that run token trees",
-}
-"""What a target needs to offer a drafter."""
 
 
-def needs_of(drafter: kinds.Drafter) -> str | None:
-    """Return what a target that does not offer a drafter is to be given; None where all have it."""
-    return _NEEDS[kinds.Drafter.LOOKAHEAD] if drafter.unites else _NEEDS.get(drafter)
-
-
-def target_drafters(
-    config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes
-) -> dict[kinds.Drafter, TargetDrafter]:
+def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
     """Return the drafters of a target that need no head. Raises ConfigError."""
     vocab_size = runner.facts.vocab_size
-    kinds_of_tables = [kinds.Drafter.NGRAM, kinds.Drafter.LOOKUP]
+    kinds_of_tables = [Drafter.NGRAM, Drafter.LOOKUP]
     if config.drafter_text:
         kinds_of_tables += OF_TEXT
     tables = make_drafters(kinds_of_tables, config.drafter_text, tokenizer_json, vocab_size)
-    made: dict[kinds.Drafter, TargetDrafter] = {}
+    made: dict[Drafter, TargetDrafter] = {}
     for kind, table in tables.items():
         made[kind] = TableDrafter(table, vocab_size)
-    made[kinds.Drafter.PREDICTION] = TableDrafter(None, vocab_size)
+    made[Drafter.PREDICTION] = TableDrafter(None, vocab_size)
     if runner.supports_trees:
-        made[kinds.Drafter.LOOKAHEAD] = LookaheadDrafter(config.lookahead, runner.facts.context_limit)
+        made[Drafter.LOOKAHEAD] = LookaheadDrafter(config.lookahead, runner.facts.context_limit)
     if config.lookahead_embeddings is not None:
-        made[kinds.Drafter.PASS] = PassDrafter.of(config.lookahead_embeddings, runner)
+        made[Drafter.PASS] = PassDrafter.of(config.lookahead_embeddings, runner)
     return made
 
 
 def make_drafters(
-    wanted: Iterable[kinds.Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
-) -> dict[kinds.Drafter, SequenceDrafter]:
+    wanted: Iterable[Drafter], text: str | None, tokenizer_json: bytes, vocab_size: int
+) -> dict[Drafter, SequenceDrafter]:
     """Return the wanted drafters.
 
     text: file that unigrams and bigrams are counted in; None when neither of them is wanted. Raises ConfigError naming
@@ -85,14 +71,14 @@ def make_drafters(
     """
     ids = () if text is None else text_ids(text, tokenizer_json, vocab_size)
     marks = special_ids(tokenizer_json)
-    made: dict[kinds.Drafter, SequenceDrafter] = {}
+    made: dict[Drafter, SequenceDrafter] = {}
     for kind in wanted:
         match kind:
-            case kinds.Drafter.NGRAM:
+            case Drafter.NGRAM:
                 made[kind] = AnswerStart(Ngram(), marks)
-            case kinds.Drafter.LOOKUP:
+            case Drafter.LOOKUP:
                 made[kind] = AnswerStart(lookup.Lookup(lookup.MIN_N, lookup.MAX_N, lookup.CORPUS_TOKENS), marks)
-            case kinds.Drafter.UNIGRAM | kinds.Drafter.BIGRAM:
+            case Drafter.UNIGRAM | Drafter.BIGRAM:
                 made[kind] = OF_TEXT[kind](ids)
             case _:
                 raise ValueError(f"{kind} needs a model")

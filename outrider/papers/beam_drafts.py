@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, InsertedNodes, NodeKind, Nodes
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.wire.params import SamplingParams
@@ -24,9 +25,7 @@ class BeamDrafts:
         assert params.beams is not None, "no beam search is asked for"
         self._tree = tree
         self._max_len = max_len
-        self._width, self._max_depth = draft_shape(
-            params.beams.width, speculation.num_draft_tokens, speculation.max_draft_tokens
-        )
+        self._width, self._max_depth = draft_shape(params.beams.width, speculation)
         self._offered: list[list[int]] = []
         self.is_ended = False
         """No more draft tokens come under the live beams."""
@@ -43,8 +42,8 @@ class BeamDrafts:
 
     @property
     def num_nodes(self) -> int:
-        beams = {*self._tree.inner(), *self._tree.live}
-        return len(self._tree) - sum(node >= 0 for node in beams)
+        beams = {*self._tree.inner(), *self._tree.live} - {ROOT}
+        return len(self._tree) - len(beams)
 
     def insert(self, delivery: Nodes) -> InsertedNodes:
         """Take in a delivery, under the beams that were live at its root_len."""

@@ -31,9 +31,8 @@ class BeamGrowth(BeamTree, Growth):
         super().__init__(slot.committed)
         params = slot.params
         assert params.beams is not None, "no beam search is asked for"
-        fixed = speculation.num_draft_tokens
-        self._width, self._depth = draft_shape(params.beams.width, fixed, speculation.max_draft_tokens)
         self._slot = slot
+        self._width, self._depth = draft_shape(params.beams.width, speculation)
         self._is_fixed = speculation.is_fixed
         self._shares = setup.shares
         self._stop_ids = set(params.stop_token_ids)

@@ -23,7 +23,7 @@ from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head, read_eagle3
-from outrider.engine.heads.llama_head import shape_of
+from outrider.engine.heads.llama_head import llama_layers
 from outrider.training.optimizing import mixed_precision
 from outrider.training.student import Guess, write_tensors
 from outrider.training.teacher import Batch, Seen, places_of
@@ -130,8 +130,7 @@ class Opened(nn.Module):
         rotary = head.rotary_emb(embedded, torch.arange(embedded.shape[1], device=ids.device)[None])
         steps, read = Steps(), []
         for _ in range(num_steps):
-            for index, layer in enumerate(head.layers):
-                hidden = layer(hidden, embedded if index == 0 else None, rotary, steps)
+            hidden = head.run_layers(hidden, embedded, rotary, steps)
             normed = head.norm(hidden)
             read.append(normed if head.facts.reads_normed else hidden)
             carries = normed if head.facts.carries_normed else hidden
@@ -189,18 +188,19 @@ class Eagle3:
             tensors["d2t"] = kept - torch.arange(len(kept))
             tensors["t2d"] = torch.zeros(facts.vocab_size, dtype=torch.bool).index_fill_(0, kept, True)
         write_tensors(folder, tensors)
+        layers = facts.layers
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             "hidden_size": facts.width,
-            "intermediate_size": facts.ffn_width,
-            "num_hidden_layers": facts.num_layers,
-            "num_attention_heads": facts.num_heads,
-            "num_key_value_heads": facts.num_kv_heads,
-            "head_dim": facts.head_dim,
+            "intermediate_size": layers.intermediate_size,
+            "num_hidden_layers": layers.num_hidden_layers,
+            "num_attention_heads": layers.num_attention_heads,
+            "num_key_value_heads": layers.num_key_value_heads,
+            "head_dim": layers.head_dim,
             "rms_norm_eps": facts.epsilon,
-            "rope_parameters": dict(facts.rope),
-            "max_position_embeddings": facts.trained_context,
+            "rope_parameters": dict(layers.rope_parameters),
+            "max_position_embeddings": layers.max_position_embeddings,
             "vocab_size": facts.vocab_size,
             "draft_vocab_size": facts.draft_vocab_size,
             "target_hidden_size": facts.target_width,
@@ -215,10 +215,10 @@ def _facts(source: TargetFiles, target: TargetFiles, taps: Sequence[int], num_ro
     text: Any = source.config.get_text_config(decoder=True)
     try:
         rope = text.rope_parameters
+        rope = rope.get("full_attention", rope)  # keyed by kind of layer where those differ; a head sees all
         return Eagle3Config(
-            **shape_of(text),
+            layers=llama_layers(text, text.hidden_size, target.vocab_size, 1, rope),
             width=text.hidden_size,
-            rope=rope.get("full_attention", rope),  # keyed by kind of layer where those differ; a head sees all
             vocab_size=target.vocab_size,
             draft_vocab_size=num_rows,
             taps=tuple(taps),

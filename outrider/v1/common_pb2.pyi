@@ -20,26 +20,6 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_COUPLED: _ClassVar[AcceptanceRule]
 
-class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
-    DRAFTER_MODEL: _ClassVar[Drafter]
-    DRAFTER_NGRAM: _ClassVar[Drafter]
-    DRAFTER_LOOKUP: _ClassVar[Drafter]
-    DRAFTER_UNIGRAM: _ClassVar[Drafter]
-    DRAFTER_BIGRAM: _ClassVar[Drafter]
-    DRAFTER_NGRAM_MODEL: _ClassVar[Drafter]
-    DRAFTER_LOOKUP_MODEL: _ClassVar[Drafter]
-    DRAFTER_PREDICTION: _ClassVar[Drafter]
-    DRAFTER_PREDICTION_MODEL: _ClassVar[Drafter]
-    DRAFTER_HEADS: _ClassVar[Drafter]
-    DRAFTER_LOOKAHEAD: _ClassVar[Drafter]
-    DRAFTER_LOOKAHEAD_MODEL: _ClassVar[Drafter]
-    DRAFTER_PASS: _ClassVar[Drafter]
-    DRAFTER_NGRAM_AND_MODEL: _ClassVar[Drafter]
-    DRAFTER_LOOKUP_AND_MODEL: _ClassVar[Drafter]
-    DRAFTER_MODEL_AND_MODEL: _ClassVar[Drafter]
-
 class TokenKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOKEN_KIND_UNSPECIFIED: _ClassVar[TokenKind]
@@ -103,23 +83,6 @@ EARLY_STOPPING_NEVER: EarlyStopping
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
-DRAFTER_UNSPECIFIED: Drafter
-DRAFTER_MODEL: Drafter
-DRAFTER_NGRAM: Drafter
-DRAFTER_LOOKUP: Drafter
-DRAFTER_UNIGRAM: Drafter
-DRAFTER_BIGRAM: Drafter
-DRAFTER_NGRAM_MODEL: Drafter
-DRAFTER_LOOKUP_MODEL: Drafter
-DRAFTER_PREDICTION: Drafter
-DRAFTER_PREDICTION_MODEL: Drafter
-DRAFTER_HEADS: Drafter
-DRAFTER_LOOKAHEAD: Drafter
-DRAFTER_LOOKAHEAD_MODEL: Drafter
-DRAFTER_PASS: Drafter
-DRAFTER_NGRAM_AND_MODEL: Drafter
-DRAFTER_LOOKUP_AND_MODEL: Drafter
-DRAFTER_MODEL_AND_MODEL: Drafter
 TOKEN_KIND_UNSPECIFIED: TokenKind
 TOKEN_KIND_ACCEPTED: TokenKind
 TOKEN_KIND_RECOVERED: TokenKind
@@ -416,7 +379,7 @@ class WorkerInfo(_message.Message):
     longest_step_us: int
     draining: bool
     current_step_us: int
-    drafters: _containers.RepeatedScalarFieldContainer[Drafter]
+    drafters: _containers.RepeatedScalarFieldContainer[str]
     trees: bool
     protocol: int
     gives_features: bool
@@ -430,7 +393,7 @@ class WorkerInfo(_message.Message):
     decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_defaults: SamplingDefaults
     text_only: bool
-    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[Drafter, str]]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., translates: _Optional[bool] = ..., translations: _Optional[_Iterable[_Union[Translation, _Mapping]]] = ..., beams: _Optional[bool] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., text_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_limit: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., cpu_cores: _Optional[_Iterable[int]] = ..., visible_devices: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_slots_in_use: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_in_use: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., attention_path: _Optional[str] = ..., metrics_address: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tickets: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., num_steps: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., quantization: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_kv_blocks_cached: _Optional[int] = ..., busy_us: _Optional[int] = ..., longest_step_us: _Optional[int] = ..., draining: _Optional[bool] = ..., current_step_us: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., trees: _Optional[bool] = ..., protocol: _Optional[int] = ..., gives_features: _Optional[bool] = ..., features_refusal: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., needs_features: _Optional[bool] = ..., translates: _Optional[bool] = ..., translations: _Optional[_Iterable[_Union[Translation, _Mapping]]] = ..., beams: _Optional[bool] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., text_only: _Optional[bool] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
@@ -509,7 +472,7 @@ class OpenSlot(_message.Message):
     target_epoch: int
     cache_salt: bytes
     traceparent: str
-    drafter: Drafter
+    drafter: str
     protocol: int
     speculation: Speculation
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -517,7 +480,7 @@ class OpenSlot(_message.Message):
     num_prompt_logprobs: int
     scheduling: Scheduling
     corpus_id: bytes
-    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., corpus_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., deliver_to: _Optional[str] = ..., target_epoch: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., drafter: _Optional[str] = ..., protocol: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., source_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ..., scheduling: _Optional[_Union[Scheduling, _Mapping]] = ..., corpus_id: _Optional[bytes] = ...) -> None: ...
 
 class Scheduling(_message.Message):
     __slots__ = ("caller", "weight", "priority", "max_tpot_ms")
@@ -531,6 +494,12 @@ class Scheduling(_message.Message):
     max_tpot_ms: float
     def __init__(self, caller: _Optional[bytes] = ..., weight: _Optional[float] = ..., priority: _Optional[int] = ..., max_tpot_ms: _Optional[float] = ...) -> None: ...
 
+class NumDraftTokens(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class Speculation(_message.Message):
     __slots__ = ("num_draft_tokens", "max_draft_tokens", "tree", "draft_logprobs", "draft_topk", "sequential", "place", "explain")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -541,7 +510,7 @@ class Speculation(_message.Message):
     SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
-    num_draft_tokens: int
+    num_draft_tokens: NumDraftTokens
     max_draft_tokens: int
     tree: TreeShape
     draft_logprobs: DraftLogprobs
@@ -549,7 +518,7 @@ class Speculation(_message.Message):
     sequential: bool
     place: int
     explain: bool
-    def __init__(self, num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, num_draft_tokens: _Optional[_Union[NumDraftTokens, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., tree: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_logprobs: _Optional[_Union[DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., sequential: _Optional[bool] = ..., place: _Optional[int] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("committed_len",)

@@ -80,7 +80,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience", "drafter", "tree", "adaptive", "explain")
+    __slots__ = ("enabled", "num_draft_tokens", "draft_logprobs", "draft_topk", "acceptance", "lenience", "drafter", "tree", "explain")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -89,19 +89,17 @@ class SpeculationOptions(_message.Message):
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
-    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
-    num_draft_tokens: int
+    num_draft_tokens: _common_pb2.NumDraftTokens
     draft_logprobs: _common_pb2.DraftLogprobs
     draft_topk: int
     acceptance: _common_pb2.AcceptanceRule
     lenience: float
-    drafter: _common_pb2.Drafter
+    drafter: str
     tree: _common_pb2.TreeShape
-    adaptive: bool
     explain: bool
-    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., drafter: _Optional[_Union[_common_pb2.Drafter, str]] = ..., tree: _Optional[_Union[_common_pb2.TreeShape, _Mapping]] = ..., adaptive: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[_Union[_common_pb2.NumDraftTokens, _Mapping]] = ..., draft_logprobs: _Optional[_Union[_common_pb2.DraftLogprobs, str]] = ..., draft_topk: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., drafter: _Optional[str] = ..., tree: _Optional[_Union[_common_pb2.TreeShape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "kind", "logprobs", "text")
@@ -226,5 +224,5 @@ class Model(_message.Message):
     context_limit: int
     vocab_size: int
     draft_id: str
-    drafters: _containers.RepeatedScalarFieldContainer[_common_pb2.Drafter]
-    def __init__(self, id: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_id: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.Drafter, str]]] = ...) -> None: ...
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_id: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -53,66 +53,6 @@ class EarlyStopping(Enum):
     NEVER = pb.EARLY_STOPPING_NEVER
 
 
-class Drafter(Enum):
-    """Names who proposes draft tokens. All but MODEL work in the target worker.
-
-    A_MODEL is A where that has something to propose, and else MODEL; A_AND_MODEL is both, in one tree. MODEL_AND_MODEL
-    is a draft worker of each pool, all in one tree.
-    """
-
-    MODEL = pb.DRAFTER_MODEL
-    NGRAM = pb.DRAFTER_NGRAM
-    LOOKUP = pb.DRAFTER_LOOKUP
-    UNIGRAM = pb.DRAFTER_UNIGRAM
-    BIGRAM = pb.DRAFTER_BIGRAM
-    HEADS = pb.DRAFTER_HEADS
-    LOOKAHEAD = pb.DRAFTER_LOOKAHEAD
-    PASS = pb.DRAFTER_PASS
-    NGRAM_MODEL = pb.DRAFTER_NGRAM_MODEL
-    LOOKUP_MODEL = pb.DRAFTER_LOOKUP_MODEL
-    LOOKAHEAD_MODEL = pb.DRAFTER_LOOKAHEAD_MODEL
-    PREDICTION = pb.DRAFTER_PREDICTION
-    PREDICTION_MODEL = pb.DRAFTER_PREDICTION_MODEL
-    NGRAM_AND_MODEL = pb.DRAFTER_NGRAM_AND_MODEL
-    LOOKUP_AND_MODEL = pb.DRAFTER_LOOKUP_AND_MODEL
-    MODEL_AND_MODEL = pb.DRAFTER_MODEL_AND_MODEL
-
-    @property
-    def label(self) -> str:
-        """Name that users see, such as ngram+model and ngram&model."""
-        return self.name.lower().replace("_and_", "&").replace("_", "+")
-
-    @property
-    def own(self) -> Drafter | None:
-        """The drafter's part in the target worker; None where it has none."""
-        part = Drafter[self.name.removesuffix("_MODEL").removesuffix("_AND")]
-        return None if part is Drafter.MODEL else part
-
-    @property
-    def unites(self) -> bool:
-        """Whether what all parts propose goes into one tree."""
-        return self.name.endswith("_AND_MODEL")
-
-    @property
-    def asks_model(self) -> bool:
-        return self is Drafter.MODEL or self is not self.own
-
-
-DRAFTERS = {each.label: each for each in Drafter}
-"""Drafters by label."""
-OF_A_TEXT = (Drafter.UNIGRAM, Drafter.BIGRAM)
-"""Those that count in a text."""
-
-
-GRAMMAR = "grammar"
-"""Stands for a drafter where the request's grammar left no choice: its label in logs, series and answers."""
-
-
-def drafter_label(text: str) -> str:
-    """Return the label of a drafter that may be written with a bar, as ngram|model."""
-    return text.replace("|", "+")
-
-
 TABLES = "tables"
 """Attention path of a draft worker without a model."""
 

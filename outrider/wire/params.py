@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs, EarlyStopping
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs, EarlyStopping
 
 MAX_STOP_TOKEN_IDS = 64
 """Ids of a request: twice as many travel in twice the bytes when its slot is opened. So do bad words and biases."""
@@ -36,10 +36,6 @@ MAX_SALT_BYTES = 256
 MAX_CORPUS_ID_BYTES = 32
 """Bytes of a slot's corpus_id, which is a digest of 256 bits."""
 
-AUTO: Literal["auto"] = "auto"
-"""K that is chosen step by step."""
-DraftTokens = int | Literal["auto"]
-
 
 def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
     """Return the kind, and N of topk:N, of auto, full, topk or topk:N. Raises ValueError."""
@@ -49,11 +45,6 @@ def read_draft_logprobs(text: str) -> tuple[DraftLogprobs, int | None]:
     if name not in kinds or (text != name and not (name == "topk" and is_size)):
         raise ValueError("must be auto, full, topk or topk:N, N from 1 to the vocabulary's size")
     return kinds[name], int(size) if size else None
-
-
-def read_draft_tokens(text: str) -> DraftTokens:
-    """Return K as people write it. Raises ValueError."""
-    return AUTO if text == AUTO else int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,17 +314,12 @@ def acceptance_of(value: pb.AcceptanceRule, name: str) -> AcceptanceRule | None:
     return _known(AcceptanceRule, value, name)
 
 
-def drafter_of(value: pb.Drafter, name: str) -> Drafter | None:
-    """Return the drafter, or None when unspecified. Raises InvalidRequest, naming the field, for an unknown one."""
-    return _known(Drafter, value, name)
-
-
 def draft_logprobs_of(value: pb.DraftLogprobs, name: str) -> DraftLogprobs | None:
     """Return the way, or None when unspecified. Raises InvalidRequest, naming the field, for an unknown one."""
     return _known(DraftLogprobs, value, name)
 
 
-Kind = TypeVar("Kind", AcceptanceRule, Drafter, DraftLogprobs, EarlyStopping)
+Kind = TypeVar("Kind", AcceptanceRule, DraftLogprobs, EarlyStopping)
 
 
 def _known(kinds: type[Kind], value: int, name: str) -> Kind | None:

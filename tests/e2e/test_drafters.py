@@ -46,8 +46,7 @@ def expected(stack: Stack) -> dict[str, list[int]]:
 def test_every_drafter_leaves_the_text_the_targets(
     stack: Stack, expected: dict[str, list[int]], drafter: Drafter
 ) -> None:
-    alone = drafter.value.removesuffix("+model").removesuffix("&model")
-    own = {"target": short_name(stack.target_info().model_id), "draft": alone}
+    own = {"target": short_name(stack.target_info().model_id), "draft": drafter.own or drafter}
     model = {**own, "draft": short_name(stack.draft_info().model_id)}
     before, drafted, accepted, rounds = stack.metrics(), 0, 0, 0
     for prompt, ids in expected.items():
@@ -114,9 +113,8 @@ def test_a_gateway_without_drafts_has_the_targets_own(alone: Process, expected: 
 
 
 def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alone: Process) -> None:
-    offered = [*(each.value for each in (*OWN, *BOTH)), "prediction", "prediction+model"]
-    offered += [each.value for each in UNIONS]
-    own = [*(each.value for each in OWN), "prediction"]
+    offered = [*OWN, *BOTH, "prediction", "prediction+model", *UNIONS]
+    own = [*OWN, "prediction"]
     for http, expected in ((stack.http, ["model", *offered]), (f"http://{alone.ready['http']}", own)):
         (facts,) = httpx.get(f"{http}/v1/models").json()["data"]
         assert facts["drafters"] == expected
@@ -131,6 +129,6 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
         reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": "lookup"}})
         assert reply.status_code == 200
     with Client(stack.grpc) as client:
-        assert [each.value for each in client.models()[0].drafters] == ["model", *offered]
+        assert list(client.models()[0].drafters) == ["model", *offered]
         with pytest.raises(InvalidRequest, match="drafter is unigram, which neither target nor draft of"):
             client.generate("x", max_tokens=2, speculation=Speculation(drafter=Drafter.UNIGRAM))

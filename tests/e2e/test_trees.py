@@ -53,7 +53,7 @@ def trees_on(models: tuple[str, str], kv_cache_tokens: int, path: str | None = N
     """path: of both workers' attention; None = the target's is batch-invariant."""
     memory = ("--kv-cache-tokens", str(kv_cache_tokens))
     taken = () if path is None else ("--attention-path", path)
-    target = (*memory, *(taken or ("--batch-invariant",)), "@target_service.rows.MOST_HOLD_S=3")
+    target = (*memory, *(taken or ("--batch-invariant",)), "@target_service.hold.MAX_HOLD_S=3")
     with running(*models, target_args=target, draft_args=(*memory, *taken)) as started:
         yield started
 
@@ -136,8 +136,7 @@ async def test_what_contradicts_a_tree_is_refused_by_name(stack: Stack) -> None:
         for wish, why in wishes:
             with pytest.raises(InvalidRequest, match=why):
                 await client.generate("a", speculation=Speculation(**wish))
-            told = {name: value.value if isinstance(value, Drafter) else value for name, value in wish.items()}
-            reply = await http.post("/v1/completions", json={"prompt": "a", "speculation": told})
+            reply = await http.post("/v1/completions", json={"prompt": "a", "speculation": wish})
             assert reply.status_code == 400
             error = reply.json()["error"]
             assert why in error["message"] and error["param"] == "speculation.tree"

@@ -13,7 +13,8 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.kinds import AcceptanceRule, Drafter, DraftLogprobs
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
@@ -28,8 +29,8 @@ COUPLED: dict[str, Any] = {"temperature": 1.0, "acceptance": AcceptanceRule.COUP
 SENT: dict[str, Any] = {"draft_logprobs": DraftLogprobs.TOPK, "draft_topk": 8}
 CHAIN = Speculation(3, 3, **SENT)
 FULL = Speculation(3, 3, draft_logprobs=DraftLogprobs.FULL)
-TREE = Speculation(0, 8, tree=TreeShape(widths=(2, 2)), **SENT)
-GROWING = Speculation(0, 8, **SENT)
+TREE = Speculation("auto", 8, tree=TreeShape(widths=(2, 2)), **SENT)
+GROWING = Speculation("auto", 8, **SENT)
 NONE = Speculation()
 EXPLAINED = Speculation(3, 3, explain=True, **SENT)
 MAX_MORE = 6

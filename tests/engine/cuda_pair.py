@@ -24,7 +24,7 @@ from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed as ProbedRows
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Outcome, probe_ids, taps_to_probe
+from outrider.engine.heads.wiring import Outcome, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.nodes import Nodes
 from outrider.engine.worker.engine_thread import EngineThread
@@ -132,7 +132,7 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.facts = self.probe = None
+                self.close = self.stub = self.probe = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
@@ -168,12 +168,13 @@ class Pair:
         """Return what the draft finds when it is paired with the target."""
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
-        taps = taps_to_probe(state.opening.spec.taps, state.num_layers)
+        taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
         self.target.handle(FeatureJob(lambda features: features.probe(ids, taps, answers.append)))
         (probed,) = answers
         assert isinstance(probed, Probe), probed
         rows = np.frombuffer(probed.taps, dtype=np.uint16).reshape(len(ids), len(taps), -1)
-        outcome: Outcome = state.score(_seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))]))
+        seen = _seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))])
+        outcome: Outcome = score_head(state.head, seen)
         return outcome
 
     # slots

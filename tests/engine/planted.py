@@ -6,22 +6,20 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
-from tests.mutants import Mutant
-
-REPO = Path(__file__).parent.parent.parent
+from tests.mutants import REPO, Mutant
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """The fault is there within, in whatever holds the functions of the module."""
-    module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
-    path = REPO / mutant.file
-    codes = dict(_codes(compile(mutant.apply(path.read_text()), str(path), "exec", dont_inherit=True)))
+    file = mutant.file()
+    module = importlib.import_module(".".join(file.with_suffix("").parts))
+    text, _ = mutant.plant()
+    codes = dict(_codes(compile(text, str(REPO / file), "exec", dont_inherit=True)))
     num_changed = 0
     with pytest.MonkeyPatch.context() as patch:
         for function in _functions(module):

@@ -25,7 +25,7 @@ from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, O
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import TargetConfig
-from outrider.wire.speculation import Speculation
+from outrider.wire.speculation import NumDraftTokens, Speculation
 from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, Target, prompt
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -210,9 +210,9 @@ def plain_levels(runner: ModelRunner) -> dict[int, list[Level]]:
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.2, *(pytest.param(wrong, marks=pytest.mark.slow) for wrong in (0.02, 1.0))])
-@pytest.mark.parametrize("fixed", [0, 3])
+@pytest.mark.parametrize("fixed", ["auto", 3])
 def test_drafts_change_no_answer_and_right_ones_save_steps(
-    folder: str, runner: ModelRunner, wrong: float, fixed: int
+    folder: str, runner: ModelRunner, wrong: float, fixed: NumDraftTokens
 ) -> None:
     levels = plain_levels(runner)
     drafts = Speculation(num_draft_tokens=fixed, max_draft_tokens=32)
@@ -227,7 +227,7 @@ def test_drafts_change_no_answer_and_right_ones_save_steps(
     }
     num_steps = sum(map(len, target.steps.values()))
     num_levels = sum(map(len, levels.values()))
-    if fixed:
+    if fixed != "auto":
         assert num_steps < 0.45 * num_levels if not wrong else num_steps <= num_levels
         assert any(each.num_drafted for each in target.steps[3])
 
@@ -388,7 +388,7 @@ def test_a_drafts_beams_change_no_answer_and_save_steps(
     dies_after: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("target_service.rows.MOST_HOLD_S", 0.01)
+    monkeypatch.setattr("target_service.hold.MAX_HOLD_S", 0.01)
     target = Pair(load(folder, "auto"), speculation=speculation)
     target.draft = draft = Draft(load(draft_folder, "auto"), target, speculation, num_blocks)
     draft.loses, target.dies_after = loses, dies_after

@@ -26,8 +26,8 @@ from tests.tiny_models import tiny_llama
 
 FULL = DraftLogprobs.FULL
 CHAIN = Speculation(4, 8, sequential=True, draft_logprobs=FULL)
-NAMED = Speculation(0, 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
-AHEAD = Speculation(0, 8, draft_logprobs=FULL)
+NAMED = Speculation("auto", 8, TreeShape.parse("2x2x1"), sequential=True, draft_logprobs=FULL)
+AHEAD = Speculation("auto", 8, draft_logprobs=FULL)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.5, "seed": 5, "acceptance": AcceptanceRule.COUPLED}
 REJECTION: dict[str, Any] = {"temperature": 0.5, "seed": 5}

@@ -15,13 +15,12 @@ from tests.engine.cuda_pair import Pair, tiny_pair
 from tests.engine.fake_cuda import FakeCuda, fake_cuda
 from tests.engine.planted import planted
 from tests.mutants import Mutant
+from tests.mutants.operators import Operator, call
 from tests.random_heads import random_medusa
 from tests.tiny_models import tiny_llama
 
-DECIDE, COPY = "target_service/decide_on_device.py", "outrider/engine/cuda/host_copy.py"
-PAGED = "outrider/engine/paths/paged_attention.py"
-COMES_DOWN = "torch.cat([part.double() for part in parts]).cpu().numpy()"
-GOES_UP = "return tensor.pin_memory().to(device, non_blocking=True)"
+DECIDE, PAGED = "target_service:decide_on_device", "outrider.engine.paths.paged_attention"
+TO_DEVICE = "outrider.engine.cuda:to_device"
 CHAIN_CASE, TREE_CASE, BANS_CASE = Case("chain", GREEDY), Case("tree", GREEDY, TREE), Case("bans", BANS)
 DRAWN_CASE = Case("drawn", DRAWN)
 
@@ -29,10 +28,9 @@ DRAWN_CASE = Case("drawn", DRAWN)
 @dataclass(frozen=True)
 class Fault:
     why: str
-    file: str
-    old: str
-    new: str
-    says: str
+    function: str
+    operator: Operator
+    error: str
     """What is raised."""
     case: Case = CHAIN_CASE
 
@@ -41,85 +39,74 @@ TWO_DEVICES, WAITS, NOT_WAITED = "at least two devices", r"Wait\(.*Wait\(", "was
 FAULTS = (
     Fault(
         "indices of rows are left on the host",
-        PAGED,
-        "to_device(gather.reshape(-1), device)",
-        "torch.from_numpy(gather.reshape(-1))",
+        f"{PAGED}:_group",
+        call("to_device", to="torch.from_numpy(_0)", nth=(2, 2)),
         TWO_DEVICES,
     ),
     Fault(
         "a mask is left on the host",
-        PAGED,
-        "to_device(np.where(sees, np.float32(0), np.float32(-np.inf)), device).to(dtype)",
-        "torch.from_numpy(np.where(sees, np.float32(0), np.float32(-np.inf))).to(dtype)",
+        f"{PAGED}:_mask",
+        call("to_device", "where", to="torch.from_numpy(_0)"),
         TWO_DEVICES,
         TREE_CASE,
     ),
     Fault(
         "a tensor is made where tensors are made by default",
-        DECIDE,
-        "torch.arange(width + 1, device=self._device)",
-        "torch.arange(width + 1)",
+        "target_service:_DeviceStep._block_ids",
+        call("arange", "device", to="_f(_0)"),
         TWO_DEVICES,
         DRAWN_CASE,
     ),
     Fault(
         "a result is read number by number",
         DECIDE,
-        COMES_DOWN,
-        "np.array([number.item() for part in parts for number in part])",
+        call("cpu", to="torch.tensor([number.item() for number in _self])"),
         WAITS,
     ),
     Fault(
         "all logits come to the host",
         DECIDE,
-        COMES_DOWN,
-        "torch.cat([logits.flatten().double(), *(p.double() for p in parts)]).cpu().numpy()[logits.numel() :]",
+        call("cpu", to="torch.cat([logits.flatten().double(), _self]).cpu()[logits.numel() :]"),
         "bytes came to the host",
     ),
     Fault(
         "a tensor of the device is taken for an array",
         DECIDE,
-        COMES_DOWN,
-        "torch.cat([part.double() for part in parts]).numpy()",
+        call("cpu", to="_self"),
         "can't convert cuda:0",
     ),
     Fault(
         "a copy to the host is read before it came",
         DECIDE,
-        COMES_DOWN,
-        'torch.cat([part.double() for part in parts]).to("cpu", non_blocking=True).numpy()',
+        call("cpu", to='_self.to("cpu", non_blocking=True)'),
         f"{NOT_WAITED}|NonFiniteLogits|verify failed|nothing to draw|invalid value",
         DRAWN_CASE,
     ),
-    Fault("what goes up is not pinned", COPY, GOES_UP, "return tensor.to(device, non_blocking=True)", WAITS),
-    Fault("what goes up is waited for", COPY, GOES_UP, "return tensor.pin_memory().to(device)", WAITS),
+    Fault("what goes up is not pinned", TO_DEVICE, call("pin_memory", to="_self"), WAITS),
+    Fault("what goes up is waited for", TO_DEVICE, call("to", "pin_memory", to="_f(_0)"), WAITS),
     Fault(
         "an index of the host is copied by the operation that it indexes",
-        DECIDE,
-        "to_device(np.argsort(order), self._device)]",
-        "torch.from_numpy(np.argsort(order))]",
+        "target_service:_DeviceStep.next_ids",
+        call("to_device", to="torch.from_numpy(_0)"),
         WAITS,
     ),
     Fault(
         "rows are picked by a mask, so that their number must be known",
         DECIDE,
-        "parts = [sound_rows(logits),",
-        "parts = [sound_rows(logits)[sound_rows(logits)],",
+        call("sound_rows", to="_[_]"),
         WAITS,
     ),
     Fault(
         "a number of the host is written to places of the device",
-        "outrider/engine/sampling/penalties.py",
-        "processed.index_put_((cells[0], cells[1]), lowest)",
-        "processed[cells[0], cells[1]] = -torch.inf",
+        "outrider.engine.sampling:process_unchecked",
+        call("index_put_", to="_self.__setitem__(_0, -torch.inf)"),
         WAITS,
         BANS_CASE,
     ),
     Fault(
-        "a draft brings its logits to the host once a slot",
-        "draft_service/model_drafter.py",
-        "own = host if slot.translation is None",
-        "own = HostLogits(fed.logits) if slot.translation is None",
+        "a draft brings its logits to the host twice",
+        "outrider.engine.sampling:HostLogits.__init__",
+        call("cpu", to="[_self.cpu(), _self.cpu()][1]"),
         WAITS,
     ),
 )
@@ -143,8 +130,8 @@ def test_a_planted_fault_is_caught(device: FakeCuda, pair: Pair, fault: Fault) -
     with opened(pair, fault.case):
         check(fault.case, rounds(device, pair, fault.case, 1))  # what comes is the fault's doing
     with (
-        planted(Mutant(fault.file, fault.old, fault.new, fault.why, ())),
-        pytest.raises((RuntimeError, RuntimeWarning, TypeError, AssertionError), match=fault.says),
+        planted(Mutant(fault.function, fault.operator, fault.why, ())),
+        pytest.raises((RuntimeError, RuntimeWarning, TypeError, AssertionError), match=fault.error),
         opened(pair, fault.case),
     ):
         check(fault.case, rounds(device, pair, fault.case, 1))
@@ -158,9 +145,6 @@ def test_rows_that_a_head_leaves_on_the_host_are_caught(
     sizes = {"max_slots": 4, "context_limit": 256}
     pair = Pair(monkeypatch, heads, target, device="cuda", of_draft={"target_model": target}, **sizes)
     pair.test_wiring()
-    to_its_device = "to_device(hidden, self.device).to(self.dtype)"
-    fault = Mutant(
-        "outrider/engine/heads/medusa.py", to_its_device, "hidden.to(self.dtype)", "heads crash on a GPU", ()
-    )
+    fault = Mutant("outrider.engine.heads:MedusaHeads.forward", call("to_device", to="_0"), "heads crash on a GPU", ())
     with planted(fault), pytest.raises(RuntimeError, match=TWO_DEVICES):
         pair.test_wiring()

@@ -15,7 +15,7 @@ from outrider.engine.heads.wiring import Outcome
 from outrider.engine.paths.varlen_attention import torch_refusal
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.worker.jobs import SlotVocabulary
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from tests import random_heads
 from tests.engine.cuda_cases import COUPLED, DRAWN, GREEDY, GROWING, TREE, Case, check, opened, rounds
 from tests.engine.cuda_pair import Pair
@@ -55,13 +55,13 @@ HEADS: dict[str, tuple[Callable[[str, Path], str], str]] = {
     "EAGLE-1": (random_heads.random_eagle1, "HeadDrafter"),
     "EAGLE-3": (random_heads.random_eagle3, "HeadDrafter"),
     "MTP": (random_heads.random_mtp, "HeadDrafter"),
-    "P-EAGLE": (random_heads.random_peagle, "PEagleDrafter"),
+    "P-EAGLE": (random_heads.random_peagle, "MaskDrafter"),
     "Medusa": (random_heads.random_medusa, "MedusaDrafter"),
     "blockwise": (blockwise, "MedusaDrafter"),
-    "DFlash": (random_heads.random_dflash, "DFlashDrafter"),
-    "DSpark, vanilla": (dspark("vanilla"), "DSparkDrafter"),
-    "DSpark, gated": (dspark("gated"), "DSparkDrafter"),
-    "DSpark, rnn": (dspark("rnn"), "DSparkDrafter"),
+    "DFlash": (random_heads.random_dflash, "MaskDrafter"),
+    "DSpark, vanilla": (dspark("vanilla"), "SequentialDrafter"),
+    "DSpark, gated": (dspark("gated"), "SequentialDrafter"),
+    "DSpark, rnn": (dspark("rnn"), "SequentialDrafter"),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_fills_masks_drafts(
 ) -> None:
     draft = random_heads.random_pard(tmp_path / "draft", 320)
     pair = Pair(monkeypatch, draft, target, device="cuda", **{**SIZES, "context_limit": 64})
-    assert type(pair.draft.worker._drafter).__name__ == "PardDrafter"
+    assert type(pair.draft.worker._drafter).__name__ == "MaskDrafter"
     take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN))
 
 

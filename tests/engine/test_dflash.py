@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.heads import dflash
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.dflash_files import read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.llama_head import HeadLayer
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.heads.opening import OpeningMap
@@ -225,12 +225,12 @@ def test_a_fault_of_the_reader_shows(fault: str, target_folder: str, tmp_path: P
 
 
 def test_rows_that_a_layer_norms_show(target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = dflash._Layer.forward
+    forward = HeadLayer.forward
 
-    def normed(self: Any, hidden: Tensor, rows: Tensor, *rest: Any) -> Tensor:
-        return forward(self, hidden, self.input_layernorm(rows), *rest)
+    def normed(self: Any, hidden: Tensor, before: Tensor, *rest: Any) -> Tensor:
+        return forward(self, hidden, self.input_layernorm(before), *rest)
 
-    monkeypatch.setattr(dflash._Layer, "forward", normed)
+    monkeypatch.setattr(HeadLayer, "forward", normed)
     served = Served(read(CASES["z-lab"], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
 

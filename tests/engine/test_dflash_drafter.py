@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from draft_service.block_drafter import MaskDrafter, SequentialDrafter
 from draft_service.feeding import Feeder
@@ -37,18 +38,21 @@ ROWS = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(3)).to(to
 def head_of(kind: MarkovKind | None, *, from_anchor: bool = False) -> DFlashHead:
     torch.manual_seed(0)
     facts = DFlashConfig(
+        layers=LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=WIDTH,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            rms_norm_eps=1e-5,
+        ),
         width=WIDTH,
-        ffn_width=24,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        epsilon=1e-5,
-        rope={"rope_type": "default", "rope_theta": 1e4},
         vocab_size=VOCAB_SIZE,
         draft_vocab_size=VOCAB_SIZE,
         taps=(1, 2),
         target_width=WIDTH,
-        num_layers=2,
         windows=(None, None),
         causal=(False, False),
         block=BlockShape(BLOCK, MASK, from_anchor),

@@ -293,7 +293,7 @@ def test_decide_changes_what_a_file_leaves_open(target_folder: str, tmp_path: Pa
     files = read(CASES["speculators 3.1"], target_folder, tmp_path)
     head = Eagle3(**CASES["speculators 3.1"].head, residual_normed=True)
     served = Served(files)
-    served.head.decide(replace(files.facts, norm_before_residual=True))
+    served.head.facts = replace(files.facts, norm_before_residual=True)
     assert difference(served.all_logits(), expected(head)) < TOLERANCE
 
 
@@ -470,12 +470,11 @@ def test_the_fused_path_follows_what_is_decided_or_swapped(target_folder: str, t
     found = [fused.all_logits()]
     for changes in ({"carries_normed": True}, {"norm_before_residual": True}, {}):
         for served in (fused, modules):
-            served.head.decide(replace(files.facts, **changes))
+            served.head.facts = replace(files.facts, **changes)
         found.append(fused.all_logits())
         assert difference(found[-1], modules.all_logits()) < 1e-5
     for served in (fused, modules):
-        first: Any = served.head.layers[0]
-        first.input_layernorm, first.hidden_norm = first.hidden_norm, first.input_layernorm
+        served.head.facts = replace(files.facts, swaps_norms=True)
     found.append(fused.all_logits())
     assert difference(found[-1], modules.all_logits()) < 1e-5
     assert torch.equal(found[0], found[3])

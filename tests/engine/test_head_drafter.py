@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config
+from transformers import DeepseekV3Config, LlamaConfig
 
 from draft_service import head_slot
 from draft_service.feeding import Feeder
@@ -71,13 +71,17 @@ def mtp() -> JoinedHead:
 def eagle3() -> Eagle3Head:
     return Eagle3Head(
         Eagle3Config(
+            layers=LlamaConfig(
+                vocab_size=VOCAB_SIZE,
+                hidden_size=WIDTH,
+                intermediate_size=24,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                rms_norm_eps=1e-5,
+            ),
             width=WIDTH,
-            ffn_width=24,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            epsilon=1e-5,
-            rope={"rope_type": "default", "rope_theta": 1e4},
             vocab_size=VOCAB_SIZE,
             draft_vocab_size=VOCAB_SIZE,
             taps=(1, 2, 3),

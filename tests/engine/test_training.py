@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.heads import wiring
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
@@ -76,18 +76,12 @@ def test_the_unrolled_head_says_what_each_chain_says(traits: dict[str, Any]) -> 
     num_tokens, num_steps = 9, 4
     truth = heads.Eagle3(draft_vocab=heads.VOCAB, **traits)
     facts = Eagle3Config(
+        layers=LlamaConfig(**{**heads.SHAPE, "num_hidden_layers": truth.num_layers}),
         width=heads.WIDTH,
-        ffn_width=heads.FFN,
-        num_heads=heads.HEADS,
-        num_kv_heads=heads.KV_HEADS,
-        head_dim=heads.HEAD_DIM,
-        epsilon=heads.EPS,
-        rope={"rope_type": "default", "rope_theta": truth.theta},
         vocab_size=heads.VOCAB,
         draft_vocab_size=heads.VOCAB,
         taps=truth.taps,
         target_width=heads.WIDTH,
-        num_layers=truth.num_layers,
         norm_before_residual=truth.residual_normed,
         carries_normed=truth.carry_normed,
     )
@@ -216,7 +210,7 @@ def test_a_saved_eagle_is_the_one_that_was_trained(
 def test_a_head_has_the_rotary_base_of_the_layers_that_see_all(folder: Path) -> None:
     """Where a target's layers have windows of their own, such as Gemma 3's."""
     save(random_model(shrunk("gemma3_text"), seed=1), folder / "windows")
-    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.rope
+    rope = Opened.new(TargetFiles(str(folder / "windows")), None, (0,), None, seed=5).head.facts.layers.rope_parameters
     assert rope == {"rope_type": "default", "rope_theta": 1_000_000.0}
 
 
@@ -239,7 +233,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     taps = dict(enumerate(runner.features.unbind(1)))
     loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma, EAGLE3)
     seen = wiring.Seen(ids, taps, torch.empty(0))
-    steps = (wiring.first_logits(loaded, seen, (0, 1)), wiring.second_logits(loaded, seen))
+    steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
     for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]

@@ -40,7 +40,7 @@ _KIND = st.sampled_from([*tpb.NodeKind.values(), 9, 255])
 _FAR = st.sampled_from([-2, -(2**31), 3, 4, 255, 2**31 - 1])
 _RAW = st.one_of(st.sampled_from([b"", bytes(3), bytes(1024), bytes(1028), b"\xff" * 2000]), st.binary(max_size=17))
 """Bytes of any length."""
-_DRAFTER = st.sampled_from([0, 0, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP, pb.DRAFTER_BIGRAM, 99])
+_DRAFTER = st.sampled_from(["", "", "ngram", "lookup", "bigram", "ngram&&model"])
 _PARAMS = st.builds(
     lambda max_tokens, temperature, top_p: pb.SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=True
@@ -55,8 +55,8 @@ _SPECULATION = st.sampled_from(
     [
         pb.Speculation(),
         pb.Speculation(max_draft_tokens=8),
-        pb.Speculation(max_draft_tokens=3, num_draft_tokens=3, explain=True),
-        pb.Speculation(max_draft_tokens=8, num_draft_tokens=2, sequential=True),
+        pb.Speculation(max_draft_tokens=3, num_draft_tokens=pb.NumDraftTokens(number=3), explain=True),
+        pb.Speculation(max_draft_tokens=8, num_draft_tokens=pb.NumDraftTokens(number=2), sequential=True),
         pb.Speculation(max_draft_tokens=8, tree=pb.TreeShape(widths=[2, 1])),
         pb.Speculation(max_draft_tokens=8, draft_logprobs=pb.DRAFT_LOGPROBS_TOPK, draft_topk=5),
     ]
@@ -107,7 +107,7 @@ def worker_hints(epoch: int, deliver_to: list[str]) -> Hints:
         "TreeShape.max_depth": st.sampled_from([0, 1, 3, 64, 2**32 - 1]),
         "Verify.until_len": _UNTIL,
         "Extend.until_len": _UNTIL,
-        "Speculation.num_draft_tokens": _K,
+        "NumDraftTokens.number": _K,
         "Speculation.max_draft_tokens": _K,
         "Speculation.draft_topk": st.sampled_from([0, 0, 1, 5, VOCAB, VOCAB + 1, 2**32 - 1]),
         "OpenSlot.protocol": st.sampled_from([PROTOCOL] * 8 + [0, PROTOCOL + 1, 2**32 - 1]),
@@ -139,7 +139,7 @@ def valid_item(draw: Draw, request: type[Any], epoch: int, deliver_to: str) -> A
     if kind == "open":
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, params=draw(_PARAMS))
         opened.deliver_to, opened.target_epoch, opened.protocol = deliver_to, epoch, PROTOCOL
-        opened.drafter = draw(st.sampled_from([pb.DRAFTER_UNSPECIFIED, pb.DRAFTER_NGRAM, pb.DRAFTER_LOOKUP]))
+        opened.drafter = draw(st.sampled_from(["", "ngram", "lookup"]))
         opened.speculation.CopyFrom(draw(_SPECULATION))
         opened.scheduling.CopyFrom(draw(_SCHEDULING))
         if draw(st.booleans()):
@@ -174,7 +174,7 @@ def leases(draw: Draw, epoch: int) -> list[tpb.TargetRequest]:
         opened = pb.OpenSlot(slot=slot, committed_ids=[5, 6, 7], num_prompt_tokens=3, protocol=PROTOCOL)
         if slot == UNDISTURBED:
             opened.params.max_tokens, opened.params.ignore_eos = 16, True
-            opened.speculation.max_draft_tokens = opened.speculation.num_draft_tokens = 2
+            opened.speculation.max_draft_tokens = opened.speculation.num_draft_tokens.number = 2
         else:
             opened.params.CopyFrom(draw(_PARAMS))
             opened.speculation.CopyFrom(draw(_SPECULATION))

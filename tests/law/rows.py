@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from outrider.client import AcceptanceRule, Drafter
-from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
 from tests.law.cases import (
     DRAFT_SERVICES,
@@ -36,7 +35,7 @@ def rule_of(case: Case) -> str:
         return "coupled"
     if wish.lenience is not None:
         return f"lenient, {wish.lenience:g}"
-    if wish.tree is not None or (wish.drafter is not None and DRAFTERS[Drafter(wish.drafter).value].unites):
+    if wish.tree is not None or (wish.drafter is not None and Drafter(wish.drafter).is_merged):
         return "rejection in a tree"
     return "rejection by token" if case.group == "by token" else "rejection by block"
 
@@ -46,7 +45,7 @@ def drafts_of(case: Case) -> str:
     if not case.speculation.enabled:
         return "none"
     if case.speculation.drafter is not None:
-        return case.speculation.drafter.value
+        return case.speculation.drafter
     if case.group in FEATURE_FAULTS:
         return case.group
     head = head_of(case.group)

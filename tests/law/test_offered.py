@@ -12,7 +12,6 @@ import pytest
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
 from outrider.engine.heads.dflash import MarkovKind
-from outrider.wire.kinds import DRAFTERS
 from outrider.wire.params import SamplingParams
 from tests.law.cases import ALL_CASES, CASES, EVERYTHING, PARAMETERS, SPARKS, TOPK, head_of
 from tests.law.rows import drafts_of, rule_of
@@ -62,7 +61,7 @@ def test_every_drafter_is_tested_with_all_parameters_at_once_under_every_rule(dr
     everything = SamplingParams(**EVERYTHING)
     cases = [case for case in ALL_CASES if case.params == everything]
     tested = {rule_of(case) for case in cases if case.speculation.drafter == drafter}
-    unites = drafter is not None and DRAFTERS[drafter.value].unites
+    unites = drafter is not None and drafter.is_merged
     assert tested >= {"rejection in a tree" if unites else "rejection by block", "coupled"}
     assert drafter or tested >= {*VERIFICATION, "rejection in a tree", "lenient, 0.5"}
 

@@ -1,7 +1,4 @@
-"""`make lines`: Python files and their lines by folder, at an earlier commit and now. Generated stubs are left out.
-
-`python -m tests.measures.lines [BASE]` compares with another commit.
-"""
+"""`make lines ARGS=COMMIT`: Python files and their lines by folder, at that commit and now, without generated stubs."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent.parent
-BASE = "0ce144a"
 GENERATED = "outrider/v1/"
 PARTS = {
     "PRODUCT": ("gateway", "draft_service", "target_service", "outrider", "deploy"),
@@ -88,15 +84,25 @@ def table(before: Weights, now: Weights, base: str) -> Iterator[str]:
             yield f"{name:28}{files_before:6}{lines_before:8}{now[0][row]:8}{now[1][row]:8}{change}"
 
 
-def main(argv: list[str]) -> int:
-    base = argv[0] if argv else BASE
+def find_commit(args: list[str]) -> str | None:
+    """Return the commit that is named on the command line; None, with a word of why, where there is none."""
+    if len(args) != 1:
+        print("name the commit to compare with: ARGS=COMMIT", file=sys.stderr)
+        return None
     try:
-        git("rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
+        git("rev-parse", "--verify", "--quiet", f"{args[0]}^{{commit}}")
     except subprocess.CalledProcessError:
-        print(f"commit {base} is not in this clone; name one that is: make lines ARGS=COMMIT", file=sys.stderr)
+        print(f"commit {args[0]} is not in this clone; name one that is: ARGS=COMMIT", file=sys.stderr)
         if git("rev-parse", "--is-shallow-repository").strip() == b"true":
             print("The clone is shallow: `git fetch --unshallow` brings what is missing.", file=sys.stderr)
-        return 1
+        return None
+    return args[0]
+
+
+def main(args: list[str]) -> int:
+    base = find_commit(args)
+    if base is None:
+        return 2
     for line in table(weigh(files_at(base)), weigh(files_now()), base):
         print(line)
     return 0

@@ -1,7 +1,8 @@
 """`make mutants`: plant each fault in a copy of the repository and run the tests that are to catch it.
 
-`make mutants ARGS='tickets detokenizer'` plants those whose file has one of the words in its path. Exits 1 unless the
-tests pass without a fault and fail with each.
+`make mutants ARGS='tickets detokenizer'` plants those whose function has one of the words in its path or name. Exits 1
+unless the tests pass without a fault and fail with each. `--check` runs no test: it exits 1 and lists the faults whose
+function, place or tests are not found, which every run does first.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants import Mutant
+from tests.mutants import REPO, Mutant
 from tests.mutants.acceptance import ACCEPTANCE
 from tests.mutants.beams import BEAMS
 from tests.mutants.cascade import CASCADES
@@ -34,7 +36,6 @@ from tests.mutants.translation import TRANSLATIONS
 from tests.mutants.truncation import TRUNCATION
 from tests.mutants.windows import WINDOWS
 
-REPO = Path(__file__).resolve().parent.parent.parent
 MUTANTS = (
     *ACCEPTANCE,
     *SAMPLING,
@@ -76,7 +77,8 @@ def copy_tree(folder: Path) -> None:
 def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int, str]:
     """Return pytest's exit status and what it said."""
     # No bytecode: a file that is changed twice within a second would be taken for its older self.
-    options = ("-x", "-q", "-n", "0", "--timeout", str(TEST_LIMIT_S), "-p", "no:cacheprovider", "--tb", "line")
+    options = ["-x", "-q", "-n", "0", "--timeout", str(TEST_LIMIT_S), "-p", "no:cacheprovider", "--tb", "line"]
+    options += ["--hypothesis-profile", "first failure"]  # not the smallest
     ended = subprocess.run(
         (sys.executable, "-m", "pytest", *options, *tests),
         cwd=folder,
@@ -90,33 +92,55 @@ def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int, str]:
 
 
 def caught_by(status: int, output: str) -> str | None:
-    """Return the test that failed; None where none did: all passed, or there was nothing to run."""
+    """Return the test that failed; None where none did: all passed, or there was nothing to run. A name that the fault
+    lacks is the mistake of who wrote it, and catches nothing.
+    """
     failed = re.search(r"^FAILED (\S+)", output, re.MULTILINE)
-    return failed[1] if status == 1 and failed else None
+    lacks_name = re.search(r"^\S+:\d+: (NameError|UnboundLocalError)", output, re.MULTILINE)
+    return failed[1] if status == 1 and failed and not lacks_name else None
+
+
+def misplaced(mutants: Sequence[Mutant]) -> list[str]:
+    """Return what keeps faults from being planted, in words."""
+    found = list[str]()
+    for mutant in mutants:
+        try:
+            mutant.plant()
+        except LookupError as error:
+            found.append(f"{mutant.function}: {error}\n    {mutant.why}")
+        found += [f"{mutant.function}: there is no test {test}" for test in mutant.missing_tests()]
+    return found
 
 
 def plant(folder: Path, mutant: Mutant) -> str | None:
     """Return the test that caught the fault. The file is as it was afterwards."""
-    path = folder / mutant.file
+    path = folder / mutant.file()
     sound = path.read_text()
-    path.write_text(mutant.apply(sound))
+    text, shown = mutant.plant()
+    path.write_text(text)
     try:
         status, output = run_tests(folder, mutant.tests)
     finally:
         path.write_text(sound)
     caught = caught_by(status, output)
     if caught is None:
-        print(f"NOT CAUGHT {mutant.file}: {mutant.why}\n{mutant.new}\n{output[-2000:]}", flush=True)
+        print(f"NOT CAUGHT {mutant.function}: {mutant.why}\n    {shown}\n{output[-2000:]}", flush=True)
     return caught
 
 
-def main(words: list[str]) -> int:
-    mutants = [mutant for mutant in MUTANTS if not words or any(word in mutant.file for word in words)]
+def main(args: list[str]) -> int:
+    wrong = misplaced(MUTANTS)
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        print(f"{len(wrong)} of {len(MUTANTS)} faults cannot be planted as they are written", file=sys.stderr)
+        return 1
+    if "--check" in args:
+        print(f"{len(MUTANTS)} faults can be planted")
+        return 0
+    mutants = [each for each in MUTANTS if not args or any(word in f"{each.file()}:{each.function}" for word in args)]
     if not mutants:
-        print(f"no planted fault is in a file with {' or '.join(words)} in its path\n\n{__doc__}", file=sys.stderr)
+        print(f"no planted fault is in a function with {' or '.join(args)} in its path\n\n{__doc__}", file=sys.stderr)
         return 2
-    for mutant in mutants:
-        mutant.apply((REPO / mutant.file).read_text())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
@@ -132,7 +156,7 @@ def main(words: list[str]) -> int:
             num_caught += caught is not None
             if caught is not None:
                 took_s = time.monotonic() - began_s
-                print(f"{number:3} {took_s:5.1f} s  {mutant.file}: {mutant.why} [{caught}]", flush=True)
+                print(f"{number:3} {took_s:5.1f} s  {mutant.function}: {mutant.why} [{caught}]", flush=True)
     print(f"caught {num_caught} of {len(mutants)} planted")
     return 0 if num_caught == len(mutants) else 1
 

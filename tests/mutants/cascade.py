@@ -1,64 +1,57 @@
 """A draft that is drafted for: a table's guesses and what is drawn."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import argument, call, drop, never
 
-CASCADE, GROWER = "draft_service/cascade.py", "draft_service/grower.py"
+CASCADE, GROWER = "outrider.papers:Cascade", "draft_service:Grower"
 DRAFTED_FOR = ("tests/engine/test_cascade.py",)
 
 CASCADES = (
     Mutant(
-        GROWER,
-        "            self._drafter.keep_fed(growing, num_fed, cascade.drawn)",
-        "            pass",
+        f"{GROWER}._end_ahead",
+        drop("keep_fed"),
         "a guess that was not drawn stays in the cache",
         DRAFTED_FOR,
     ),
     Mutant(
-        "draft_service/model_drafter.py",
-        "ahead = enumerate(guesses[:num_fed], first)",
-        "ahead = enumerate(guesses[:num_fed], first - 1)",
+        "draft_service:ModelDrafter._read",
+        call("enumerate", "len", to="_f(_0, _1 - 1)"),
         "what follows a guess is drawn from the row before it",
         DRAFTED_FOR,
     ),
     Mutant(
-        CASCADE,
-        "if each.token_id == guess.token_id), None)",
-        "), None)",
+        f"{CASCADE}.follow",
+        call("child", to="next(iter(_self.children(_0)), None)"),
         "a guess counts as drawn, whatever was",
         DRAFTED_FOR,
     ),
     Mutant(
-        CASCADE,
-        " or not said.tree.wants(child):",
-        ":",
+        f"{CASCADE}.follow",
+        never("prob_ahead"),
         "a guess that was drawn is followed where the tree would not grow",
         DRAFTED_FOR,
     ),
     Mutant(
-        CASCADE,
-        "        self._drawn.append(index)",
-        "        self._drawn.append(0)",
+        f"{CASCADE}.follow",
+        argument("append", 0, to="0"),
         "of several guesses the first is kept in place of that which was drawn",
         DRAFTED_FOR,
     ),
     Mutant(
-        CASCADE,
-        "        self.follower.truncate(self._num_source + base_len)\n",
-        "",
+        f"{CASCADE}.commit_from",
+        drop("truncate"),
         "a table follows what is committed twice",
         DRAFTED_FOR,
     ),
     Mutant(
-        GROWER,
-        "            self._push_drawn(owners.values())\n",
-        "",
+        f"{GROWER}.step",
+        drop("push_due", nth=(1, 2)),
         "what was drawn and guessed leaves later than what was not",
         DRAFTED_FOR,
     ),
     Mutant(
-        "draft_service/feeding.py",
-        "_without_last(row, num_guesses.get(key, 0))",
-        "row",
+        "draft_service:Feeder.feed",
+        call("_without_last", to="_0"),
         "guesses that there is no memory for fail the step",
         DRAFTED_FOR,
     ),

@@ -1,58 +1,49 @@
 """What is told of a round: where the target stood, what the draft drew from, and to nobody who did not ask."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import always, argument, call, comparison, constant, drop, never
 
-TOLD, VERIFIER = "target_service/explaining.py", "target_service/verifier.py"
 LAWS = ("tests/unit/test_explaining.py",)
 SERVED = ("tests/service/test_target_service.py::test_an_explanation_changes_nothing_and_comes_to_those_who_ask",)
 
 EXPLAINING = (
     Mutant(
-        TOLD,
-        "rows = [each.start + 1 + each.last for",
-        "rows = [each.start + max(0, each.last) for",
+        "target_service:explain",
+        constant(1, to="0"),
         "the target's best are told of the place before",
         LAWS,
     ),
     Mutant(
-        TOLD,
-        "    row = LogitRow(asking.state, tree.prefix(asking.last))",
-        "    row = LogitRow(asking.state, ())",
+        "target_service:_add_rejection",
+        argument("LogitRow", 1, to="()"),
         "what drafts do to penalties and the grammar is not told",
         LAWS,
     ),
     Mutant(
-        TOLD,
-        "        laws = [r.draft_laws[last + 1]] if is_drawn",
-        "        laws = [r.draft_laws[max(0, last)]] if is_drawn",
+        "target_service:_drawn_from",
+        comparison("==", "parent", to="True"),
         "the law that is told is not the one that the refused token was drawn from",
         LAWS,
     ),
+    Mutant("target_service:Step._decide", always("explain"), "who did not ask is told, and waits for it", SERVED),
     Mutant(
-        VERIFIER,
-        "            if lease.speculation.explain:",
-        "            if True:",
-        "who did not ask is told, and waits for it",
-        SERVED,
-    ),
-    Mutant(
-        VERIFIER,
-        "            sound.append((lease, r, own))",
-        "            sound.append((lease, r, own if not lease.speculation.explain else replace(own, next_id=0)))",
+        "target_service:Step._decide",
+        call(
+            "_commit",
+            to="_f(_0, replace(_1, next_id=0) if _0.lease.speculation.explain else _1, _2, _3, _4)",
+        ),
         "who asks gets another answer",
         SERVED,
     ),
     Mutant(
-        "target_service/parked.py",
-        "        us, self.us = self.us, 0",
-        "        us = self.us",
+        "target_service:DraftBuffer.take_cost_us",
+        drop("us", "0"),
         "what a delivery took is told of every step that verifies a part of it",
         LAWS,
     ),
     Mutant(
-        "outrider/wire/kinds.py",
-        "        return TokenKind.ACCEPTED if self in (TokenKind.FORCED, TokenKind.PREDICTED) else self",
-        "        return self",
+        "outrider.wire:TokenKind.counted",
+        never(),
         "forced and predicted tokens are missing among those that are counted as accepted",
         ("tests/unit/test_session.py",),
     ),

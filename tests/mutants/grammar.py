@@ -1,75 +1,73 @@
 """A request's grammar: masks, who wins, and what it forces."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import argument, call, comparison, drop, never, statement
 
-FOLLOWED, PENALTIES = "outrider/engine/sampling/grammar.py", "outrider/engine/sampling/penalties.py"
-HOST, DRAWING = "outrider/engine/sampling/host_sampling.py", "outrider/engine/speculation/drawing.py"
-DECIDE, COMMITTED = "target_service/decide.py", "target_service/commit.py"
+SAMPLING = "outrider.engine.sampling"
 OWN = "tests/unit/test_grammar.py"
 
 GRAMMAR = (
     Mutant(
-        FOLLOWED,
-        "        place = self._masked(draft_prefix)",
-        "        place = self._masked(())",
+        f"{SAMPLING}:GrammarState.allowed",
+        argument("_masked", 0, to="()"),
         "the mask does not go on along the drafts: what follows them breaks the grammar",
         (f"{OWN}::TestMasks",),
     ),
     Mutant(
-        FOLLOWED,
-        "        if self._output != ids[:known]:",
-        "        if known > len(ids):",
+        f"{SAMPLING}:GrammarState.set_output",
+        comparison("!=", to="False"),
         "tokens that were taken back still count for the grammar",
         (f"{OWN}::TestMasks",),
     ),
     Mutant(
-        FOLLOWED,
-        "        self.grammars.forget(self)",
-        "        pass",
+        f"{SAMPLING}:Grammar.retire",
+        drop("forget"),
         "what other requests met ends all that come later",
         (f"{OWN}::TestWhatCannotBeFollowed",),
     ),
     Mutant(
-        DRAWING,
-        "    weights = law.weights.copy()",
-        "    weights = np.maximum(law.weights, 0.1)",
+        "outrider.engine.speculation:_draw",
+        call("copy", to="np.maximum(_self, 0.1)"),
         "a draft draws what the grammar forbids, and ships its law as masked: the mask is on the target alone",
         ("tests/unit/test_tree_law.py::TestExactLaw::test_laws_that_a_grammar_masks",),
     ),
     Mutant(
-        HOST,
-        "        return law_of(self._processed(index, row), row.state.params)",
-        "        law, allowed = law_of(self._rows[index], row.state.params), row.state.allowed(row.draft_prefix)\n"
-        "        kept = True if allowed is None else allowed[slice(None) if law.ids is None else law.ids]\n"
-        "        return RowLaw(law.vocab_size, np.where(kept, law.scores, np.float32(-np.inf)), law.ids)",
+        f"{SAMPLING}:HostLogits.law",
+        statement(
+            "law_of",
+            to="law, allowed = law_of(self._rows[index], row.state.params), row.state.allowed(row.draft_prefix)\n"
+            "kept = True if allowed is None else allowed[slice(None) if law.ids is None else law.ids]\n"
+            "return RowLaw(law.vocab_size, np.where(kept, law.scores, np.float32(-np.inf)), law.ids)",
+        ),
         "the mask comes after top-k and top-p, which keep what the grammar forbids",
         (f"{OWN}::TestMasks::test_a_law_is_cut_once_it_is_masked",),
     ),
     Mutant(
-        DECIDE,
-        "        own = says(j, token_id)\n        if own != token_id:",
-        "        own = token_id if ready.drafter is None else says(j, token_id)\n        if own != token_id:",
+        "target_service:_decide_slot",
+        call(
+            "walk",
+            "greedy",
+            to="_f(_0, _1 if any(source.drafter for source in proposal.sources) else"
+            " lambda node: _0.ids[_0.children(node)[0]] if _0.children(node) else _1(node))",
+        ),
         "forced tokens are committed without being verified, where the mask allows other tokens of the same bytes",
         (f"{OWN}::TestForcedTokens",),
     ),
     Mutant(
-        PENALTIES,
-        "        return self._columns.after(draft_prefix) if self._columns else None",
-        "        return self._columns.after(draft_prefix[len(self.forced()) :]) if self._columns else None",
+        f"{SAMPLING}:SamplingState.edits",
+        argument("after", 0, to="_[len(self.forced()) :]"),
         "forced tokens do not count for penalties",
         (f"{OWN}::TestWhoWins::test_forced_tokens_count_for_penalties",),
     ),
     Mutant(
-        PENALTIES,
-        "            banned, vocab_size = frozenset(i for i in banned if allowed[i]), int(allowed.sum())",
-        "            pass",
+        f"{SAMPLING}:SamplingState.banned",
+        drop("sum"),
         "a ban wins over the grammar: nothing is left to draw from",
         (f"{OWN}::TestWhoWins",),
     ),
     Mutant(
-        COMMITTED,
-        "(num_now > params.min_tokens or params.grammar)",
-        "num_now > params.min_tokens",
+        "target_service:commit_tokens",
+        never("grammar"),
         "an answer that is complete goes on with ends until min_tokens",
         ("tests/unit/test_commit.py",),
     ),

@@ -1,93 +1,67 @@
 """API keys and what each may use."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import always, call, drop, never, operation, sibling
 
-ACCESS = "gateway/admission/keys.py"
-REQUESTS, SHARING = "gateway/admission/requests.py", ("tests/unit/test_cache_salt.py",)
+CALLER = "gateway.admission:Caller"
+SHARING = ("tests/unit/test_cache_salt.py",)
 LIMITS, KEYS_TESTS = ("tests/unit/test_key_limits.py",), ("tests/unit/test_api_keys.py",)
 
 KEYS = (
     Mutant(
-        REQUESTS,
-        '        return _digest(b"key", key_name, user or "", salt or "")',
-        '        return _digest(b"key", key_name, "", salt or "")',
+        "gateway.admission:_identity",
+        call("_digest", "key_name", to='_f(_0, _1, "", _3)'),
         "a user is proposed what another of the same key was answered",
         SHARING,
     ),
     Mutant(
-        REQUESTS,
-        '    return b"" if may_read else _digest',
-        "    return _digest",
+        "gateway.admission:corpus_of",
+        never("may_read"),
         "where all share what lookup copies from, explain shows it",
         SHARING,
     ),
     Mutant(
-        "outrider/drafting/lookup.py",
-        "        if not corpus_id or len(kept)",
-        "        if len(kept)",
+        "outrider.drafting:Corpus.add",
+        never("corpus_id"),
         "callers of whom nothing is known are proposed each other's text",
         ("tests/unit/test_lookup.py",),
     ),
+    Mutant("gateway.admission:KeyRing.find", always(), "whatever is sent as a key gets in", KEYS_TESTS),
     Mutant(
-        ACCESS,
-        "            if hmac.compare_digest(key.sha256, digest):",
-        "            if key.sha256:",
-        "whatever is sent as a key gets in",
-        KEYS_TESTS,
-    ),
-    Mutant(
-        ACCESS,
-        "        if key.expires is not None and key.expires <= datetime.now(UTC):",
-        "        if False:",
+        "gateway.admission:Access.caller",
+        never("now"),
         "a key that has expired gets in",
         (*KEYS_TESTS, "tests/service/test_keys.py"),
     ),
     Mutant(
-        ACCESS,
-        "        self._look()\n        digest",
-        "        digest",
+        "gateway.admission:KeyRing.find",
+        drop("_look"),
         "a key that was revoked gets in until the gateway is started again",
         KEYS_TESTS,
     ),
+    Mutant(f"{CALLER}.take_request", drop("_take"), "nothing bounds the requests of a minute", LIMITS),
     Mutant(
-        ACCESS,
-        '            self._take("requests_per_minute", self._requests, 1)\n',
-        "",
-        "nothing bounds the requests of a minute",
-        LIMITS,
-    ),
-    Mutant(
-        ACCESS,
-        "            self._tokens.take(num_prompt + num_output - num_charged)",
-        "            self._tokens.take(num_prompt + num_output)",
+        f"{CALLER}.settle",
+        operation("-", to="_0"),
         "what was charged before an answer is not given back when it is shorter",
         LIMITS,
     ),
     Mutant(
-        ACCESS,
-        "        self._level = min(self.per_minute, self._level + ",
-        "        self._level = (self._level + ",
+        "gateway.admission:Bucket.wait_s",
+        call("min", "_level", to="_1"),
         "who was silent for an hour may send an hour's requests at once",
         LIMITS,
     ),
+    Mutant(f"{CALLER}.answers", drop("-="), "a key's answers at once are used up for ever", LIMITS),
     Mutant(
-        ACCESS,
-        "        finally:\n            self.num_answers -= count",
-        "        finally:\n            pass",
-        "a key's answers at once are used up for ever",
-        LIMITS,
-    ),
-    Mutant(
-        ACCESS,
-        "        if most is not None and self.num_answers + count > most:",
-        "        if most is not None and self.num_answers > most:",
+        f"{CALLER}.answers",
+        operation("+", "num_answers", to="_0"),
         "a key has more answers at once than it may",
         LIMITS,
     ),
     Mutant(
-        ACCESS,
-        "    return math.ceil(wait_s / unit) * unit",
-        "    return math.floor(wait_s / unit) * unit",
+        "gateway.admission:_rounded_up",
+        sibling("ceil", "floor"),
         "who waits as long as was said is refused again",
         LIMITS,
     ),

@@ -1,92 +1,81 @@
 """What is kept of a slot's cache after a round, who shares its blocks, and who finds them again."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import argument, call, constant, drop, never
 
-POOL, SLOTS_FILE = "outrider/engine/kv_pool.py", "outrider/engine/worker/slots.py"
+POOL, SLOT, ENGINE = "outrider.engine.kv_pool", "outrider.engine.worker:Slot", "outrider.engine.worker"
 KV, SLOTS, PREFIX = "tests/unit/test_kv_pool.py", "tests/unit/test_slots.py", "tests/unit/test_prefix_cache.py"
 
 TRUNCATION = (
     Mutant(
-        SLOTS_FILE,
-        "        return self._crop(max(committed_len - 1 - self.first, 0))",
-        "        return self._crop(max(committed_len - self.first, 0))",
+        f"{SLOT}.truncate",
+        constant(1, to="0"),
         "the last committed token is not fed again, and its logits are never computed",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "        agreed = self._agreeing(min(len(self.cached), len(self.ids) - 1 - self.first))",
-        "        agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))",
+        f"{SLOT}.reconcile",
+        constant(1, to="0"),
         "a slot whose drafts were all kept has nothing left to feed",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "            if cached_id != committed_id:\n                break\n",
-        "",
+        f"{SLOT}._agreeing",
+        never(),
         "rejected guesses stay in the cache and every later token is computed after them",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "        self._num_agreed = min(self._num_agreed, max(0, base_len - self.first))",
-        "        pass",
+        f"{SLOT}.commit_from",
+        drop("_num_agreed"),
         "a past that a message rewrote is not compared with the cache again",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "        self._num_agreed = min(self._num_agreed, len(self.cached))",
-        "        pass",
+        f"{SLOT}._crop",
+        drop("_num_agreed"),
         "what is fed after a truncate counts as committed unseen",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "            self._slots.pop(key).make_way()",
-        "            self._slots.pop(key)",
+        f"{ENGINE}:OpenSlots.open",
+        call("make_way", to="_self"),
         "the blocks of a slot that is opened again are lost",
         (SLOTS,),
     ),
     Mutant(
-        SLOTS_FILE,
-        "            self._pool.prefix.withdraw(block)\n        self._crop(0)",
-        "            pass\n        self._crop(0)",
+        f"{SLOT}.distrust",
+        drop("withdraw"),
         "later prompts adopt a cache that a broken forward wrote",
         (SLOTS,),
     ),
     Mutant(
-        POOL,
-        "        copied = [block for block in written if pool.num_references(block) > 1]",
-        "        copied: list[int] = []",
+        f"{POOL}:BlockTable.reserve",
+        never("num_references"),
         "a forked sequence writes into the block that another reads",
         (KV,),
     ),
     Mutant(
-        POOL,
-        "        dropped = self.blocks[keep:]\n        del self.blocks[keep:]",
-        "        dropped = self.blocks[keep + 1 :]\n        del self.blocks[keep + 1 :]",
+        f"{POOL}:BlockTable.truncate",
+        call("num_blocks_for", to="_ + 1"),
         "a truncate keeps a block too many",
         (KV, SLOTS),
     ),
     Mutant(
-        POOL,
-        "            digest = _next(digest, ids[start : start + size])\n            block",
-        "            digest = _next(_root(salt), ids[start : start + size])\n            block",
+        f"{POOL}:PrefixCache._find",
+        argument("_next", 0, to="_root(salt)"),
         "a block is found after other tokens than those it was computed after",
         (PREFIX,),
     ),
     Mutant(
-        POOL,
-        "    return blake2b(salt, digest_size",
-        '    return blake2b(b"", digest_size',
+        f"{POOL}:_root",
+        argument("blake2b", 0, to='b""'),
         "who asks under another cache salt learns from the time of its answer what others asked",
         (PREFIX,),
     ),
     Mutant(
-        POOL,
-        "        elif written:\n            pool.prefix.withdraw(written[0])\n",
-        "",
+        f"{POOL}:BlockTable.reserve",
+        drop("withdraw"),
         "a block that later prompts find is written over",
         (PREFIX,),
     ),

@@ -1,94 +1,82 @@
-"""Scaffolds of the target's own drafters: what is fed beside drafts, where it hangs, and whose it is."""
+"""Rows that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
 
 from tests.mutants import Mutant
+from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
 
-LOOKAHEAD, OWN, PASS = "outrider/drafting/lookahead.py", "target_service/own_lookahead.py", "target_service/own_pass.py"
-VERIFIER, DRAFTS = "target_service/verifier.py", "target_service/drafts.py"
-UNIT, STEPS, ROWS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",), ("tests/unit/test_rows.py",)
+LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
+UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
+PASS_TESTS = ("tests/unit/test_own_pass.py",)
 
 WINDOWS = (
     Mutant(
-        OWN,
-        "self._slots[slot.key] = Lookahead(self._shape, [*source_ids, *slot.committed])",
-        "self._slots.setdefault(slot.key, next(iter(self._slots.values()), "
-        "Lookahead(self._shape, [*source_ids, *slot.committed])))",
+        f"{LOOKAHEAD}.open",
+        statement("Window", to="self._windows.setdefault(slot.key, next(iter(self._windows.values()), _0))"),
         "one pool for all: the speed of an answer tells of texts under other salts",
         UNIT,
     ),
     Mutant(
-        LOOKAHEAD,
-        "self._levels = [deeper[0][1:], ",
-        "self._levels = [deeper[0][:-1], ",
+        "outrider.papers:Window.learn",
+        subscript("_levels", "1", to="_0[:-1]"),
         "the window stands still while its columns move, and its n-grams are none",
         UNIT,
     ),
     Mutant(
-        LOOKAHEAD,
-        "*range(-1, window - 1), *range(window - 1, num_ids - window)",
-        "*range(-1, window - 1), *range(window, num_ids - window + 1)",
+        f"{LOOKAHEAD}.rows_beside",
+        operation("-", "window", to="_ + 1", nth=(2, 2)),
         "columns hang one off, and nothing of what they bring comes true",
         UNIT,
     ),
     Mutant(
-        OWN,
-        "[parent if parent < 0 else len(parents) + parent for parent in window.parents]",
-        "window.parents",
+        f"{LOOKAHEAD}.rows_beside",
+        operation("+", to="_1"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
     ),
     Mutant(
-        PASS,
-        "end, rows = path[-1] if path else -1, list[int]()",
-        "end, rows = -1, list[int]()",
+        f"{PASS}.read",
+        never("path"),
         "what is said behind the last token is taken for what follows the drafts that were kept",
-        ("tests/unit/test_own_pass.py",),
+        PASS_TESTS,
     ),
     Mutant(
-        PASS,
-        "        placed += [draft, *range(first, first + len(own) - 1)]",
-        "        placed += [draft] * len(own)",
+        f"{PASS}.rows_beside",
+        never(beside=("append", "parents")),
         "look-ahead ids hang side by side, and say what each says alone",
-        ("tests/unit/test_own_pass.py",),
+        PASS_TESTS,
     ),
     Mutant(
-        "outrider/training/pass_embeddings.py",
-        "ahead = behind[:, :, None] + 1 + order",
-        "ahead = behind[:, :, None] + order",
+        "outrider.training:Pass.guesses",
+        operation("+", "1", to="_0"),
         "look-ahead embeddings are trained to say the token that they stand for",
         ("tests/engine/test_training.py",),
     ),
     Mutant(
-        VERIFIER,
-        "*(len(tail) + parent for parent in nodes)]",
-        "*(len(tail) + parent - (place >= len(ready.draft_ids)) for place, parent in enumerate(nodes))]",
-        "scaffolds hang a token too early",
+        "target_service:Proposal.row",
+        read("parents", to="[parent - 1 for parent in _]", beside=("+=",)),
+        "rows beside the drafts hang a token too early",
         STEPS,
     ),
     Mutant(
-        VERIFIER,
-        "for num in (len(r.draft_ids) + 1, len(r.scaffold_ids))])\n    return torch.cat(parts[::2])",
-        "for num in (len(r.scaffold_ids), len(r.draft_ids) + 1)])\n    return torch.cat(parts[1::2])",
+        "target_service:split_logits",
+        subscript("logits", to="_0[_1 + 1 : _2 + 1]", nth=(1, 2)),
         "a step is decided by what is said behind tokens that nobody said",
         STEPS,
     ),
     Mutant(
-        "target_service/rows.py",
-        "rows = each.num_scaffolds + len(drafts)",
-        "rows = each.num_scaffolds",
+        "target_service:Candidates.demand",
+        drop("+=", "offers"),
         "windows are fed that do not pay for the drafts that they bring",
-        ROWS,
+        STEPS,
     ),
     Mutant(
-        "target_service/lease.py",
-        "parent if parent < num_drafts else parent - len(others) for parent",
-        "parent for parent",
+        "target_service:Drafting.proposal",
+        call("_rows_beside", to="found.rows_beside"),
         "beside fewer drafts than there were, ids hang under other ids than their own",
-        ("tests/unit/test_own_pass.py",),
+        (*PASS_TESTS, *STEPS),
     ),
     Mutant(
-        DRAFTS,
-        "lease.own_shares[r.scaffold.drafter].note(None)",
-        "pass",
+        "target_service:learn",
+        drop("own_sources", "drafter", "note"),
         "windows that bring nothing are fed for ever",
         ("tests/unit/test_lease.py",),
     ),

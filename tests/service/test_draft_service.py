@@ -309,7 +309,7 @@ async def test_beside_what_is_drawn_hang_guesses_of_what_the_target_draws_itself
     "fields, named",
     [
         ({"max_draft_tokens": 65}, "max_draft_tokens is 65, must be from 0 to 64"),
-        ({"num_draft_tokens": 9}, "num_draft_tokens is 9, must be from 0 to 8"),
+        ({"num_draft_tokens": pb.NumDraftTokens(number=9)}, "num_draft_tokens is 9, must be from 0 to 8"),
         ({"draft_logprobs": 9}, "draft_logprobs is 9"),
         ({"draft_logprobs": pb.DRAFT_LOGPROBS_TOPK}, "draft_topk is 0"),
         ({"draft_topk": 321}, "draft_topk is 321"),

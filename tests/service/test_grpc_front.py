@@ -143,7 +143,7 @@ async def test_chats_ids_defaults_and_speculation_arrive(generator: ScriptedGene
     )
     wishes = gateway_pb2.SpeculationOptions(
         enabled=False,
-        num_draft_tokens=0,
+        num_draft_tokens=common_pb2.NumDraftTokens(number=0),
         draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK,
         draft_topk=9,
         acceptance=common_pb2.ACCEPTANCE_RULE_COUPLED,
@@ -203,11 +203,13 @@ REFUSED: list[tuple[Callable[[], gateway_pb2.GenerateRequest], str]] = [
     (lambda: asking(params={"seed": 1}), "has_seed"),
     (lambda: asking(params={"logit_bias": {4096: 1.0}}), "logit_bias"),
     (lambda: asking(stop=[""]), "stop"),
-    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=65)), "speculation.num_draft_tokens"),
     (
-        lambda: asking(speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=5, adaptive=True)),
+        lambda: asking(
+            speculation=gateway_pb2.SpeculationOptions(num_draft_tokens=common_pb2.NumDraftTokens(number=65))
+        ),
         "speculation.num_draft_tokens",
     ),
+    (lambda: asking(speculation=gateway_pb2.SpeculationOptions(drafter="model+ngram")), "speculation.drafter"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(draft_topk=5)), "speculation.draft_topk"),
     (lambda: asking(speculation=gateway_pb2.SpeculationOptions(tree=common_pb2.TreeShape())), "speculation.tree"),
     (lambda: asking(params={"acceptance": 9}), "acceptance"),

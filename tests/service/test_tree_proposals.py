@@ -46,7 +46,7 @@ def draft_worker(target_folder: str) -> Iterator[Process]:
 
 def shaped(text: str, encoding: DraftLogprobs = DraftLogprobs.AUTO, topk: int = 128) -> Speculation:
     """A tree of this shape and nothing else."""
-    return Speculation(0, 64, TreeShape.parse(text), encoding, topk, sequential=True)
+    return Speculation("auto", 64, TreeShape.parse(text), encoding, topk, sequential=True)
 
 
 async def grown(draft: ControlClient, recorder: Recorder, speculation: Speculation, **options: Any) -> Grown:

@@ -142,10 +142,8 @@ class ScriptedGateway(gateway_pb2_grpc.GenerationServiceServicer):
             await abort(context, self.model_errors.popleft())
         return pb.GetModelsResponse(
             models=[
-                pb.Model(id="pair", context_limit=512, vocab_size=4096, draft_id="small", drafters=["DRAFTER_MODEL"]),
-                pb.Model(
-                    id="guessed", context_limit=512, vocab_size=4096, draft_id="ngram", drafters=["DRAFTER_NGRAM"]
-                ),
+                pb.Model(id="pair", context_limit=512, vocab_size=4096, draft_id="small", drafters=["model"]),
+                pb.Model(id="guessed", context_limit=512, vocab_size=4096, draft_id="ngram", drafters=["ngram"]),
                 pb.Model(id="alone", context_limit=256, vocab_size=4096),
             ]
         )

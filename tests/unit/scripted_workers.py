@@ -16,7 +16,7 @@ from tests.unit.scripted_pool import INFO
 OPENED = tpb.TargetReply(open=pb.OpenReply(committed_len=1))
 
 
-DELIVERED = (pb.DRAFTER_MODEL, pb.DRAFTER_MODEL_AND_MODEL)
+DELIVERED = ("model", "model&model")
 
 
 def verdict_of(num_drafts: int = 1, hit: bool | None = None, num_wasted: int = 0, **facts: Any) -> tpb.Verdict:

@@ -24,6 +24,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
+from outrider.wire.speculation import AUTO, NumDraftTokens, Speculation
 
 PROMPT = [5, 3]
 EARLY_STOPPING = {EarlyStopping.FALSE: False, EarlyStopping.TRUE: True, EarlyStopping.NEVER: "never"}
@@ -146,16 +147,17 @@ def test_levels_that_cannot_be_are_refused(messages: list[dict[str, Any]], why: 
 @pytest.mark.parametrize(
     ("asked", "shape"),
     [
-        ((4, 0, 32), (16, 2)),
+        ((4, AUTO, 32), (16, 2)),
         ((4, 1, 32), (16, 1)),
         ((2, 9, 32), (8, 4)),
         ((8, 4, 32), (32, 1)),
-        ((8, 0, 10), (10, 1)),
+        ((8, AUTO, 10), (10, 1)),
         ((8, 4, 7), (0, 0)),
     ],
 )
-def test_what_a_draft_grows(asked: tuple[int, int, int], shape: tuple[int, int]) -> None:
-    assert draft_shape(*asked) == shape
+def test_what_a_draft_grows(asked: tuple[int, NumDraftTokens, int], shape: tuple[int, int]) -> None:
+    width, num_draft_tokens, max_draft_tokens = asked
+    assert draft_shape(width, Speculation(num_draft_tokens, max_draft_tokens)) == shape
 
 
 @pytest.mark.parametrize(

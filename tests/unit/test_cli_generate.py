@@ -27,6 +27,7 @@ from outrider.cli.render import KindPainter, tokens_per_pass
 from outrider.client import Round, RoundTimings, Token, TokenKind, Usage
 from outrider.v1 import common_pb2, gateway_pb2
 from outrider.wire import errors
+from outrider.wire.speculation import num_draft_tokens_from_proto
 from tests.unit.scripted_gateway import TEXT, ScriptedGateway, failing, hanging, serving
 
 RUN = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
@@ -83,7 +84,8 @@ def test_options_reach_the_gateway(gateway: ScriptedGateway, command: str) -> No
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 40)
     assert (params.min_p, params.seed, request.has_seed) == (0.1, 7, True)
     assert (list(request.stop), request.model) == (["a", "b"], "m")
-    assert (speculation.enabled, speculation.adaptive, speculation.HasField("num_draft_tokens")) == (True, True, False)
+    assert speculation.enabled and num_draft_tokens_from_proto(speculation.num_draft_tokens) == "auto"
+    assert speculation.HasField("num_draft_tokens")
     assert (speculation.acceptance, speculation.lenience) == (common_pb2.ACCEPTANCE_RULE_REJECTION, 0.5)
     assert (speculation.tree.num_nodes, speculation.tree.max_depth) == (12, 4)
 
@@ -172,6 +174,7 @@ def test_an_absent_server_is_one_line_with_the_remedy() -> None:
         (["--temperature", "-1"], "temperature is -1,"),
         (["--temperature", "nan"], "temperature is nan"),
         (["-K", "-2"], "num_draft_tokens"),
+        (["-K", "many"], "num_draft_tokens is 'many', must be a whole number from 0 to 64, or auto"),
         (["--tree", "4,2"], "speculation.tree is '4,2'"),
         (["--timeout", "0"], "timeout_s is 0"),
         (["--address", "ftp://127.0.0.1:8001"], "host:port"),

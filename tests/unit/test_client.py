@@ -207,7 +207,10 @@ async def test_every_parameter_reaches_the_gateway(gateway: ScriptedGateway) -> 
         num_choices=2,
         stop=["END"],
         speculation=pb.SpeculationOptions(
-            enabled=True, num_draft_tokens=0, draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK, draft_topk=64
+            enabled=True,
+            num_draft_tokens=common_pb2.NumDraftTokens(number=0),
+            draft_logprobs=common_pb2.DRAFT_LOGPROBS_TOPK,
+            draft_topk=64,
         ),
         bad_words=["damn"],
         cache_salt="salz",
@@ -224,7 +227,7 @@ async def test_enums_may_be_given_by_name(gateway: ScriptedGateway) -> None:
         await client.generate("hello", speculation=named)
     (request,) = gateway.requests
     assert request.speculation.acceptance == common_pb2.ACCEPTANCE_RULE_COUPLED
-    assert request.speculation.drafter == common_pb2.DRAFTER_NGRAM_MODEL
+    assert request.speculation.drafter == "ngram+model"
     assert request.speculation.draft_logprobs == common_pb2.DRAFT_LOGPROBS_FULL
 
 
@@ -259,7 +262,7 @@ async def test_what_is_not_given_is_absent(gateway: ScriptedGateway) -> None:
     text, ids, chat = gateway.requests
     assert not text.has_seed and not text.HasField("structured_outputs")
     assert not text.params.HasField("num_logprobs")
-    assert not text.speculation.HasField("num_draft_tokens") and not text.speculation.adaptive
+    assert not text.speculation.HasField("num_draft_tokens")
     assert text.params.temperature == 1.0
     assert text.params.max_tokens == 16
     assert (list(ids.prompt_ids.ids), ids.speculation.enabled, list(ids.stop)) == ([4, 5], False, ["a", "b"])

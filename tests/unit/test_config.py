@@ -139,8 +139,9 @@ def test_bad_values_are_named(cls: type, name: str, value: str, by: str) -> None
         (["--metrics-port", "8000"], "port and metrics_port are both 8000"),
         (["--registry", "127.0.0.1:7000"], "registry and target contradict each other"),
         (["--num-draft-tokens", "4", "--tree", "4x2x1"], "tree is 4x2x1 and num_draft_tokens 4"),
-        (["--num-draft-tokens", "33"], "num_draft_tokens is 33, 33 drafted tokens, and max_draft_tokens 32"),
-        (["--max-draft-tokens", "19", "--tree", "4x2x1"], "tree is 4x2x1, 20 drafted tokens, and max_draft_tokens 19"),
+        (["--num-draft-tokens", "0", "--tree", "4x2x1"], "tree is 4x2x1 and num_draft_tokens 0"),
+        (["--num-draft-tokens", "33"], "num_draft_tokens is 33, and at most 32 tokens are drafted"),
+        (["--max-draft-tokens", "19", "--tree", "4x2x1"], "tree is 4x2x1, 20 nodes, and at most 19 tokens are drafted"),
         (["--drafter", "ngram", "--tree", "best:12x4"], "tree is best:12x4 and drafter ngram"),
     ],
 )

@@ -29,7 +29,8 @@ from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.followers import TableDrafter
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.papers.tables import Bigram, Unigram
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.drafters import Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from target_service.own_drafts import OwnDrafts
 from tests.unit.test_acceptance_law import (

@@ -19,8 +19,8 @@ from gateway.rounds.verification import TOKENS_AHEAD
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable, WorkerFault
-from outrider.wire.kinds import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.protocol import PROTOCOL
 from outrider.wire.settings.config import GatewayConfig
@@ -109,12 +109,12 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
         assert target.names == ["open", "verify"] and draft.names == ["open", "advance"]
         opened, lease, told = target.all_of("open")[0], target.lease, draft.all_of("advance")[0]
         assert opened.protocol == draft.all_of("open")[0].protocol == PROTOCOL
-        assert (opened.speculation.num_draft_tokens, opened.speculation.sequential) == (K, False)
+        assert (opened.speculation.num_draft_tokens.number, opened.speculation.sequential) == (K, False)
         assert draft.all_of("open")[0].speculation == opened.speculation
         assert (lease.base_len, lease.until_len, lease.tickets[0].is_drafted) == (3, 3 + CREDIT, True)
         assert told.ticket == ticket_of(lease) != 0 and told.base_len == 3
 
-        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter=pb.DRAFTER_MODEL)
+        target.says(3, [1, 2, 9], "aab", num_drafted=2, num_accepted=2, hit=True, drafter="model")
         output = await first
         assert [token.id for token in output.tokens] == [1, 2, 9] and (output.num_drafted, output.num_accepted) == (
             2,
@@ -129,7 +129,7 @@ async def test_a_round_opens_leases_commits_and_lets_both_go_on(monkeypatch: pyt
 async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_tokens_are_truncated() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        answer.target.says(3, [1, 8], "ar", num_drafted=2, num_accepted=1, hit=True, drafter="model")
         answer.target.says(5, [4], "p", hit=False, num_wasted=1)
         assert [token.id for token in (await first).tokens] == [1, 8]
         assert [token.id for token in (await answer.next()).tokens] == [4]
@@ -153,7 +153,7 @@ async def test_verdicts_that_are_here_already_are_taken_one_by_one_and_dropped_t
 async def test_several_drafts_of_a_position_count_as_one_there() -> None:
     answer = Answer()
     async with answer.begun() as first:
-        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter=pb.DRAFTER_MODEL)
+        answer.target.says(3, [1, 8], "ar", num_drafted=6, depth=2, num_accepted=1, hit=True, drafter="model")
         await first
         assert answer.metric("spec_draft_tokens_total") == 6
         for name, counts in (("drafted", [1, 1, 0]), ("accepted", [1, 0, 0])):
@@ -185,7 +185,7 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
             tpb.DraftOutcome(),
         ]
         rest = {"num_drafted": 5, "depth": 3, "num_accepted": 1, "outcomes": outcomes}
-        answer.target.says(3, [1, 8], "ar", drafter=pb.DRAFTER_MODEL_AND_MODEL, **rest)
+        answer.target.says(3, [1, 8], "ar", drafter="model&model", **rest)
         await first
         counts = [answer.metric("spec_draft_tokens_total", draft=info.model_id) for info in infos]
         assert counts == [3, 2] and answer.metric("spec_accepted_tokens_total") == 1
@@ -198,7 +198,7 @@ async def test_of_two_pools_a_draft_each_is_told_under_a_ticket_of_its_own_and_e
 
         outcomes[1], length = tpb.DraftOutcome(hit=True), 5
         for _ in range(TRIAL + 2):
-            answer.target.says(length, [1, 8], "ar", drafter=pb.DRAFTER_MODEL, **(rest | {"outcomes": outcomes}))
+            answer.target.says(length, [1, 8], "ar", drafter="model", **(rest | {"outcomes": outcomes}))
             await answer.next()
             length += 2
         assert len(drafts["draft-1"].all_of("advance")) == TRIAL + 4, "what is named is waited for, of every draft"
@@ -280,7 +280,7 @@ async def test_what_an_end_of_sequence_cuts_off_counts_as_overrun_too() -> None:
     ("wish", "is_drafted"),
     [
         (SpeculationOptions(num_draft_tokens=4), True),
-        (SpeculationOptions(adaptive=True), True),
+        (SpeculationOptions(num_draft_tokens="auto"), True),
         (SpeculationOptions(enabled=False), False),
         (SpeculationOptions(num_draft_tokens=0), False),
     ],
@@ -420,7 +420,7 @@ async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> No
 
 
 async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
-    answer = Answer(drafts={}, wish=SpeculationOptions(adaptive=True))
+    answer = Answer(drafts={}, wish=SpeculationOptions(num_draft_tokens="auto"))
     async with answer.begun() as first:
         assert answer.target.all_of("open")[0].HasField("speculation"), "a draft may join later"
         assert not answer.target.lease.tickets[0].is_drafted

@@ -11,7 +11,7 @@ from gateway.rounds.drafting import DraftAssignment
 from gateway.workers.member import DraftMember, Pairing, State, TargetMember
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
@@ -20,8 +20,8 @@ from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
 def draft_link(*drafters: Drafter, **changes: Any) -> Any:
     info = pb.WorkerInfo()
     info.CopyFrom(INFO)
-    info.drafters.extend(each.value for each in drafters)
-    info.model_id = drafters[0].label if drafters else "small"
+    info.drafters.extend(drafters)
+    info.model_id = drafters[0] if drafters else "small"
     link = link_of(connection_of(), info)
     link.connection.info = info
     return link

@@ -119,7 +119,7 @@ def test_a_draft_whose_deliveries_break_a_rule_is_left_for_another_under_another
     side.goes_on()
     assert side.goes_on(num_tokens=1, fallback=tpb.FALLBACK_REASON_REFUSED), "it must not deliver any more"
     assert side.name == "draft-1" and side.drafts[0].names[-1] == "close"
-    assert not side.goes_on(num_tokens=1, hit=True, drafter=pb.DRAFTER_MODEL)
+    assert not side.goes_on(num_tokens=1, hit=True, drafter="model")
 
 
 def test_the_only_draft_is_kept_until_it_has_failed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
         other.note(verdict_of())
     other.advance(2, side.target, side.member)
     assert draft.names[-2:] == ["open", "advance"]
-    other.note(verdict_of(hit=True, drafter=pb.DRAFTER_MODEL))
+    other.note(verdict_of(hit=True, drafter="model"))
     assert side.model.drafts["draft-0"].num_unused(b"") == 0, "who comes next drafts at once"
 
 
@@ -198,7 +198,7 @@ def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, 
     other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
     other.place(side.member)
     assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
-    side.drafting.note(verdict_of(num_drafted=1, drafter=pb.DRAFTER_MODEL))
+    side.drafting.note(verdict_of(num_drafted=1, drafter="model"))
     side.goes_on(num_tokens=1)
     assert not side.drafting.is_unprofitable
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from outrider.engine.drafters import make_drafters
-from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import DRAFTERS, Drafter
+from outrider.wire.drafters import Drafter
+from outrider.wire.errors import ConfigError, InvalidRequest
 from tests.tiny_models import write_tokenizer
 from tests.unit.drafting import said
 
@@ -57,11 +58,11 @@ def test_names_say_who_drafts() -> None:
     own = ["ngram", "lookup", "unigram", "bigram", "heads", "lookahead", "pass"]
     combined = ["ngram+model", "lookup+model", "lookahead+model", "prediction", "prediction+model"]
     united = ["ngram&model", "lookup&model", "model&model"]
-    assert list(DRAFTERS) == ["model", *own, *combined, *united]
-    assert [each.label for each in Drafter if each.unites] == united
-    assert [(each.own, each.asks_model) for each in Drafter] == [
+    assert list(Drafter) == ["model", *own, *combined, *united]
+    assert [each for each in Drafter if each.is_merged] == united
+    assert [(each.own, each.needs_draft_worker) for each in Drafter] == [
         (None, True),
-        *((DRAFTERS[each], False) for each in own),
+        *((Drafter(each), False) for each in own),
         (Drafter.NGRAM, True),
         (Drafter.LOOKUP, True),
         (Drafter.LOOKAHEAD, True),
@@ -71,3 +72,13 @@ def test_names_say_who_drafts() -> None:
         (Drafter.LOOKUP, True),
         (None, True),
     ]
+
+
+def test_a_bar_stands_for_a_plus_and_what_is_no_name_is_refused() -> None:
+    assert Drafter.parse("ngram|model") is Drafter.NGRAM_MODEL
+    assert Drafter.NGRAM.merged() is Drafter.NGRAM_AND_MODEL and Drafter.MODEL.merged() is Drafter.MODEL_AND_MODEL
+    for label in ("heads+model", "ngram&ngram", "model+ngram", ""):
+        with pytest.raises(
+            InvalidRequest, match=re.escape(f"speculation.drafter is {label!r}, must be one of model, ngram")
+        ):
+            Drafter.parse(label, "speculation.drafter")

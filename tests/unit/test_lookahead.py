@@ -14,8 +14,8 @@ from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.papers import lookahead
 from outrider.papers.lookahead import LookaheadDrafter, Window
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load

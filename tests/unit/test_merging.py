@@ -21,19 +21,19 @@ from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import AcceptanceRule, Drafter
+from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.budget import VerifyChoice
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.draft_buffer import BufferedToken
 from target_service.drafting import Candidates, Drafting
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
-from target_service.rows import RowRule
 from target_service.servicer import verify_job
 from target_service.verdicts import drafter_of, learn
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
@@ -306,7 +306,7 @@ class TestExactLaw:
         """A step's output that verifies `count` of what two sources draw: two drafts, and up to three beside them."""
         numbers = Numbers(chooser)
         own = self.drawn(laws[1], [numbers["own draft", depth] for depth in range(min(3, count - 1))], ends)
-        drafting, lease = made(DRAWN, own, chances, num_draft_tokens=0, max_draft_tokens=5)
+        drafting, lease = made(DRAWN, own, chances, num_draft_tokens="auto", max_draft_tokens=5)
         lease.slot.max_len = len(PROMPT) + 4
         park(lease.first, self.drawn(laws[0], [numbers["draft", depth] for depth in range(2)], never))
         proposal = proposal_of(drafting, drafting.candidates(lease), count)
@@ -401,19 +401,19 @@ class TestExactLaw:
 
         def step(chooser: Chooser) -> Prefix:
             numbers = Numbers(chooser)
-            drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens=0 if is_live else 2)
+            drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens="auto" if is_live else 2)
             (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
             park(lease.drafts[1], chain)
             lease.drafts[1].buffer.tokens[0].is_ended = not second[0]
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
             lease.begin_step(0.0)
-            lease.first.is_active, rule = is_live, RowRule()
+            lease.first.is_active, budget = is_live, VerifyBudget()
             for _ in range(60):
-                rule.note(1, 1, 1 / 45)
+                budget.note(1, 1, 1 / 45)
             found = drafting.candidates(lease)
             awaited = drafting.pending(found)
-            was_held.append(bool(awaited) and (not is_live or rule.hold_until(awaited, 0.001) is not None))
+            was_held.append(bool(awaited) and (not is_live or budget.hold_until(awaited, 0.001) is not None))
             if was_held[-1]:
                 lease.held_from_s = 0.0
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))
@@ -459,7 +459,7 @@ def test_how_many_draws_are_verified_does_not_go_by_how_many_there_are(fixed: in
     found = list[list[float]]()
     for num in (1, 2):
         chain = [(1, EVEN)] * num
-        drafting, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed)
+        drafting, lease = made(DRAWN, chain if is_own else [], num_draft_tokens=fixed or "auto")
         park(lease.first, [] if is_own else chain)
         candidates = drafting.candidates(lease)
         found.append(probs_of(candidates))
@@ -494,7 +494,7 @@ def test_a_target_without_token_trees_offers_no_unions() -> None:
     alone = OwnDrafts({Drafter.NGRAM: ngram})
     assert UNION not in alone.offered
     refusal = alone.refuses(UNION)
-    assert refusal is not None and "for ngram&model take a model and an attention_path" in refusal.message
+    assert refusal is not None and "ngram&model takes a model and an attention_path" in refusal.message
 
 
 @pytest.mark.parametrize("tickets", [[], [6, 6], [*range(10, 19)]], ids=["none", "twice", "too many"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -14,10 +14,9 @@ from gateway.api.schemas import SpeculationBody
 from gateway.generation import GenerationRequest, ServedFacts, SpeculationOptions
 from gateway.rounds.decode_loop import Decoder
 from gateway.rounds.session import Session
-from outrider.client.types import Drafter as SdkDrafter
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
-from outrider.wire.kinds import DRAFTERS, Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import GatewayConfig
 from tests.unit.scripted_pool import INFO, connection_of, link_of, served_model
@@ -28,7 +27,7 @@ def connection(*offered: Drafter) -> Any:
     made = connection_of()
     made.info = pb.WorkerInfo()
     made.info.CopyFrom(INFO)
-    made.info.drafters.extend(each.value for each in offered)
+    made.info.drafters.extend(offered)
     return made
 
 
@@ -61,15 +60,15 @@ async def opened(
 @pytest.mark.parametrize(
     ("drafter", "own", "asks_draft"),
     [
-        ("model", pb.DRAFTER_UNSPECIFIED, True),
-        ("ngram", pb.DRAFTER_NGRAM, False),
-        ("ngram+model", pb.DRAFTER_NGRAM, True),
-        ("lookup|model", pb.DRAFTER_LOOKUP, True),
-        ("bigram", pb.DRAFTER_UNSPECIFIED, True),
+        ("model", "", True),
+        ("ngram", "ngram", False),
+        ("ngram+model", "ngram", True),
+        ("lookup|model", "lookup", True),
+        ("bigram", "", True),
     ],
 )
 async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_where_it_may_draft(
-    drafter: str, own: int, asks_draft: bool
+    drafter: str, own: str, asks_draft: bool
 ) -> None:
     target, draft = await opened(NGRAM, drafter)
     assert target.all_of("open")[0].drafter == own
@@ -79,15 +78,15 @@ async def test_the_targets_own_drafter_follows_the_slot_and_a_draft_is_told_wher
 @pytest.mark.parametrize(
     ("default", "named", "own", "asks_draft"),
     [
-        ("model", None, pb.DRAFTER_UNSPECIFIED, True),
-        ("lookup", None, pb.DRAFTER_LOOKUP, False),
-        ("ngram+model", None, pb.DRAFTER_NGRAM, True),
-        ("lookup", Drafter.PREDICTION, pb.DRAFTER_UNSPECIFIED, False),
-        ("lookup", Drafter.PREDICTION_MODEL, pb.DRAFTER_UNSPECIFIED, True),
+        ("model", None, "", True),
+        ("lookup", None, "lookup", False),
+        ("ngram+model", None, "ngram", True),
+        ("lookup", Drafter.PREDICTION, "", False),
+        ("lookup", Drafter.PREDICTION_MODEL, "", True),
     ],
 )
 async def test_a_prediction_goes_before_who_else_drafts(
-    default: str, named: Drafter | None, own: int, asks_draft: bool
+    default: str, named: Drafter | None, own: str, asks_draft: bool
 ) -> None:
     target, draft = await opened((*NGRAM, Drafter.PREDICTION), default, (3, 4, 5), named)
     message = target.all_of("open")[0]
@@ -98,7 +97,7 @@ async def test_a_prediction_goes_before_who_else_drafts(
 
 async def test_of_two_that_draft_into_one_tree_the_target_is_told_both() -> None:
     target, draft = await opened((*NGRAM, Drafter.NGRAM_AND_MODEL), "ngram&model")
-    assert target.all_of("open")[0].drafter == pb.DRAFTER_NGRAM_AND_MODEL
+    assert target.all_of("open")[0].drafter == "ngram&model"
     assert target.lease.tickets[0].is_drafted and "advance" in draft.names
 
 
@@ -136,7 +135,7 @@ def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
     facts = ServedFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
     for drafter in (None, Drafter.NGRAM, Drafter.UNIGRAM):
         assert check_demand(demand(drafter), [facts]) is facts
-    refusal = r"drafter is bigram, .* offered: ngram, unigram; .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+    refusal = r"drafter is bigram, .* offered: ngram, unigram; bigram takes .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
     with pytest.raises(InvalidRequest, match=refusal):
         check_demand(demand(Drafter.BIGRAM), [facts])
     for drafter in (Drafter.MODEL, Drafter.NGRAM_MODEL):
@@ -157,7 +156,7 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     model.draft_pools = ("drafts",)  # whose workers are all gone for now
     assert Drafter.NGRAM_MODEL in model.facts().drafters
     assert Drafter.NGRAM_AND_MODEL not in model.facts().drafters  # a target that makes no such trees
-    target.info.drafters.append(pb.DRAFTER_NGRAM_AND_MODEL)
+    target.info.drafters.append("ngram&model")
     assert Drafter.NGRAM_AND_MODEL in model.facts().drafters
     target.info.trees = True
     assert Drafter.MODEL_AND_MODEL not in model.facts().drafters, "there is one pool of drafts"
@@ -165,17 +164,18 @@ def test_what_may_be_asked_for_is_what_workers_say() -> None:
     assert Drafter.MODEL_AND_MODEL in model.facts().drafters
 
 
-def test_every_side_knows_the_same_names() -> None:
-    names = list(DRAFTERS)
-    assert [each.value for each in SdkDrafter] == names
-    of_a_request = ["prediction", "prediction+model"]
-    for owner, known in ((SpeculationBody, names), (GatewayConfig, [n for n in names if n not in of_a_request])):
-        annotation = owner.model_fields["drafter"].annotation
-        literal = next((each for each in get_args(annotation) if get_args(each)), annotation)
-        assert list(get_args(literal)) == known
+def test_what_a_request_or_a_setting_may_say_is_what_there_is() -> None:
+    of_a_body = SpeculationBody.model_json_schema()["properties"]["drafter"]["enum"]
+    assert of_a_body == [*Drafter, None]
+    of_settings = GatewayConfig.model_json_schema()["properties"]["drafter"]["enum"]
+    assert of_settings == [drafter for drafter in Drafter if drafter not in ("prediction", "prediction+model")]
+    with pytest.raises(ValueError, match="drafts from what a request predicts; say one of model, ngram"):
+        GatewayConfig(target="127.0.0.1:9", drafter=Drafter.PREDICTION)
 
 
 def test_a_bar_may_stand_for_the_plus() -> None:
     body = SpeculationBody.model_validate({"drafter": "lookup|model"})
     assert body.options().drafter is Drafter.LOOKUP_MODEL
-    assert SdkDrafter("ngram|model") is SdkDrafter.NGRAM_MODEL
+    assert (
+        GatewayConfig.model_validate({"target": "127.0.0.1:9", "drafter": "ngram|model"}).drafter is Drafter.NGRAM_MODEL
+    )

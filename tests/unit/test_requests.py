@@ -29,8 +29,8 @@ from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.generation import ServedFacts
 from gateway.grammar_checker import GrammarChecker
 from gateway.grammars import of_regex
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ContextExceeded, InvalidRequest, ModelNotFound
-from outrider.wire.kinds import Drafter
 from outrider.wire.scheduling import Scheduling
 from tests.checkers import InlinePool, inline_checker
 from tests.rendering import inline_template
@@ -190,7 +190,7 @@ async def test_a_grammar_is_checked_once_for_all_answers() -> None:
 async def test_an_operator_bounds_what_a_request_may_have_drafted(asked: dict[str, object], shown: str) -> None:
     demand = parse_body(CompletionBody, {"prompt": "x", "speculation": asked}).demand("id")
     await build_requests(demand, FACTS, reader(), config(), inline_checker())
-    with pytest.raises(InvalidRequest, match=rf"{shown}, .*at most 16 tokens \(max_draft_tokens\)"):
+    with pytest.raises(InvalidRequest, match=f"{shown}, and at most 16 tokens are drafted; .* max_draft_tokens"):
         await build_requests(demand, FACTS, reader(), config(max_draft_tokens=16), inline_checker())
 
 

@@ -89,7 +89,7 @@ def test_text_that_might_have_been_a_stop_comes_with_the_end(tokenizer: Tokenize
 
 @pytest.mark.parametrize(
     ("drafter", "kind"),
-    [(0, TokenKind.FORCED), (pb.DRAFTER_PREDICTION, TokenKind.PREDICTED), (pb.DRAFTER_NGRAM, TokenKind.ACCEPTED)],
+    [("", TokenKind.FORCED), ("prediction", TokenKind.PREDICTED), ("ngram", TokenKind.ACCEPTED)],
 )
 def test_accepted_tokens_are_told_apart_and_count_alike(tokenizer: Tokenizer, drafter: Any, kind: TokenKind) -> None:
     session, ids = session_of(tokenizer), tokenizer.encode("the quick brown fox")
@@ -124,7 +124,7 @@ def test_what_a_verdict_explains_is_told_with_texts_to_who_asks(tokenizer: Token
     )
     draft = [pb.DraftToken(id=ids[0], parent=-1, accepted=True), pb.DraftToken(id=ids[2])]
     verified = pb.Explanation(draft=draft, rejection=rejection, draft_us=7)
-    facts = {"num_drafted": 2, "num_accepted": 1, "drafter": pb.DRAFTER_MODEL, "batch_size": 3, "queue_us": 5}
+    facts = {"num_drafted": 2, "num_accepted": 1, "drafter": "model", "batch_size": 3, "queue_us": 5}
     asked, not_asked = session_of(tokenizer, explain=True), session_of(tokenizer)
     told = apply(asked, ids[:2], **facts, explanation=verified).explanation
     assert apply(not_asked, ids[:2], **facts, explanation=verified).explanation is None

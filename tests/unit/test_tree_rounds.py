@@ -28,7 +28,6 @@ def worker_info(trees: bool, context_limit: int = 512, num_kv_blocks: int = 100)
     ("wishes", "no_trees", "why"),
     [
         ({}, "the target m takes chains alone (path flash)", "path flash"),
-        ({"num_draft_tokens": 0}, None, "num_draft_tokens 0"),
         ({"lenience": 0.9}, None, "lenience 0.9"),
     ],
 )

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from outrider.client import AcceptanceRule, Drafter, DraftLogprobs, Speculation
-from outrider.wire import kinds
-from outrider.wire.params import AUTO, DraftTokens
 from outrider.wire.settings.config import GatewayConfig
+from outrider.wire.speculation import AUTO, NumDraftTokens
 
 PLAIN = "plain"
 TOPK = 128
@@ -19,9 +18,6 @@ _DEEPEST = 8
 _SMALL_DEPTH = 4
 """Levels of small trees: three nodes for each of so many were the fastest trees of `make bench-trees`."""
 _MAX_DRAFT_TOKENS: int = GatewayConfig.model_fields["max_draft_tokens"].default
-_OF_A_REQUEST = (Drafter.PREDICTION, Drafter.PREDICTION_MODEL)
-"""What prompts alone cannot measure."""
-_ASKING_A_MODEL = {Drafter(each.label) for each in kinds.Drafter if each.asks_model} - {*_OF_A_REQUEST}
 
 
 def chain_name(k: int) -> str:
@@ -43,21 +39,21 @@ def alternatives(k: int, max_k: int, temperature: float, offered: Iterable[Draft
 
     offered: drafters that the deployment has.
     """
-    offered = [each for each in offered if each not in _OF_A_REQUEST]
+    offered = [drafter for drafter in offered if not drafter.needs_prediction]  # prompts alone cannot measure those
     found = chains((0,), temperature)
-    for drafter in (each for each in offered if each not in _ASKING_A_MODEL):
+    for drafter in (each for each in offered if not each.needs_draft_worker):
         for own_k in sorted({k, min(_OWN_K, max_k)}):
-            found[f"{chain_name(own_k)}, {drafter.value}"] = _drafted(own_k, temperature, drafter)
+            found[f"{chain_name(own_k)}, {drafter}"] = _drafted(own_k, temperature, drafter)
     found[f"K = {AUTO}"] = _drafted(AUTO, temperature, Drafter.MODEL)
     found |= chains((k,), temperature) | (_encoded_and_coupled(k) if temperature else {})
-    for drafter in (each for each in offered if each in _ASKING_A_MODEL and each is not Drafter.MODEL):
-        found[f"{chain_name(k)}, {drafter.value}"] = _drafted(k, temperature, drafter)
+    for drafter in (each for each in offered if each.needs_draft_worker and each is not Drafter.MODEL):
+        found[f"{chain_name(k)}, {drafter}"] = _drafted(k, temperature, drafter)
     return found | _trees(k, temperature)
 
 
 def needs_draft(options: Speculation) -> bool:
     """Return whether a draft worker has any part in it."""
-    return options.enabled and options.drafter in _ASKING_A_MODEL
+    return options.enabled and options.drafter is not None and Drafter(options.drafter).needs_draft_worker
 
 
 def max_draft_tokens(k: int) -> int:
@@ -81,7 +77,7 @@ def gateway_settings(options: Speculation) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _drafted(k: DraftTokens, temperature: float, drafter: Drafter) -> Speculation:
+def _drafted(k: NumDraftTokens, temperature: float, drafter: Drafter) -> Speculation:
     if not temperature:  # there is no rule to choose, and no distribution travels
         return Speculation(num_draft_tokens=k, drafter=drafter)
     rule, encoding = AcceptanceRule.REJECTION, DraftLogprobs.AUTO

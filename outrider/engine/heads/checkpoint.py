@@ -39,12 +39,15 @@ class Checkpoint:
         pickles = () if self._shards else PICKLES
         self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
         """The pickle that holds the weights, where no other file does."""
-        self._pickled: dict[str, Tensor] | None = None
 
     @property
     def is_wrapped(self) -> bool:
         """Whether the layout is speculators'."""
         return "speculators_model_type" in self.config
+
+    def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
+        """Return the error of files that cannot be served. of: the tensor or the key that `what` is said of."""
+        return ConfigError(f"{f'{of} of ' * bool(of)}{self.model} {what}", param=param)
 
     def part(self, name: str) -> dict[str, Any]:
         """Return what the configuration has under a name; empty where that is no object."""
@@ -54,21 +57,17 @@ class Checkpoint:
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors. Raises ConfigError where they are in a pickle that may not be read."""
-        return frozenset(self._shards or self._unpickled())
+        return frozenset(self._shards or self._pickled)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor of `names`, on the CPU. Raises ConfigError for a damaged file."""
         if not self._shards:
-            return self._unpickled()[name]
+            return self._pickled[name]
         tensor: Tensor = read_safe(self._shards[name], lambda file: file.get_tensor(name))
         return tensor
 
-    def _unpickled(self) -> dict[str, Tensor]:
-        if self._pickled is None:
-            self._pickled = self._unpickle()
-        return self._pickled
-
-    def _unpickle(self) -> dict[str, Tensor]:
+    @cached_property
+    def _pickled(self) -> dict[str, Tensor]:
         if self.pickle is None:
             raise ConfigError(f"{self.model} has no weights: none of {', '.join((INDEX, *SAFE))}", param="model")
         if not self._allow_pickle:

@@ -13,11 +13,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers import Cache
 
-from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
-from outrider.engine.heads.network import BlockHead, BlockShape, Misreading
+from outrider.engine.heads.llama_head import AttentionBias, HeadLayer, LlamaFacts, LlamaHead
+from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 """vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""
@@ -33,8 +32,7 @@ class DFlashConfig(LlamaFacts):
     causal: tuple[bool, ...]
     """By layer, whether a token of the block sees no later one."""
     block: BlockShape
-    has_bias: bool = False
-    """Whether the attention's linear layers have one."""
+    bias: AttentionBias = "none"
     embedding_scale: float = 1.0
     """Of the table's rows, where a block's tokens are embedded."""
     markov_rank: int = 0
@@ -49,7 +47,10 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
+        self.layers = nn.ModuleList()
+        for index, (is_causal, window) in enumerate(zip(facts.causal, facts.windows, strict=True)):
+            limits = {"is_causal": is_causal, "window": window}
+            self.layers.append(HeadLayer(self.config, index, facts.width, has_norms=True, bias=facts.bias, **limits))
         self.markov_head = None
         if facts.markov_rank:
             sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
@@ -59,13 +60,13 @@ class DFlashHead(LlamaHead, BlockHead):
     def block(self) -> BlockShape:
         return self.facts.block
 
-    def misreadings(self) -> Sequence[Misreading]:
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         facts, block = self.facts, self.block
         place, size = ("later", block.size + 1) if block.from_anchor else ("earlier", block.size - 1)
         off_by_one = replace(block, from_anchor=not block.from_anchor, size=size)  # which proposes as many tokens
-        found = [(f"reading one place {place}", self.decided(replace(facts, block=off_by_one)))]
+        found = [(f"reading one place {place}", replace(facts, block=off_by_one))]
         if facts.embedding_scale != 1:
-            found.append(("with unscaled embeddings", self.decided(replace(facts, embedding_scale=1.0))))
+            found.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
         return found
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
@@ -91,31 +92,6 @@ class DFlashHead(LlamaHead, BlockHead):
         if self.draft_ids is None:
             return logits + biases.to(logits.dtype)
         return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
-
-
-class _Layer(nn.Module):
-    def __init__(self, config: LlamaConfig, facts: DFlashConfig, index: int) -> None:
-        super().__init__()
-        self.input_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.self_attn = HeadAttention(
-            config,
-            index,
-            facts.width,
-            has_norms=True,
-            has_bias=facts.has_bias,
-            has_output_bias=facts.has_bias,
-            is_causal=facts.causal[index],
-            window=facts.windows[index],
-        )
-        self.post_attention_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.mlp = LlamaMLP(config)
-
-    def forward(self, hidden: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
-        """Return [1, Q, d] of hidden [1, Q, d] and features [1, C, d], which this layer does not norm."""
-        inner = self.input_layernorm(hidden)
-        hidden = hidden + self.self_attn(inner, torch.cat([features, inner], dim=1), rotary, cache)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
 
 
 class MarkovHead(nn.Module):

@@ -7,31 +7,20 @@ accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import (
-    HeadFiles,
-    agreed_taps,
-    complete,
-    layer_config,
-    layer_ids,
-    llama_facts,
-    masked_id,
-    read_tensors,
-    take_norm,
-)
-from outrider.engine.heads.llama_head import HeadAttention, HeadNorm, LlamaFacts, LlamaHead
-from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, Misreading, swapped
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
+from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
+from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
-from outrider.wire.errors import ConfigError
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """speculators' name of the masked id, and vLLM's."""
@@ -39,15 +28,15 @@ MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(LlamaFacts):
-    """Facts of an EAGLE-3 head. Its first layer's residual and what it carries are in no tensor."""
+    """Facts of an EAGLE-3 head."""
 
-    norm: Norm = "none"
-    """Norm of the opening map."""
     norm_before_residual: bool = False
     """Whether the first residual is the feature after its norm."""
     qk_norms: bool = False
     """Whether queries and keys are normed, head by head (Qwen 3)."""
     qkv_bias: bool = False
+    swaps_norms: bool = False
+    """Whether the norms of embeddings and features stand in each other's place, as where files are misread."""
     mask_id: int | None = None
     """The id that stands at positions that a P-EAGLE head fills; None for EAGLE-3."""
 
@@ -59,7 +48,10 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
-        self.layers = nn.ModuleList(_Layer(self.config, facts, index) for index in range(facts.num_layers))
+        attention = {"has_norms": facts.qk_norms, "bias": "inputs" if facts.qkv_bias else "none"}
+        self.layers = nn.ModuleList([_FirstLayer(self.config, **attention)])
+        for index in range(1, self.config.num_hidden_layers):
+            self.layers.append(HeadLayer(self.config, index, facts.width, **attention))
         if facts.mask_id is not None:
             self.register_buffer("mask_feature", torch.empty(facts.width))
 
@@ -69,59 +61,50 @@ class Eagle3Head(LlamaHead, CarryHead):
             return None
         return BlockShape(MASKED_POSITIONS, self.facts.mask_id, feature=self.mask_feature)
 
-    def decide(self, facts: Eagle3Config) -> None:
-        super().decide(facts)
-        first: Any = self.layers[0]
-        first.norm_before_residual = facts.norm_before_residual
-
-    def misreadings(self) -> Sequence[Misreading]:
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         is_normed = self.facts.norm_before_residual
-        residual = self.decided(replace(self.facts, norm_before_residual=not is_normed))
         return (
+            ("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)),
             (
-                "with the norms of embedding and features swapped",
-                swapped(self.layers[0], "input_layernorm", "hidden_norm"),
+                f"with the first residual {'un' * is_normed}normed",
+                replace(self.facts, norm_before_residual=not is_normed),
             ),
-            (f"with the first residual {'un' * is_normed}normed", residual),
         )
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.embed_tokens(input_ids)  # [1, T, d]
-        hidden = features.to(embedded.dtype)
-        rotary = self.rotary_emb(embedded, position_ids)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, embedded if index == 0 else None, rotary, cache)
+        return self.run_layers(features.to(embedded.dtype), embedded, self.rotary_emb(embedded, position_ids), cache)
+
+    def run_layers(
+        self, features: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
+    ) -> Tensor:
+        """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
+        first: Any = self.layers[0]
+        residual, inner = first.join(features, embedded, self.facts)
+        hidden = first.add(residual, first.self_attn(inner, inner, rotary, cache))
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, hidden[:, :0], rotary, cache)
         return hidden
 
 
-class _Layer(nn.Module):
-    """A decoder layer; the first reads a token's embedding beside the feature."""
+class _FirstLayer(HeadLayer):
+    """Reads a token's embedding beside the feature."""
 
-    def __init__(self, config: LlamaConfig, facts: Eagle3Config, index: int) -> None:
-        super().__init__()
-        self.norm_before_residual = facts.norm_before_residual
-        input_width = facts.width
-        if index == 0:
-            self.hidden_norm = HeadNorm(facts.width, eps=facts.epsilon)
-            input_width = 2 * facts.width
-        self.input_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.self_attn = HeadAttention(config, index, input_width, has_norms=facts.qk_norms, has_bias=facts.qkv_bias)
-        self.post_attention_layernorm = HeadNorm(facts.width, eps=facts.epsilon)
-        self.mlp = LlamaMLP(config)
+    def __init__(self, config: LlamaConfig, **attention: Any) -> None:
+        super().__init__(config, 0, 2 * config.hidden_size, **attention)
+        self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self, hidden: Tensor, embedded: Tensor | None, rotary: tuple[Tensor, Tensor], cache: Cache | None
-    ) -> Tensor:
-        """Return [1, T, d] of hidden [1, T, d] and, in the first layer, embedded [1, T, d]."""
-        if embedded is None:
-            residual, inner = hidden, self.input_layernorm(hidden)
-        else:
-            normed = self.hidden_norm(hidden)
-            residual = normed if self.norm_before_residual else hidden
-            inner = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [1, T, 2d]
-        hidden = residual + self.self_attn(inner, inner, rotary, cache)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
+    def join(self, features: Tensor, embedded: Tensor, facts: Eagle3Config) -> tuple[Tensor, Tensor]:
+        """Return the residual [B, T, d] and the attention's input [B, T, 2d], of features and embeddings [B, T, d]."""
+        token_norm, feature_norm = self.joining_norms(facts)
+        normed = feature_norm(features)
+        residual = normed if facts.norm_before_residual else features
+        return residual, torch.cat([token_norm(embedded), normed], dim=-1)
+
+    def joining_norms(self, facts: Eagle3Config) -> tuple[nn.Module, nn.Module]:
+        """Return the norms of embeddings and of features."""
+        norms = (self.input_layernorm, self.hidden_norm)
+        return norms[::-1] if facts.swaps_norms else norms
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -129,122 +112,106 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = read_tensors(files, _own_name)
-    facts, undecided = _facts(files, tensors, target)
-    opening = _take_opening(files, tensors, facts)
-    complete(files, tensors, facts, target, Eagle3Head, "an EAGLE-3 head")
-    return HeadFiles(facts, tensors, opening, undecided)
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    facts, opening, undecided = _open(reader)
+    return reader.complete(facts, Eagle3Head, "an EAGLE-3 head", opening, undecided)
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """As `read_eagle3`: EAGLE-3's tensors, and a stand-in for the hidden states of positions that are not there yet. It
     goes through the opening map here, once.
     """
-    tensors = read_tensors(files, _own_name)
-    hidden = tensors.pop("mask_hidden", None)
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
-        raise ConfigError(f"{files.model} has no mask_hidden, which a P-EAGLE head needs; get the file again")
-    mask_id = masked_id(files, MASK_KEYS, target.vocab_size)
-    facts, undecided = _facts(files, tensors, target)
-    opening = _take_opening(files, tensors, facts)
+        raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
+    facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
     if hidden.numel() != num_taps * target.width:
-        raise ConfigError(
-            f"mask_hidden of {files.model} is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are "
-            f"{num_taps} x {target.width} = {num_taps * target.width}; give the target that it was made for",
+        raise files.refusal(
+            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are {num_taps} x {target.width} "
+            f"= {num_taps * target.width}; give the target that it was made for",
+            of="mask_hidden",
             param="target_model",
         )
-    tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
-    facts = replace(facts, mask_id=mask_id)
-    complete(files, tensors, facts, target, Eagle3Head, "a P-EAGLE head")
+    reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
-    return HeadFiles(facts, tensors, opening, undecided)
+    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, "a P-EAGLE head", opening, undecided)
 
 
 def _own_name(name: str) -> str:
-    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+    return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
-def _facts(
-    files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles
-) -> tuple[Eagle3Config, tuple[str, ...]]:
-    """Return facts, and which of them the files leave open.
+def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
+    """Return facts, the opening map, whose tensors are taken, and which of the facts the files leave open.
 
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
     output, and its training carries what is not normed, also where its exports for 3.1 say true.
     """
-    config, layers = files.config, layer_config(files)
-    taps = _taps(files, target.num_layers)
-    norm = _norm_kind(files, tensors, len(taps))
+    config, layers, taps = reader.config, reader.layers(), _taps(reader)
+    shared = reader.llama_facts(layers, taps)
+    kind, opened = _take_opening(reader, len(taps))
     norm_output = config.get("norm_output")
     undecided = list[str]()
-    if files.is_wrapped:
+    if reader.files.is_wrapped:
         carries_normed, reads_normed = bool(norm_output), True
         if "norm_before_residual" not in config:
             undecided.append("norm_before_residual")
     else:
         carries_normed, reads_normed = False, norm_output is not False
-        if norm_output is True and norm == "each":
+        if norm_output is True and kind == "each":
             undecided.append("carries_normed")
     facts = Eagle3Config(
-        **llama_facts(files, tensors, layers, target, taps),
-        norm=norm,
+        **shared,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         carries_normed=carries_normed,
         reads_normed=reads_normed,
-        qk_norms="layers.0.self_attn.q_norm.weight" in tensors,
-        qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+        qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
+        qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
     )
-    return facts, tuple(undecided)
+    return facts, OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened), tuple(undecided)
 
 
-def _taps(files: Checkpoint, num_layers: int) -> tuple[int, ...]:
+def _taps(reader: HeadReader) -> tuple[int, ...]:
     """Return the hidden states that the head reads: id k means h[k] at the top level, and h[k + 1] in the nested key of
     SpecForge and in DeepSpec's, which name a layer by its output.
     """
-    nested = files.part("eagle_config")
+    config, nested, num_layers = reader.config, reader.files.part("eagle_config"), reader.target.num_layers
     if nested.get("use_aux_hidden_state") is False:
-        raise ConfigError(f"{files.model} reads no taps (use_aux_hidden_state is false), and such heads are not served")
+        raise reader.refusal("reads no taps (use_aux_hidden_state is false), and such heads are not served")
     key = "eagle_aux_hidden_state_layer_ids"
-    said = {
-        key: layer_ids(files, files.config.get(key), 0),
-        f"eagle_config.{key}": layer_ids(files, nested.get(key), 1),
-        "target_layer_ids": layer_ids(files, files.config.get("target_layer_ids"), 1),
+    keys = {
+        key: (config.get(key), 0),
+        f"eagle_config.{key}": (nested.get(key), 1),
+        "target_layer_ids": (config.get("target_layer_ids"), 1),
     }
-    return agreed_taps(files, said, (2, num_layers // 2, num_layers - 3), num_layers)
+    return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _norm_kind(files: Checkpoint, tensors: Mapping[str, Tensor], num_taps: int) -> Norm:
-    """Return the norm before the opening map, by its tensors; the configuration must not say otherwise."""
-    has_each = any(name.startswith("fc_norm.") for name in tensors)
-    has_all = "input_norm.weight" in tensors
-    if has_each and has_all:
-        raise ConfigError(f"{files.model} has fc_norm and input_norm, which exclude each other", param="model")
-    for key, has, names in (
-        ("fc_norm", has_each, f"fc_norm.0.weight to fc_norm.{num_taps - 1}.weight"),
-        ("norm_before_fc", has_all, "input_norm.weight"),
-    ):
-        says = files.config.get(key)
+def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Tensor]]:
+    """Take the opening map's tensors; return them with the norm's kind, of which config.json must not say otherwise."""
+    tensors, width = reader.tensors, reader.target.width
+    fc = tensors.pop("fc.weight")
+    opened = {"fc": fc}
+    found: Norm = "none"
+    kinds: tuple[tuple[Norm, str, list[str]], ...] = (
+        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)]),
+        ("all", "norm_before_fc", ["input_norm.weight"]),
+    )
+    present = [kind for kind, _, names in kinds if not tensors.keys().isdisjoint(names)]
+    if len(present) > 1:
+        raise reader.refusal("has fc_norm and input_norm, which exclude each other")
+    for kind, key, names in kinds:
+        has = kind in present
+        says = reader.config.get(key)
         if says is not None and bool(says) != has:
-            raise ConfigError(
-                f"{key} of {files.model} is {says} and {names} {'there' if has else 'missing'}; get the file again or "
-                "correct config.json",
-                param="model",
-            )
-    if has_each:
-        return "each"
-    return "all" if has_all else "none"
-
-
-def _take_opening(files: Checkpoint, tensors: dict[str, Tensor], facts: Eagle3Config) -> OpeningMap:
-    """Take the opening map's tensors out of `tensors`."""
-    num_taps, width = len(facts.taps), facts.target_width
-    taken = {"fc": tensors.pop("fc.weight")}
-    if facts.norm == "each":
-        norms = [take_norm(files, tensors, f"fc_norm.{index}.weight", width) for index in range(num_taps)]
-        taken["norm"] = torch.stack(norms)
-    elif facts.norm == "all":
-        taken["norm"] = take_norm(files, tensors, "input_norm.weight", num_taps * width)
-    dtype = taken["fc"].dtype
-    spec = OpeningSpec(facts.taps, facts.width, facts.norm, facts.epsilon)
-    return OpeningMap(spec, {name: tensor.to(dtype) for name, tensor in taken.items()})
+            there = "there" if has else "missing"
+            raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
+        if has:
+            norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
+            found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
+    if found == "all":
+        opened["norm"] = opened["norm"][0]
+    return found, opened

@@ -16,7 +16,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.dflash_files import read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3, read_peagle
-from outrider.engine.heads.head_files import HeadFiles, masked_id
+from outrider.engine.heads.head_files import HeadFiles, Keys
 from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
@@ -255,4 +255,6 @@ def _recognised(files: Checkpoint) -> Family:
 
 def pard_block(files: Checkpoint) -> BlockShape:
     """Return how a PARD draft fills masks. Raises ConfigError for a masked id that its vocabulary lacks."""
-    return BlockShape(MASKED_POSITIONS, masked_id(files, PARD.keys, files.config.get("vocab_size")))
+    keys = Keys(files)
+    vocab_size = keys.number("vocab_size", least=1)
+    return BlockShape(MASKED_POSITIONS, keys.number(*PARD.keys, least=0, most=vocab_size - 1))

@@ -48,5 +48,5 @@ class FeatureBuffer:
 
     def read(self, start: int, end: int) -> bytearray:
         """Return those of the positions from `start` to before `end`, all of which must be here."""
-        assert self.start <= start <= end <= self.end, f"features {self.start} to {self.end} are here"
+        assert self.start <= start <= end <= self.end, "not all of them are here"
         return self._data[(start - self.start) * self.token_bytes : (end - self.start) * self.token_bytes]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.llama_head import shape_of
+from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import DTYPES, OpeningMap
 from outrider.engine.loading.model_files import first_line
@@ -52,365 +53,308 @@ class HeadFiles:
 
 
 class Keys:
-    """A configuration whose keys may stand at the top level or in parts of it."""
+    """Keys of config.json, of the right kind. All methods raise ConfigError for a value that is not, by its name."""
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
-        self._model = files.model
+        """parts: keys under which there may be more keys."""
+        self.files = files
+        self.config = files.config
+        self.refusal = files.refusal
         self._places = [files.config, *(files.part(part) for part in parts)]
 
     def get(self, *names: str) -> Any:
-        """Return the value of a key that has these names, None where it is not there.
-
-        Raises ConfigError where it is there twice and differs.
-        """
+        """Return the value of a key that has these names, None where it is not there; twice, it must not differ."""
         found = list[Any]()
         for name in names:
             found += [place[name] for place in self._places if place.get(name) is not None]
         for value in found:
             if value != found[0]:
-                raise ConfigError(
-                    f"{' or '.join(names)} of {self._model} is both {found[0]} and {value}; leave one of them in "
-                    "config.json",
-                    param="model",
-                )
+                both = f"is both {found[0]} and {value}; leave one of them in config.json"
+                raise self.refusal(both, of=" or ".join(names))
         return found[0] if found else None
 
-    def number(self, *names: str, least: int, most: int | None = None) -> int:
-        """Return a whole number. Raises ConfigError for anything else, and outside these bounds."""
+    def number(self, *names: str, least: int, most: float = math.inf) -> int:
+        """Return the whole number within these bounds of a key that has these names."""
         value = self.get(*names)
-        if type(value) is not int or value < least or (most is not None and value > most):
-            bounds = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise ConfigError(
-                f"{names[0]} of {self._model} is {value!r}, must be a whole number {bounds}; correct its config.json",
-                param="model",
+        if type(value) is not int or not least <= value <= most:
+            name = next((name for name in names if self.get(name) is not None), names[0])
+            raise self.refusal(
+                f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json", of=name
             )
         return value
 
     def flag(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and type(value) is not bool:
-            raise ConfigError(f"{name} of {self._model} is {value!r}, must be true or false", param="model")
+            raise self.refusal(f"is {value!r}, must be true or false", of=name)
         return value
 
 
-def masked_id(files: Checkpoint, names: Sequence[str], vocab_size: Any) -> int:
-    """Return the id that stands for a masked position, under the first of these keys that is there.
+class HeadReader(Keys):
+    """Reads the files of one head for a target. All methods raise ConfigError for what does not fit, by its name."""
 
-    Raises ConfigError for one that is no id of the vocabulary.
-    """
-    name = next((name for name in names if files.config.get(name) is not None), names[0])
-    token = files.config.get(name)
-    if type(token) is not int or not isinstance(vocab_size, int) or not 0 <= token < vocab_size:
-        raise ConfigError(
-            f"{name} of {files.model} is {token!r}, must be an id of its vocabulary of {vocab_size}", param="model"
-        )
-    return token
+    def __init__(self, files: Checkpoint, target: TargetFiles, tensors: Mapping[str, Tensor], *parts: str) -> None:
+        """Raise ConfigError for tensors of numbers that cannot be served.
+
+        tensors: of the files, under our names. parts: as `Keys`.
+        """
+        super().__init__(files, *parts)
+        self.target = target
+        self.tensors = dict(tensors)
+        for name, tensor in tensors.items():
+            if name in MAPS:
+                continue
+            if tensor.dtype not in DTYPES:
+                raise self.refusal(
+                    f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
+                )
+            if not bool(tensor.isfinite().all()):
+                raise self.refusal("has numbers that are not finite; get the file again or retrain", of=name)
+
+    def layers(self, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
+        """Read the layers' configuration through its class: files leave out what equals the class's defaults.
+
+        raw: what config.json has of them, where that is not the whole of it, or speculators' part. has_windows: whether
+        layers may have a sliding window.
+        """
+        if raw is None:
+            raw = self.config.get("transformer_layer_config") if self.files.is_wrapped else self.config
+        if not isinstance(raw, dict):
+            raise self.refusal("has no transformer_layer_config", of="config.json")
+        fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
+        num_tensors = len(self.files.names)
+        try:
+            config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
+            text: PreTrainedConfig = config.get_text_config(decoder=True)
+            if text.hidden_act != "silu":
+                raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
+            if text.hidden_size % text.num_attention_heads or text.num_attention_heads % text.num_key_value_heads:
+                raise ValueError(
+                    f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple "
+                    f"of num_key_value_heads, {text.num_key_value_heads}"
+                )
+            if not 1 <= text.num_hidden_layers <= num_tensors:
+                raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, and there are {num_tensors} tensors")
+            limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
+        except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
+            model = self.files.model
+            raise ConfigError(f"cannot read config.json of {model}: {first_line(error)}", param="model") from error
+        if any((window is not None and not has_windows) or chunk is not None for window, chunk in limits):
+            raise self.refusal("has layers with a sliding window, which heads are not served with")
+        if text.vocab_size < self.target.vocab_size:  # a head may have rows of padding more, which are never kept
+            raise self.refusal(
+                f"knows {text.vocab_size} ids (vocab_size), and {self.target.model} has {self.target.vocab_size}; give "
+                "the target that it was made for",
+                param="target_model",
+            )
+        return text
+
+    def taps(self, keys: Mapping[str, tuple[Any, int]], default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the hidden states that the configuration names, of the target's 0 to its number of layers.
+
+        keys: by their name in messages, the lists of ids that are there, None where there is none, and by how much an
+        id is behind its hidden state's number. default: where there is no list, as published.
+        """
+        num_layers = self.target.num_layers
+        given = dict[str, tuple[int, ...]]()
+        for name, (ids, shift) in keys.items():
+            if ids is None or ids == []:  # some exporters write an empty list for the default
+                continue
+            if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+                raise self.refusal(f"are {ids!r}, must be a list of whole numbers", of="layer ids")
+            given[name] = tuple(i + shift for i in ids)
+        if len(set(given.values())) > 1:
+            meanings = " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
+            raise self.refusal(f"names different layers: {meanings} (0 = the embeddings); leave one of them")
+        if not given:
+            log.warning(
+                "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
+                *(self.files.model, ", ".join(keys), list(default), num_layers),
+            )
+        taps = next(iter(given.values()), default)
+        if any(not 0 <= tap <= num_layers for tap in taps):
+            raise self.refusal(
+                f"reads the hidden states {list(taps)} of its target, which has {num_layers} layers and hence those "
+                f"from 0 to {num_layers}; is it another target's head?",
+                param="target_model",
+            )
+        return taps
+
+    def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
+        """Return the fields of LlamaFacts, of the configuration of the layers."""
+        vocab_size = self.target.vocab_size
+        width = self._take_width(taps)
+        rope = dict(layers.rope_parameters or {})
+        is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
+        if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
+            raise self.refusal(f"are {rope}, which heads are not served with", of="rotary positions")
+        num_rows = self._num_rows(layers)
+        return {
+            "layers": llama_layers(layers, width, vocab_size, layers.num_hidden_layers, rope),
+            "width": width,
+            "vocab_size": vocab_size,
+            # rows of padding are cut with the target's
+            "draft_vocab_size": vocab_size if num_rows == layers.vocab_size else num_rows,
+            "taps": taps,
+            "target_width": self.target.width,
+        }
+
+    def _take_width(self, taps: tuple[int, ...]) -> int:
+        fc, target_width = self.tensors.get("fc.weight"), self.target.width
+        configured = self.config.get("target_hidden_size")
+        if fc is None or fc.dim() != 2:
+            raise self.refusal("has no matrix fc.weight")
+        if fc.shape[1] != len(taps) * target_width or configured not in (None, target_width):
+            raise self.refusal(
+                f"reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {self.target.model} are {len(taps)} x "
+                f"{target_width} = {len(taps) * target_width} (target_hidden_size is {configured}); give the target "
+                "that it was made for",
+                of="fc.weight",
+                param="target_model",
+            )
+        return int(fc.shape[0])
+
+    def _num_rows(self, layers: PreTrainedConfig) -> int:
+        """Return how many rows the lm_head has."""
+        configured = None
+        if self.config.get("draft_vocab_size") is not None:
+            configured = self.number("draft_vocab_size", least=1)
+        lm_head = self.tensors.get("lm_head.weight")
+        if lm_head is None:
+            return configured or layers.vocab_size
+        if lm_head.dim() != 2:
+            raise self.refusal(f"is {list(lm_head.shape)}, must be a matrix; get the file again", of="lm_head.weight")
+        if configured not in (None, len(lm_head)):
+            raise self.refusal(
+                f"has {len(lm_head)} rows, and draft_vocab_size is {configured}; correct its config.json or get the "
+                "file again",
+                of="lm_head.weight",
+            )
+        return len(lm_head)
+
+    def take_norm(self, name: str, width: int) -> Tensor:
+        """Take a norm's weight of that width out of the tensors."""
+        norm = self.tensors.pop(name, None)
+        shape = "missing" if norm is None else list(norm.shape)
+        if norm is None or shape != [width]:
+            raise self.refusal(f"is {shape}, must be [{width}]", of=name)
+        return norm
+
+    def complete(
+        self,
+        facts: HeadFacts,
+        network: type[HeadNetwork],
+        kind: str,
+        opening: OpeningMap,
+        undecided: tuple[str, ...] = (),
+    ) -> HeadFiles:
+        """Return the head: its tensors are those of the network, with what the target lends. kind: as in "an EAGLE-3
+        head".
+        """
+        d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
+        if facts.draft_vocab_size != facts.vocab_size:
+            self.tensors["draft_ids"] = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
+        elif d2t is not None and bool(d2t.any()):
+            raise self.refusal("moves ids although its lm_head has a row for each", of="d2t")
+        elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
+            raise self.refusal("leaves ids out although its lm_head has a row for each", of="t2d")
+        self.fill_from_target(facts)
+        self.check_shapes(facts, network, kind)
+        return HeadFiles(facts, self.tensors, opening, undecided)
+
+    def fill_from_target(self, facts: HeadFacts) -> None:
+        """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
+
+        A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
+        """
+        tensors, target = self.tensors, self.target
+        ids = tensors.get("draft_ids")
+        if self.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
+            tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
+        missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
+        if missing and facts.width != target.width:
+            raise self.refusal(
+                f"has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head "
+                f"{facts.width}"
+            )
+        dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
+        for name in missing:
+            lent = target.embedding() if name == "embed_tokens.weight" else _rows(target.projection(), ids)
+            tensors[name] = lent.to(dtype)
+        for name, count in PADDED.items():
+            num_rows = getattr(facts, count)
+            if name in tensors and len(tensors[name]) > num_rows:
+                tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
+
+    def check_shapes(self, facts: HeadFacts, network: type[HeadNetwork], kind: str) -> None:
+        """Raise ConfigError unless the tensors are those of such a network."""
+        tensors = self.tensors
+        with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
+            shapes = {name: list(tensor.shape) for name, tensor in network(facts).state_dict().items()}
+        self.refuse(f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
+        self.refuse("not all tensors", shapes.keys() - tensors.keys())
+        for name, shape in shapes.items():
+            found = list(tensors[name].shape)
+            if found != shape:
+                raise self.refusal(f"is {found}, and by its config.json and the target's must be {shape}", of=name)
+
+    def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
+        """Raise ConfigError where there are such tensors."""
+        found = sorted(names)
+        if found:
+            more = " and more" * (len(found) > 4)
+            raise self.refusal(
+                f"has {what}: {', '.join(found[:4])}{more}; correct its config.json or get the file again", of=of
+            )
 
 
 def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name: name) -> dict[str, Tensor]:
-    """Return a head's tensors under our names. Raises ConfigError for numbers that cannot be served."""
-    tensors = {own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
-    check_values(files, tensors)
-    return tensors
+    """Return a head's tensors under our names."""
+    return {own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
 
 
-def check_values(files: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if name in MAPS:
-            continue
-        if tensor.dtype not in DTYPES:
-            raise ConfigError(
-                f"{name} of {files.model} is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not "
-                "served quantised",
-                param="model",
-            )
-        if not bool(tensor.isfinite().all()):
-            raise ConfigError(f"{name} of {files.model} has numbers that are not finite; get the file again or retrain")
-
-
-def layer_config(files: Checkpoint, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
-    """Read the layers' configuration through its class: files leave out what equals the class's defaults.
-
-    raw: what config.json has of them, where that is not the whole of it, or speculators' part. has_windows: whether
-    layers may have a sliding window.
-    """
-    if raw is None:
-        raw = files.config.get("transformer_layer_config") if files.is_wrapped else files.config
-    if not isinstance(raw, dict):
-        raise ConfigError(f"config.json of {files.model} has no transformer_layer_config", param="model")
-    fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
-    try:
-        config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
-        text: PreTrainedConfig = config.get_text_config(decoder=True)
-        if text.hidden_act != "silu":
-            raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
-        if text.hidden_size % text.num_attention_heads or text.num_attention_heads % text.num_key_value_heads:
-            raise ValueError(
-                f"{text.num_attention_heads} heads must divide hidden_size, {text.hidden_size}, and be a multiple of "
-                f"num_key_value_heads, {text.num_key_value_heads}"
-            )
-        if not 1 <= text.num_hidden_layers <= len(files.names):
-            raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, and there are {len(files.names)} tensors")
-        limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
-    except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
-        raise ConfigError(f"cannot read config.json of {files.model}: {first_line(error)}", param="model") from error
-    if any((window is not None and not has_windows) or chunk is not None for window, chunk in limits):
-        raise ConfigError(f"{files.model} has layers with a sliding window, which heads are not served with")
-    return text
-
-
-def agreed_taps(
-    files: Checkpoint, said: Mapping[str, tuple[int, ...] | None], default: tuple[int, ...], num_layers: int
-) -> tuple[int, ...]:
-    """Return the hidden states that the keys of a configuration name; the default where none names any."""
-    given = {name: taps for name, taps in said.items() if taps is not None}
-    if len(set(given.values())) > 1:
-        raise ConfigError(
-            f"{files.model} names different layers: "
-            + " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
-            + " (0 = the embeddings); leave one of them",
-            param="model",
-        )
-    if not given:
-        log.warning(
-            "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
-            *(files.model, ", ".join(said), list(default), num_layers),
-        )
-    taps = next(iter(given.values()), default)
-    if any(not 0 <= tap <= num_layers for tap in taps):
-        raise ConfigError(
-            f"{files.model} reads the hidden states {list(taps)} of its target, which has {num_layers} layers and "
-            f"hence those from 0 to {num_layers}; is it another target's head?",
-            param="target_model",
-        )
-    return taps
-
-
-def layer_ids(files: Checkpoint, ids: Any, shift: int) -> tuple[int, ...] | None:
-    """Return the hidden states of a list of layers' ids, each moved by `shift`; None where there is no list."""
-    if ids is None or ids == []:  # some exporters write an empty list for the default
-        return None
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise ConfigError(f"layer ids of {files.model} are {ids!r}, must be a list of whole numbers", param="model")
-    return tuple(i + shift for i in ids)
-
-
-def llama_facts(
-    files: Checkpoint,
-    tensors: Mapping[str, Tensor],
-    layers: PreTrainedConfig,
-    target: TargetFiles,
-    taps: tuple[int, ...],
-) -> dict[str, Any]:
-    """Return the fields of LlamaFacts, of the configuration of the layers. Raises ConfigError for what does not fit."""
-    width, vocab_size = _opened_width(files, tensors, target, taps), vocab_size_of(files, layers, target)
-    return {
-        **shape_of(layers),
-        "num_layers": layers.num_hidden_layers,
-        "width": width,
-        "rope": _rope_of(files, layers),
-        "vocab_size": vocab_size,
-        "draft_vocab_size": _draft_vocab_size_of(files, tensors, layers, vocab_size),
-        "taps": taps,
-        "target_width": target.width,
-    }
-
-
-def _opened_width(files: Checkpoint, tensors: Mapping[str, Tensor], target: TargetFiles, taps: tuple[int, ...]) -> int:
-    fc = tensors.get("fc.weight")
-    target_width = files.config.get("target_hidden_size")
-    if fc is None or fc.dim() != 2:
-        raise ConfigError(f"{files.model} has no matrix fc.weight", param="model")
-    if fc.shape[1] != len(taps) * target.width or target_width not in (None, target.width):
-        raise ConfigError(
-            f"fc.weight of {files.model} reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {target.model} "
-            f"are {len(taps)} x {target.width} = {len(taps) * target.width} (target_hidden_size is {target_width}); "
-            "give the target that it was made for",
-            param="target_model",
-        )
-    return int(fc.shape[0])
-
-
-def vocab_size_of(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles) -> int:
-    """Return V, of the target; a head may have rows of padding more, which are never kept."""
-    if layers.vocab_size < target.vocab_size:
-        raise ConfigError(
-            f"{files.model} knows {layers.vocab_size} ids (vocab_size), and {target.model} has {target.vocab_size}; "
-            "give the target that it was made for",
-            param="target_model",
-        )
-    return target.vocab_size
-
-
-def _draft_vocab_size_of(
-    files: Checkpoint, tensors: Mapping[str, Tensor], layers: PreTrainedConfig, vocab_size: int
-) -> int:
-    """Return Vd, rows of the lm_head; vocab_size, the target's, where it has a row for each id: rows of padding are cut
-    with the target's.
-    """
-    num_rows: int = layers.vocab_size
-    configured = files.config.get("draft_vocab_size")
-    if configured is not None:
-        num_rows = configured = Keys(files).number("draft_vocab_size", least=1)
-    lm_head = tensors.get("lm_head.weight")
-    if lm_head is not None:
-        if lm_head.dim() != 2:
-            raise ConfigError(
-                f"lm_head.weight of {files.model} is {list(lm_head.shape)}, must be a matrix; get the file again",
-                param="model",
-            )
-        num_rows = lm_head.shape[0]
-    if configured not in (None, num_rows):
-        raise ConfigError(
-            f"lm_head.weight of {files.model} has {num_rows} rows, and draft_vocab_size is {configured}; correct its "
-            "config.json or get the file again",
-            param="model",
-        )
-    return vocab_size if num_rows == layers.vocab_size else num_rows
-
-
-def _rope_of(files: Checkpoint, layers: PreTrainedConfig) -> dict[str, Any]:
-    rope = dict(layers.rope_parameters or {})
-    is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
-    if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
-        raise ConfigError(
-            f"rotary positions of {files.model} are {rope}, which heads are not served with", param="model"
-        )
-    return rope
-
-
-def take_norm(files: Checkpoint, tensors: dict[str, Tensor], name: str, width: int) -> Tensor:
-    """Take a norm's weight out of `tensors`. Raises ConfigError where it is not there, or of another width."""
-    norm = tensors.pop(name, None)
-    shape = "missing" if norm is None else list(norm.shape)
-    if norm is None or shape != [width]:
-        raise ConfigError(f"{name} of {files.model} is {shape}, must be [{width}]", param="model")
-    return norm
-
-
-def complete(
-    files: Checkpoint,
-    tensors: dict[str, Tensor],
-    facts: HeadFacts,
-    target: TargetFiles,
-    head_class: type[HeadNetwork],
-    kind: str,
-) -> None:
-    """Make a file's tensors those of the network, with what the target lends.
-
-    kind: as in "an EAGLE-3 head". Raises ConfigError where they do not fit.
-    """
-    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    if facts.draft_vocab_size != facts.vocab_size:
-        tensors["draft_ids"] = target_ids(files.model, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
-    elif d2t is not None and bool(d2t.any()):
-        raise ConfigError(f"d2t of {files.model} moves ids although its lm_head has a row for each", param="model")
-    elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
-        raise ConfigError(f"t2d of {files.model} leaves ids out although its lm_head has a row for each", param="model")
-    fill_from_target(files, tensors, facts, target)
-    check_shapes(files, tensors, head_class, facts, kind)
-
-
-def target_ids(model: str, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
+def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
     """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d.
 
     Raises ConfigError where there is neither, or they disagree or do not fit.
     """
     for name, given in (("d2t", d2t), ("t2d", t2d)):
         if given is not None and given.dim() != 1:
-            raise ConfigError(
-                f"{name} of {model} is {list(given.shape)}, must be a list; get the file again", param="model"
-            )
+            raise files.refusal(f"is {list(given.shape)}, must be a list; get the file again", of=name)
     kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
     if d2t is not None:
         name, ids = "d2t", torch.arange(len(d2t)) + d2t.to(torch.int64)
     elif kept is not None:
         name, ids = "t2d", kept
     else:
-        raise ConfigError(
-            f"{model} has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; "
-            "correct draft_vocab_size of its config.json, or get the file again",
-            param="model",
+        raise files.refusal(
+            f"has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; correct "
+            "draft_vocab_size of its config.json, or get the file again"
         )
     if len(ids) != num_rows:
-        raise ConfigError(f"{name} of {model} keeps {len(ids)} ids and its lm_head has {num_rows} rows", param="model")
-    check_ids(model, name, ids, vocab_size)
+        raise files.refusal(f"keeps {len(ids)} ids and its lm_head has {num_rows} rows", of=name)
+    check_ids(files, name, ids, vocab_size)
     if kept is not None and not torch.equal(ids, kept):
-        raise ConfigError(
-            f"d2t and t2d of {model} disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order "
-            "of the ids that t2d keeps",
-            param="model",
+        raise files.refusal(
+            "disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order of t2d's ids",
+            of="d2t and t2d",
         )
     return ids
 
 
-def check_ids(model: str, name: str, ids: Tensor, vocab_size: int) -> None:
+def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
-        raise ConfigError(
-            f"{name} of {model} leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; "
-            "give the target that it was made for, or get the file again",
-            param="model",
+        raise files.refusal(
+            f"leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; give the target that it was "
+            "made for, or get the file again",
+            of=name,
         )
     numbers, counts = ids.unique(return_counts=True)
     if len(numbers) != len(ids):
-        twice = int(numbers[counts > 1][0])
-        raise ConfigError(f"{name} of {model} leads to an id twice, {twice}; get the file again", param="model")
-
-
-def fill_from_target(files: Checkpoint, tensors: dict[str, Tensor], facts: HeadFacts, target: TargetFiles) -> None:
-    """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
-
-    A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
-    """
-    ids = tensors.get("draft_ids")
-    if files.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
-    missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
-    if missing and facts.width != target.width:
-        raise ConfigError(
-            f"{files.model} has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head "
-            f"{facts.width}",
-            param="model",
-        )
-    dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
-    for name in missing:
-        lent = target.embedding() if name == "embed_tokens.weight" else _rows(target.projection(), ids)
-        tensors[name] = lent.to(dtype)
-    for name, count in PADDED.items():
-        num_rows = getattr(facts, count)
-        if name in tensors and len(tensors[name]) > num_rows:
-            tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
+        raise files.refusal(f"leads to an id twice, {int(numbers[counts > 1][0])}; get the file again", of=name)
 
 
 def _rows(table: Tensor, ids: Tensor | None) -> Tensor:
     return table if ids is None else table.index_select(0, ids)
-
-
-def check_shapes(
-    files: Checkpoint, tensors: Mapping[str, Tensor], head_class: type[HeadNetwork], facts: HeadFacts, kind: str
-) -> None:
-    """Raise ConfigError unless these are the tensors of such a head. kind: as in "an EAGLE-3 head"."""
-    with bounded_build(f"the config.json of {files.model}", len(files.names)):
-        shapes = {name: list(tensor.shape) for name, tensor in head_class(facts).state_dict().items()}
-    refuse(files.model, f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
-    refuse(files.model, "not all tensors", shapes.keys() - tensors.keys())
-    for name, shape in shapes.items():
-        if list(tensors[name].shape) != shape:
-            raise ConfigError(
-                f"{name} of {files.model} is {list(tensors[name].shape)}, and by its config.json and the target's must "
-                f"be {shape}",
-                param="model",
-            )
-
-
-def refuse(whose: str, what: str, names: Iterable[str]) -> None:
-    """Raise ConfigError where there are such tensors."""
-    found = sorted(names)
-    if found:
-        raise ConfigError(
-            f"{whose} has {what}: {', '.join(found[:4])}{' and more' if len(found) > 4 else ''}; "
-            "correct its config.json or get the file again",
-            param="model",
-        )

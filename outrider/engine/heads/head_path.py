@@ -46,14 +46,12 @@ class HeadPath(PagedPath):
         Raises InvalidRequest for a row whose features are not of the head's width, or not as many as its new tokens:
         more than those in a head of blocks.
         """
-        assert self._cache is not None
         head = self.head
-        given = [to_device(features_of(row, head), head.device).to(head.dtype) for row in rows]
-        features = torch.cat([torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device), *given])
-        read, asked = ([], rows) if head.lag else _split(rows)
-        if not read and not asked:
-            self.hidden = features
+        if not rows:
+            self.hidden = torch.empty(0, head.facts.width, dtype=head.dtype, device=head.device)
             return torch.empty(0, head.facts.vocab_size, device=head.device)
+        features = torch.cat([to_device(features_of(row, head), head.device).to(head.dtype) for row in rows])  # [C, d]
+        read, asked = ([], rows) if head.lag else _split(rows)
         plan = self._plan(asked or read)
         if not asked:
             plan = replace(plan, input_ids=plan.input_ids[:, :0])
@@ -76,26 +74,26 @@ def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Return the parts of rows that have features, and their blocks."""
     read, blocks = list[Row](), list[Row]()
     for row in rows:
-        num_read = 0 if row.features is None else len(row.features)
+        assert row.features is not None, "they were checked"
+        num_read = len(row.features)
         assert row.num_logits <= row.num_new - num_read, "logits are of the block"
         if num_read:
             read.append(replace(row, new_ids=row.new_ids[:num_read], num_logits=0))
         if num_read < row.num_new:
-            ids = row.new_ids[num_read:]
-            blocks.append(replace(row, new_ids=ids, num_cached=row.num_cached + num_read, features=None))
+            blocks.append(replace(row, new_ids=row.new_ids[num_read:], num_cached=row.num_cached + num_read))
     return read, blocks
 
 
 def features_of(row: Row, head: HeadNetwork) -> Tensor:
     """Return the row's features [C, d]. Raises InvalidRequest as `HeadPath.forward`."""
-    width, features = head.facts.width, row.features
-    if features is None and not head.lag:
-        return torch.empty(0, width)
-    num_rows = row.num_new if head.lag or features is None else min(len(features), row.num_new)
+    features, width = row.features, head.facts.width
+    num_rows = row.num_new
+    if features is not None and not head.lag:
+        num_rows = min(num_rows, len(features))
     if features is None or features.shape != (num_rows, width):
         shape = None if features is None else list(features.shape)
+        at_most = "" if head.lag else "at most "
         raise InvalidRequest(
-            f"a row of {row.num_new} tokens has features {shape}, must be {'' if head.lag else 'at most '}"
-            f"{[row.num_new, width]}"
+            f"a row of {row.num_new} tokens has features {shape}, must be {at_most}{[row.num_new, width]}"
         )
     return features

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from outrider.engine.heads.network import CarryHead, HeadFacts, Misreading, swapped
+from outrider.engine.heads.network import CarryHead, HeadFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,9 @@ class JoinedConfig(HeadFacts):
     join_bias: bool = False
     """Whether the projection of both has a bias (EAGLE-1)."""
     is_exchanged: bool = False
-    """Whether the feature comes before the embedding, which only misread files say."""
+    """Whether the feature comes before the embedding, as where files are misread."""
+    swaps_norms: bool = False
+    """Whether the norms of both stand in each other's place, as where files are misread."""
 
     @classmethod
     def of(cls, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
@@ -64,16 +66,16 @@ class JoinedHead(CarryHead):
     def make_rotary(self, device: torch.device) -> None:
         self.model.rotary_emb = type(self.model.rotary_emb)(config=self.config).to(device)
 
-    def misreadings(self) -> Sequence[Misreading]:
-        exchanged = self.decided(replace(self.facts, is_exchanged=True))
-        found = [("with embedding and feature exchanged", exchanged)]
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
+        found = [("with embedding and feature exchanged", replace(self.facts, is_exchanged=True))]
         if self.facts.joins_normed:
-            found.append(("with the norms of embedding and features swapped", swapped(self, "enorm", "hnorm")))
+            found.append(("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)))
         return found
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         embedded = self.model.embed_tokens(input_ids)  # [1, T, d]
-        parts = [self.enorm(embedded), self.hnorm(features.to(embedded.dtype))]
+        enorm, hnorm = (self.hnorm, self.enorm) if self.facts.swaps_norms else (self.enorm, self.hnorm)
+        parts = [enorm(embedded), hnorm(features.to(embedded.dtype))]
         if self.facts.is_exchanged:
             parts.reverse()
         joined = self.eh_proj(torch.cat(parts, dim=-1))  # [1, T, d]

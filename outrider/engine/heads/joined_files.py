@@ -18,17 +18,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import (
-    IGNORED,
-    HeadFiles,
-    check_shapes,
-    check_values,
-    fill_from_target,
-    layer_config,
-    read_tensors,
-    refuse,
-    vocab_size_of,
-)
+from outrider.engine.heads.head_files import IGNORED, HeadFiles, HeadReader, read_tensors
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.loading.model_files import first_line
@@ -59,6 +49,7 @@ SPECULATORS = {
     "lm_head.weight": "lm_head.weight",
 }
 """Names of speculators' layout; its layer is the rest of `mtp_layers.0.`."""
+MTP = "the MTP head"
 JOINING = frozenset(IN_LAYER.values()) | {"eh_proj.bias"}
 _FIRST = re.compile(r"(.*\.)?layers\.(\d+)\.eh_proj\.weight")
 _FURTHER = re.compile(r"(mtp_)?layers\.[1-9]")
@@ -85,24 +76,23 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = read_tensors(files)
+    reader = HeadReader(files, target, read_tensors(files))
     raw = files.part("model") or files.config  # vLLM nests it
-    if "layers.0.self_attn.q_proj.bias" in tensors and raw.get("model_type", "llama") == "llama":
+    if "layers.0.self_attn.q_proj.bias" in reader.tensors and raw.get("model_type", "llama") == "llama":
         raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
-    layers = layer_config(files, raw)
-    vocab_size_of(files, layers, target)
-    has_bias = "fc.bias" in tensors
+    layers = reader.layers(raw)
+    has_bias = "fc.bias" in reader.tensors
     if files.config.get("bias", has_bias) != has_bias:
-        raise ConfigError(
-            f"bias of {files.model} is {files.config['bias']}, and fc.bias is {'there' if has_bias else 'missing'}; "
-            "correct its config.json or get the file again",
-            param="model",
+        there = "there" if has_bias else "missing"
+        raise files.refusal(
+            f"is {files.config['bias']}, and fc.bias is {there}; correct its config.json or get the file again",
+            of="bias",
         )
-    facts = _facts(files, layers, target, joins_normed=False, join_bias=has_bias)
-    fill_from_target(files, tensors, facts, target)
-    named = {_own_name(name): tensor for name, tensor in tensors.items()}
-    check_shapes(files, named, JoinedHead, facts, "an EAGLE-1 head")
-    return HeadFiles(facts, named, OpeningMap.identity(facts.width))
+    facts = _facts(reader, layers, joins_normed=False, join_bias=has_bias)
+    reader.fill_from_target(facts)
+    reader.tensors = {_own_name(name): tensor for name, tensor in reader.tensors.items()}
+    reader.check_shapes(facts, JoinedHead, "an EAGLE-1 head")
+    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -112,32 +102,30 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """
     layers, carries_normed, undecided = deepcopy(target.config.get_text_config(decoder=True)), True, ()
     if files.is_wrapped:
-        layers = layer_config(files)
-        vocab_size_of(files, layers, target)
         tensors = _taken(files, "", SPECULATORS, "mtp_layers.0.")
     elif "mtp.fc.weight" in files.names:
         tensors = _taken(files, "mtp.", QWEN, "layers.0.")
     else:
         tensors = _taken(files, _prefix(files, target.num_layers), IN_LAYER, "")
         carries_normed, undecided = layers.model_type.startswith("glm"), ("carries_normed",)
+    reader = HeadReader(files, target, tensors)
+    if files.is_wrapped:
+        layers = reader.layers()
     _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
-    check_values(files, tensors)
-    facts = _facts(files, layers, target, joins_normed=True, carries_normed=carries_normed)
-    fill_from_target(files, tensors, facts, target)
-    for name in JOINING - {"eh_proj.bias"} - tensors.keys():
-        raise ConfigError(f"{files.model} has no tensor of an MTP head for {name}; get the file again", param="model")
-    named = _converted(files, layers, tensors)
-    check_shapes(files, named, JoinedHead, facts, "an MTP head")
-    return HeadFiles(facts, named, OpeningMap.identity(facts.width), undecided)
+    facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
+    reader.fill_from_target(facts)
+    _convert_layer(reader, layers)
+    reader.check_shapes(facts, JoinedHead, "an MTP head")
+    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width), undecided)
 
 
-def _facts(files: Checkpoint, layers: PreTrainedConfig, target: TargetFiles, **facts: bool) -> JoinedConfig:
+def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
     """Return the facts of a head of these layers, of which it has the target's vocabulary."""
+    target = reader.target
     layers.vocab_size, layers.pad_token_id = target.vocab_size, None
     if layers.hidden_size != target.width:
-        raise ConfigError(
-            f"{files.model} is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it "
-            "was made for",
+        raise reader.refusal(
+            f"is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it was made for",
             param="target_model",
         )
     return JoinedConfig.of(layers, **facts)
@@ -155,10 +143,10 @@ def _prefix(files: Checkpoint, num_layers: int) -> str:
     for match in found:
         if int(match[2]) == num_layers:
             return match[0].removesuffix("eh_proj.weight")
-    raise ConfigError(
-        f"the MTP head of {files.model} is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
+    raise files.refusal(
+        f"is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
         f"the target's {num_layers} layers",
-        param="model",
+        of=MTP,
     )
 
 
@@ -175,7 +163,8 @@ def _taken(files: Checkpoint, prefix: str, names: Mapping[str, str], layer: str)
             taken[f"layers.0.{short.removeprefix(layer)}"] = files.tensor(name)
         elif not _FURTHER.match(short):
             unknown.append(name)
-    _refuse(files, "tensors that no such head has", unknown)
+    if unknown:
+        raise files.refusal(f"has tensors that no such head has: {', '.join(unknown[:4])}", of=MTP)
     return taken
 
 
@@ -191,33 +180,36 @@ def _one_layer(layers: PreTrainedConfig, *, is_sparse: bool) -> None:
         layers.first_k_dense_replace = 0 if is_sparse else 1
 
 
-def _converted(files: Checkpoint, layers: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors for `JoinedHead.of`; those of the layer as transformers' class of it has them, which lays the
-    experts of a checkpoint side by side.
+def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
+    """Make the tensors those of `JoinedHead`: the layer's as transformers' class of it has them, which lays the experts
+    of a checkpoint side by side.
     """
+    tensors = reader.tensors
     model_class: Any = MODEL_MAPPING[type(layers)]
-    dtype = tensors["eh_proj.weight"].dtype
-    given = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
-    given |= {name: tensors[name] for name in ("embed_tokens.weight", "norm.weight")}
-    _refuse(files, "not all tensors", _missing_experts(given))
+    around = JOINING - {"embed_tokens.weight", "norm.weight"}
+    given = {name: tensor for name, tensor in tensors.items() if name not in around}
+    reader.refuse("not all tensors", _missing_experts(given), of=MTP)
     transformers.utils.logging.disable_progress_bar()
     try:
         model, info = model_class.from_pretrained(
             None,
             config=deepcopy(layers),
             state_dict=given,
-            dtype=dtype,
+            dtype=given["embed_tokens.weight"].dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # conversions raise what torch does
-        raise ConfigError(f"cannot read the MTP layer of {files.model}: {first_line(error)}", param="model") from error
-    _refuse(files, "tensors that its layer does not have", info["unexpected_keys"])
-    _refuse(files, "not all tensors", info["missing_keys"])
-    _refuse(files, "tensors of another shape than by its config.json", [name for name, *_ in info["mismatched_keys"]])
-    found = model.state_dict()
-    joining = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
-    return {f"model.{name}": tensor for name, tensor in found.items() if name != "norm.weight"} | joining
+        whose = f"the MTP layer of {reader.files.model}"
+        raise ConfigError(f"cannot read {whose}: {first_line(error)}", param="model") from error
+    reader.refuse("tensors that its layer does not have", info["unexpected_keys"], of=MTP)
+    reader.refuse("not all tensors", info["missing_keys"], of=MTP)
+    mismatched = [name for name, *_ in info["mismatched_keys"]]
+    reader.refuse("tensors of another shape than by its config.json", mismatched, of=MTP)
+    reader.tensors = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
+    for name, tensor in model.state_dict().items():
+        if name != "norm.weight":
+            reader.tensors[f"model.{name}"] = tensor
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
@@ -229,7 +221,3 @@ def _missing_experts(names: Iterable[str]) -> list[str]:
             found.setdefault(match[1], set()).add(match[2])
     parts = set[str]().union(*found.values())
     return [f"experts.{expert}.{part}" for expert, own in found.items() for part in parts - own]
-
-
-def _refuse(files: Checkpoint, what: str, names: Iterable[str]) -> None:
-    refuse(f"the MTP head of {files.model}", what, names)

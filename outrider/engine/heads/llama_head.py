@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import Cache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 
@@ -20,36 +21,40 @@ from outrider.engine.heads.network import HeadFacts, HeadNetwork
 class LlamaFacts(HeadFacts):
     """Facts of a head of Llama's layers behind an opening map."""
 
-    num_layers: int = 1
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    epsilon: float
-    """Of every norm, the opening map's too."""
-    rope: Mapping[str, Any]
-    """transformers' rope_parameters."""
+    layers: LlamaConfig
     taps: tuple[int, ...]
     """Hidden states of the target that the opening map reads, as `OpeningSpec.taps`."""
     target_width: int
     """Of the target's hidden states."""
-    trained_context: int = 2048
-    """Tokens of the context in training, which some kinds of rotary scaling count from. No limit."""
+
+    @property
+    def epsilon(self) -> float:
+        """Of every norm, the opening map's too."""
+        epsilon: float = self.layers.rms_norm_eps
+        return epsilon
 
 
-def shape_of(layers: Any) -> dict[str, Any]:
-    """Return the facts of LlamaFacts that the configuration of a model's layers gives, but for the rotary positions.
+def llama_layers(like: Any, width: int, vocab_size: int, num_layers: int, rope: Mapping[str, Any]) -> LlamaConfig:
+    """Return the configuration of a head's layers, with the shapes of the layers of another model.
 
     Raises AttributeError for layers that are not shaped like Llama's.
     """
-    return {
-        "ffn_width": layers.intermediate_size,
-        "num_heads": layers.num_attention_heads,
-        "num_kv_heads": layers.num_key_value_heads,
-        "head_dim": getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads,
-        "epsilon": layers.rms_norm_eps,
-        "trained_context": layers.max_position_embeddings,
-    }
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=like.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=like.num_attention_heads,
+        num_key_value_heads=like.num_key_value_heads,
+        head_dim=getattr(like, "head_dim", None) or like.hidden_size // like.num_attention_heads,
+        max_position_embeddings=like.max_position_embeddings,
+        rms_norm_eps=like.rms_norm_eps,
+        rope_parameters=dict(rope),
+    )
+
+
+AttentionBias = Literal["none", "inputs", "all"]
+"""Which linear layers of an attention have a bias: those of queries, keys and values, or that of the output, too."""
 
 
 class LlamaHead(HeadNetwork):
@@ -60,19 +65,7 @@ class LlamaHead(HeadNetwork):
 
     def __init__(self, facts: Any) -> None:
         """Make what is not in the layers. facts: a LlamaFacts."""
-        config = LlamaConfig(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.width,
-            intermediate_size=facts.ffn_width,
-            num_hidden_layers=facts.num_layers,
-            num_attention_heads=facts.num_heads,
-            num_key_value_heads=facts.num_kv_heads,
-            head_dim=facts.head_dim,
-            max_position_embeddings=facts.trained_context,
-            rms_norm_eps=facts.epsilon,
-            rope_parameters=dict(facts.rope),
-        )
-        super().__init__(config, facts)
+        super().__init__(deepcopy(facts.layers), facts)
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)
         self.norm = HeadNorm(facts.width, eps=facts.epsilon)
         self.lm_head = nn.Linear(facts.width, facts.draft_vocab_size, bias=False)
@@ -100,8 +93,7 @@ class HeadAttention(nn.Module):
         input_width: int,
         *,
         has_norms: bool,
-        has_bias: bool = False,
-        has_output_bias: bool = False,
+        bias: AttentionBias = "none",
         is_causal: bool = True,
         window: int | None = None,
     ) -> None:
@@ -114,10 +106,10 @@ class HeadAttention(nn.Module):
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         wide, narrow = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(input_width, wide, bias=has_bias)
-        self.k_proj = nn.Linear(input_width, narrow, bias=has_bias)
-        self.v_proj = nn.Linear(input_width, narrow, bias=has_bias)
-        self.o_proj = nn.Linear(wide, config.hidden_size, bias=has_output_bias)
+        self.q_proj = nn.Linear(input_width, wide, bias=bias != "none")
+        self.k_proj = nn.Linear(input_width, narrow, bias=bias != "none")
+        self.v_proj = nn.Linear(input_width, narrow, bias=bias != "none")
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=bias == "all")
         self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
         if has_norms:
             self.q_norm = HeadNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -159,6 +151,29 @@ class HeadAttention(nn.Module):
         if self.window is not None:
             sees &= ahead.abs() < self.window
         return sees[None, None]
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer like Llama's, whose attention may also read what stands before its own tokens."""
+
+    def __init__(self, config: LlamaConfig, index: int, input_width: int, **attention: Any) -> None:
+        """input_width: of what its attention reads. attention: as `HeadAttention`."""
+        super().__init__()
+        self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = HeadAttention(config, index, input_width, **attention)
+        self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, hidden: Tensor, before: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
+        """Return [B, Q, d] of hidden [B, Q, d] and what stands before, [B, C, d], which this layer does not norm."""
+        inner = self.input_layernorm(hidden)
+        return self.add(hidden, self.self_attn(inner, torch.cat([before, inner], dim=1), rotary, cache))
+
+    def add(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output, of what its attention found."""
+        hidden = residual + attended
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 def _rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

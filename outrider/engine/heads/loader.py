@@ -53,7 +53,7 @@ class LoadedHead:
 
     family: Family
     network: HeadNetwork
-    """`decide` changes what `undecided` names."""
+    """The test of the wiring decides the facts that `undecided` names."""
     opening: OpeningMap
     """For the target, on the CPU."""
     facts: ModelFacts
@@ -111,10 +111,10 @@ def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> 
     placed_dtype = getattr(torch, dtype, torch.float32)
     if dtype == "auto" and device.type != "cpu":
         placed_dtype = next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))
-    placed = {}
-    for name, tensor in tensors.items():
-        is_kept = EXACT.search(name) or not tensor.is_floating_point()
-        placed[name] = tensor.to(device) if is_kept else tensor.to(device, placed_dtype)
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    for name, tensor in placed.items():
+        if tensor.is_floating_point() and not EXACT.search(name):
+            placed[name] = tensor.to(placed_dtype)
     return placed
 
 
@@ -177,36 +177,36 @@ def _test_features(network: HeadNetwork, token_ids: Sequence[int]) -> Tensor:
     return torch.sin(ids * columns).to(network.device, network.dtype)
 
 
-class _TestRunner(ModelRunner):
-    """Gives features to the rows of the self-test, which knows of ids alone.
-
-    A head of blocks has no logits of a text's tokens. In their place stand those of one block behind the text, over and
-    over: what the self-test takes for the logits of tokens t and t + 1 are those of places t % B and (t + 1) % B.
-    """
-
-    def forward(self, rows: Sequence[Row]) -> Tensor:
-        network = self.path.head  # type: ignore[attr-defined]
-        if network.lag:
-            fed = [replace(row, features=_test_features(network, row.new_ids)) for row in rows]
-            return network.mapped(super().forward(fed))
-        fed, places = list[Row](), list[Tensor]()
-        num_before = 0
-        for row in rows:
-            block = _test_block(network, row.num_tokens) if row.num_logits else []
-            features = _test_features(network, row.new_ids)
-            fed.append(replace(row, new_ids=[*row.new_ids, *block], num_logits=len(block), features=features))
-            first = row.num_tokens - row.num_logits
-            places.append(num_before + torch.arange(first, row.num_tokens) % max(1, len(block)))
-            num_before += len(block)
-        logits = network.mapped(super().forward(fed))
-        for row in rows:
-            row.table.truncate(row.num_tokens)
-        return logits[torch.cat(places).to(logits.device)]
+def _test_row(network: HeadNetwork, row: Row) -> Row:
+    """Return the row with features, and in a head of blocks a block behind it in place of the wanted logits."""
+    features = _test_features(network, row.new_ids)
+    if network.lag or not row.num_logits:
+        return replace(row, features=features)
+    ids = _test_block(network, row.num_tokens)
+    return replace(row, new_ids=[*row.new_ids, *ids], num_logits=len(ids), features=features)
 
 
 def _test_block(network: HeadNetwork, num_tokens: int) -> list[int]:
     assert network.block is not None, "a head of blocks"
     return network.block.token_ids(num_tokens % network.facts.vocab_size, network.block.size)
+
+
+class _TestRunner(ModelRunner):
+    """Gives features to the rows of the self-test, which knows of ids alone.
+
+    In a head of blocks a text's tokens have no logits: in place of each one's stand those of a whole block behind the
+    text, in a line.
+    """
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        network = self.path.head  # type: ignore[attr-defined]
+        logits = network.mapped(super().forward([_test_row(network, row) for row in rows]))
+        if network.lag:
+            return logits
+        for row in rows:
+            row.table.truncate(row.num_tokens)
+        counts = torch.tensor([row.num_logits for row in rows if row.num_logits], device=logits.device)
+        return logits.view(len(counts), -1).repeat_interleave(counts, dim=0)
 
 
 class _Uncached(UncachedModel):
@@ -221,4 +221,4 @@ class _Uncached(UncachedModel):
         ids = list(token_ids) if network.lag else _test_block(network, num_tokens)
         output = network(torch.tensor([ids], device=network.device), _test_features(network, token_ids)[None])
         logits = network.mapped(output.logits[0]).float()
-        return logits[torch.arange(num_tokens) % len(logits)]
+        return logits if network.lag else logits.view(1, -1).expand(num_tokens, -1)

@@ -18,17 +18,15 @@ from transformers import PreTrainedConfig
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import HeadFiles, check_ids, check_shapes, check_values
+from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
-from outrider.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
 """What some files have before every name of a head; other tensors beside them are the base model's."""
-_LAYER, _PROJECTION = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), re.compile(r"(\d+)\.(\d+)\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +97,12 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    tensors = _named(files)
-    check_values(files, tensors)
+    reader = HeadReader(files, target, _named(files))
+    tensors = reader.tensors
     token_map = tensors.pop("token_map", None)
     num_heads, num_layers = _counts(files, tensors)
-    vocab_size, is_shared = target.vocab_size, bool(files.config.get("original_lm_head"))
+    draft_vocab_size = vocab_size = target.vocab_size
+    is_shared = bool(files.config.get("original_lm_head"))
     if "lm_head.weight" in tensors:
         tensors["lm_heads.0.weight"], is_shared = tensors.pop("lm_head.weight"), True
     if not any(name.startswith("lm_heads.") for name in tensors):
@@ -111,10 +110,9 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     for name in tensors:
         if name.startswith("lm_heads."):
             tensors[name] = _rows(files, name, tensors[name], token_map, vocab_size)
-    draft_vocab_size = vocab_size
     if token_map is not None:
         tensors["draft_ids"] = token_map.to(torch.int64)
-        check_ids(files.model, "token_map", tensors["draft_ids"], vocab_size)
+        check_ids(files, "token_map", tensors["draft_ids"], vocab_size)
         draft_vocab_size = len(token_map)
     facts = MedusaConfig(
         num_heads=num_heads,
@@ -126,7 +124,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )
-    check_shapes(files, tensors, MedusaHeads, facts, "a Medusa head")
+    reader.check_shapes(facts, MedusaHeads, "a Medusa head")
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
 
 
@@ -134,22 +132,13 @@ def _named(files: Checkpoint) -> dict[str, Tensor]:
     """Return the heads' tensors under vLLM's names."""
     names = files.names
     prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
-    raw = {name.removeprefix(prefix): name for name in sorted(names) if name.startswith(prefix)}
-    num_layers = 0
-    for short in raw:
-        layer = _LAYER.fullmatch(short)
-        if layer is not None:
-            num_layers = max(num_layers, int(layer[2]) + 1)
-    return {_own_name(short, num_layers): files.tensor(name) for short, name in raw.items()}
-
-
-def _own_name(name: str, num_layers: int) -> str:
-    layer, projection = _LAYER.fullmatch(name), _PROJECTION.fullmatch(name)
-    if layer is not None:
-        return f"blocks.{layer[1]}.layers.{layer[2]}.{layer[3]}"
-    if projection is not None and int(projection[2]) == num_layers:
-        return f"lm_heads.{projection[1]}.weight"
-    return name
+    tensors = {}
+    for name in sorted(names):
+        if name.startswith(prefix):
+            own = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name.removeprefix(prefix))
+            own = re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", own)
+            tensors[own] = files.tensor(name)
+    return tensors
 
 
 def _counts(files: Checkpoint, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
@@ -162,7 +151,7 @@ def _counts(files: Checkpoint, tensors: Mapping[str, Tensor]) -> tuple[int, int]
         if parts[0] == "blocks" and len(parts) > 3:
             num_layers = max(num_layers, int(parts[3]) + 1)
     if not num_heads:
-        raise ConfigError(f"{files.model} has no tensors of Medusa heads, such as 0.0.linear.weight", param="model")
+        raise files.refusal("has no tensors of Medusa heads, such as 0.0.linear.weight")
     return num_heads, num_layers
 
 
@@ -171,9 +160,9 @@ def _rows(files: Checkpoint, name: str, weight: Tensor, token_map: Tensor | None
     if token_map is not None:
         return weight if len(weight) <= len(token_map) else weight.index_select(0, token_map.to(torch.int64))
     if len(weight) < vocab_size:
-        raise ConfigError(
-            f"{name} of {files.model} has {len(weight)} rows, and the target's vocabulary {vocab_size}; give the "
-            "target that it was made for",
+        raise files.refusal(
+            f"has {len(weight)} rows, and the target's vocabulary {vocab_size}; give the target that it was made for",
+            of=name,
             param="target_model",
         )
     return weight[:vocab_size]

@@ -8,8 +8,7 @@ themselves, and fills a block of positions behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -30,8 +29,6 @@ trained to fill."""
 UNMAPPED = -1e9
 """Logit of an id that the head has no row for: probability 0 after softmax, and finite, so that a check for infinities
 still finds faults."""
-Misreading = tuple[str, AbstractContextManager[None]]
-"""A way in which files are misread, by what it would be, and the context in which the head is wired so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +89,7 @@ class HeadNetwork(PreTrainedModel):
     lag: ClassVar[int] = 1
     """Tokens by which a cache entry is behind the token whose feature it is made of."""
     facts: Any
-    """HeadFacts, of its own kind."""
+    """HeadFacts, of its own kind. Others may be set that change no tensor; they count from the next forward on."""
     norm: nn.Module
     """The final norm."""
     lm_head: nn.Linear
@@ -163,22 +160,10 @@ class HeadNetwork(PreTrainedModel):
         """
         raise NotImplementedError
 
-    def decide(self, facts: Any) -> None:
-        """Go on with other facts, of which none changes a tensor."""
-        self.facts = facts
-
-    @contextmanager
-    def decided(self, facts: Any) -> Iterator[None]:
-        """Go on with other facts for a while."""
-        before = self.facts
-        self.decide(facts)
-        try:
-            yield
-        finally:
-            self.decide(before)
-
-    def misreadings(self) -> Sequence[Misreading]:
-        """Return the ways in which files of this kind are misread, beside taps of other layers."""
+    def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
+        """Return the ways in which files of this kind are misread, beside taps of other layers: by what each would be,
+        the facts of a head that is wired so.
+        """
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
@@ -197,12 +182,27 @@ class HeadNetwork(PreTrainedModel):
 class CarryHead(HeadNetwork):
     """A head that hands its own output on, as the feature of what follows."""
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, *, ahead: int = 1
+    ) -> Tensor:
+        """As every head's. ahead: 2 for the logits of the next step, [T - 2, V]: after each token's next one, with the
+        head's own carry as its feature, or after a mask in a head that fills masks.
+        """
         assert runner is not None, "it has a cache"
         ids = list(token_ids[1:])
+        num = len(ids)
         table = runner.pool.new_table()
         try:
-            return runner.forward([Row(table, ids, 0, len(ids), (), features=features[:-1])])
+            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
+            if ahead == 1:
+                return logits
+            path: Any = runner.path  # a path of heads
+            next_ids, next_features = ids[1:], path.hidden[:-1]
+            if self.block is not None and self.block.feature is not None:
+                next_ids = [self.block.mask_id] * (num - 1)
+                next_features = self.block.feature.expand(num - 1, -1)
+            parents = [*range(-1, num - 1), *range(num - 1)]
+            return runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
         finally:
             table.free()
 
@@ -239,19 +239,3 @@ class BlockHead(HeadNetwork):
         before each place, the anchor first.
         """
         return logits
-
-
-@contextmanager
-def swapped(module: Any, one: str, other: str) -> Iterator[None]:
-    """Have two of a module's parts in each other's place."""
-
-    def swap() -> None:
-        first, second = getattr(module, one), getattr(module, other)
-        setattr(module, one, second)
-        setattr(module, other, first)
-
-    swap()
-    try:
-        yield
-    finally:
-        swap()

@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 import safetensors.torch
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
@@ -32,12 +33,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class OpeningSpec:
     """What a head reads of the target."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
     taps: tuple[int, ...]
     """Hidden states by number, in the order in which they are laid in a line; see NORMED."""
     width: int
     """d, of the rows."""
     norm: Norm = "none"
-    epsilon: float = 1e-6
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 1e-6
     """Of the norms."""
     norms_output: bool = False
     """Whether there is an RMS norm after the map, too (DFlash's hidden_norm)."""
@@ -53,10 +56,6 @@ class OpeningSpec:
                     f"{num_layers}; is it another target's head?",
                     param="taps",
                 )
-        if self.norm not in get_args(Norm):
-            raise InvalidRequest(f"norm is {self.norm!r}, must be one of {', '.join(get_args(Norm))}", param="norm")
-        if not 0 <= self.epsilon <= 1:
-            raise InvalidRequest(f"epsilon is {self.epsilon}, must be 0 to 1", param="epsilon")
         most = MAX_OPENING_BYTES // (2 * target_width)
         if not 1 <= self.width <= most:
             raise InvalidRequest(f"a head's width is {self.width}, must be 1 to {most}", param="width")
@@ -71,10 +70,8 @@ class OpeningSpec:
             shapes["output_norm"] = (self.width,)
         return shapes
 
-    def is_identity(self, names: set[str], target_width: int) -> bool:
-        """Return whether a map with tensors of these names hands the one tap on as it is."""
-        has_norm = self.norm != "none" or self.norms_output
-        return not names and len(self.taps) == 1 and not has_norm and self.width == target_width
+
+_SPEC = TypeAdapter(OpeningSpec)
 
 
 class OpeningMap(nn.Module):
@@ -159,23 +156,18 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        fields = json.loads(header["__metadata__"]["spec"])
-        names = ("taps", "width", "norm", "epsilon", "norms_output")
-        taps, width, norm, epsilon, norms_output = (fields.pop(name) for name in names)
-        if fields:
-            raise ValueError(f"its spec has unknown fields {', '.join(fields)}")
-        if not all(type(number) is int for number in (*taps, width)) or not isinstance(norm, str):
-            raise ValueError("taps and width must be whole numbers and norm a word")
-        if type(norms_output) is not bool:
-            raise ValueError("norms_output must be true or false")
-        return OpeningSpec(tuple(taps), width, norm, float(epsilon), norms_output), tensors  # type: ignore[arg-type]
+        return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise InvalidRequest(f"the spec of a head's opening map cannot be read: {where}: {wrong['msg']}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise InvalidRequest(f"a head's opening map cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
-    if spec.is_identity(set(tensors), target_width):
-        return
+    if not tensors and spec == OpeningSpec(spec.taps[:1], target_width, epsilon=spec.epsilon):
+        return  # the identity
     shapes = spec.shapes(target_width)
     if tensors.keys() != shapes.keys():
         raise InvalidRequest(

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from outrider.engine.loading.memory import new_storage
 from outrider.engine.model_runner import ModelFacts
 from outrider.engine.native.library import NativeModel
-from outrider.engine.paths.forward_path import BLOCK_SIZE
-from outrider.engine.paths.fused_weights import FusedShape, pack_weights
+from outrider.engine.paths.forward_path import BLOCK_SIZE, PathUnavailable
+from outrider.engine.paths.fused_weights import CLASSES, FusedShape, pack_weights
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import InvalidRequest
 
@@ -35,7 +35,9 @@ class FusedPath:
 
     def __init__(self, model: PreTrainedModel, facts: ModelFacts) -> None:
         """Pack the model's weights. Raises PathUnavailable, naming what this path cannot run."""
-        shape = FusedShape.of(model, facts)
+        if type(model).__name__ not in CLASSES:
+            raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
+        shape = FusedShape.of(model, model.model, facts)
         self._hold(shape, *pack_weights(model.model, model.lm_head, shape))
 
     def _hold(self, shape: FusedShape, native: NativeModel, embedding: Tensor | None) -> None:

@@ -67,11 +67,14 @@ class FusedShape:
     """Whether layer 0 reads a row of the caller's beside the token's embedding."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, facts: ModelFacts) -> FusedShape:
-        """Return the model's sizes. Raises PathUnavailable for a model that this path does not run."""
+    def of(cls, model: PreTrainedModel, body: Any, facts: ModelFacts) -> FusedShape:
+        """Return the model's sizes. body: the module that has its layers.
+
+        Raises PathUnavailable for a model that this path does not run.
+        """
         config = model.config
-        _check(model, config)
-        attention, embedding = model.model.layers[0].self_attn, model.model.embed_tokens
+        attention, embedding = body.layers[0].self_attn, body.embed_tokens
+        _check(model, config, attention.head_dim)
         return cls(
             num_layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -94,11 +97,9 @@ class FusedShape:
         )
 
 
-def _check(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+def _check(model: PreTrainedModel, config: PreTrainedConfig, head_size: int) -> None:
     """Raise PathUnavailable for the first thing that this path does not compute."""
-    if type(model).__name__ not in CLASSES:
-        raise PathUnavailable(f"is made for {', '.join(CLASSES)}")
-    head_size, activation, limits = model.model.layers[0].self_attn.head_dim, _activation(config), _limits(config)
+    activation, limits = _activation(config), _limits(config)
     ropes = [rope["rope_type"] for rope in _ropes(config)]
     reasons = [
         (model.device.type != "cpu", f"is made for cpu, not {model.device.type}"),

@@ -22,6 +22,7 @@ from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import MAX_CHOICES, BeamParams, check_token_ids
+from outrider.wire.speculation import Speculation
 
 DRAFT_BEAMS = 4
 """Beams of a draft for each live one: a level helps only where all live beams are among them, so that width goes before
@@ -147,15 +148,15 @@ class BeamSearch:
         return found
 
 
-def draft_shape(width: int, num_draft_tokens: int, max_draft_tokens: int) -> tuple[int, int]:
-    """Return (beams, levels) of what a draft grows under `width` live beams: as many levels as max_draft_tokens leave
-    room for, at most num_draft_tokens of them where that is not 0. (0, 0) where there is no room for all live beams.
+def draft_shape(width: int, speculation: Speculation) -> tuple[int, int]:
+    """Return (beams, levels) of what a draft grows under `width` live beams: K levels, or as many as max_draft_tokens
+    leave room for. (0, 0) where there is no room for all live beams.
     """
+    max_draft_tokens = speculation.max_draft_tokens
     if max_draft_tokens < width:
         return 0, 0
     beams = min(DRAFT_BEAMS * width, max_draft_tokens)
-    levels = max_draft_tokens // beams
-    return beams, min(num_draft_tokens, levels) if num_draft_tokens else levels
+    return beams, speculation.chain_len(max_draft_tokens // beams)
 
 
 def level_to_proto(level: Level) -> pb.BeamLevel:

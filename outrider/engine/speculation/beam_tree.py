@@ -81,7 +81,10 @@ class BeamTree(CachedTree):
         """Return the nodes between the root and the live beams' last tokens, parents first."""
         found = set[int]()
         for leaf in self.live:
-            found.update(self.path(leaf)[:-1])
+            node = ROOT if leaf == ROOT else self.parents[leaf]
+            while node != ROOT and node not in found:
+                found.add(node)
+                node = self.parents[node]
         return sorted(found)
 
     def unfed(self) -> list[int]:

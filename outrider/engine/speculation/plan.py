@@ -40,12 +40,12 @@ class Plan:
         if speculation.tree is not None and not is_chain:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:
-            depth = speculation.num_draft_tokens if speculation.tree is None else speculation.tree.depth
+            depth = speculation.max_depth
             self.places = {(0,) * place: 1 for place in range(depth)}
         self.max_ranked = max(MAX_RANKS, *self.places.values(), 0)
         """Most children of a node."""
         self.max_depth = max((len(place) + 1 for place in self.places), default=0)
-        if not speculation.max_draft_tokens:
+        if speculation.is_plain:
             self.max_depth = 0
         elif not speculation.sequential:
             self.max_depth = max(MAX_DEPTH, self.max_depth)

@@ -13,7 +13,7 @@ from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 
 
 @dataclass(frozen=True, slots=True)

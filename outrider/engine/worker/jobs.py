@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from outrider.drafting.translation import Translation
 from outrider.engine.sampling.grammar import Grammar, Grammars
-from outrider.wire.kinds import Drafter
+from outrider.wire.drafters import Drafter
 from outrider.wire.params import SamplingParams
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation

@@ -23,9 +23,9 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots
 from outrider.engine.worker.worker_service import WorkerService
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, OutriderError
 from outrider.wire.fingerprint import tokenizer_fingerprint
-from outrider.wire.kinds import Drafter
 from outrider.wire.log import adopt_loggers
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.model_id import short_name
@@ -87,7 +87,7 @@ class WorkerState:
             current_step_us=int(self.times.current_s * 1e6),
             draining=self.draining(),
             version=__version__,
-            drafters=[each.value for each in self.drafters],
+            drafters=self.drafters,
             protocol=PROTOCOL,
             needs_features=self.needs_features,
         )

@@ -30,10 +30,11 @@ from outrider.engine.worker.jobs import (
     TruncateJob,
 )
 from outrider.v1 import common_pb2 as pb
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import TRUNCATE_REASONS
 from outrider.wire.log import get_logger
-from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids, drafter_of
+from outrider.wire.params import MAX_CORPUS_ID_BYTES, MAX_LOGPROBS, Range, SamplingParams, check_token_ids
 from outrider.wire.protocol import other_protocol
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
@@ -153,7 +154,7 @@ def open_job(owner: int, message: pb.OpenSlot, vocabulary: SlotVocabulary, respo
         corpus_id=message.corpus_id,
         deliver_to=message.deliver_to,
         target_epoch=message.target_epoch,
-        drafter=drafter_of(message.drafter, "drafter"),
+        drafter=Drafter.parse(message.drafter) if message.drafter else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         prediction_ids=tuple(message.prediction_ids),
         source_ids=tuple(message.source_ids),

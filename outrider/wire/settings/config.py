@@ -13,14 +13,21 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from outrider.wire.drafters import Drafter
 from outrider.wire.errors import ConfigError, InvalidRequest
-from outrider.wire.kinds import DRAFTERS, drafter_label
 from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.origin import read_host_names, read_origins
-from outrider.wire.params import AUTO, MAX_DRAFT_TOKENS, DraftTokens, read_draft_logprobs, read_draft_tokens
+from outrider.wire.params import DRAFT_TOKENS, MAX_DRAFT_TOKENS, read_draft_logprobs
+from outrider.wire.speculation import (
+    AUTO,
+    NumDraftTokens,
+    check_num_draft_tokens,
+    check_what_is_drafted,
+    read_num_draft_tokens,
+)
 from outrider.wire.tree_shape import TreeShape
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -55,23 +62,21 @@ OTHER_VARIABLES = frozenset(
 _CORES = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 ContentControlTokens = Literal["allow", "text"]
 """What control tokens are in what users write."""
-DefaultDrafter = Literal[
-    "model",
-    "ngram",
-    "lookup",
-    "unigram",
-    "bigram",
-    "heads",
-    "lookahead",
-    "pass",
-    "ngram+model",
-    "lookup+model",
-    "lookahead+model",
-    "ngram&model",
-    "lookup&model",
-    "model&model",
+
+
+def _check_default_drafter(drafter: Drafter) -> Drafter:
+    if drafter.needs_prediction:
+        raise ValueError(f"drafts from what a request predicts; say one of {', '.join(DEFAULT_DRAFTERS)}")
+    return drafter
+
+
+DEFAULT_DRAFTERS = [drafter for drafter in Drafter if not drafter.needs_prediction]
+"""Those that need nothing of a request."""
+DefaultDrafter = Annotated[
+    Drafter,
+    AfterValidator(_check_default_drafter),
+    WithJsonSchema({"enum": DEFAULT_DRAFTERS, "type": "string"}),
 ]
-"""Labels of drafters that need nothing of a request."""
 
 
 class _Settings(BaseSettings):
@@ -274,12 +279,12 @@ class GatewayConfig(_ProcessConfig):
     one and prints it. Absent = they are on the HTTP port, where every client reads them."""
     page: bool = True
     """Serve a page at / of the HTTP port, on which one asks the model and watches the rounds; off = 404."""
-    num_draft_tokens: DraftTokens = AUTO
+    num_draft_tokens: NumDraftTokens = AUTO
     """K: tokens drafted a step unless the request says otherwise; auto = what makes the most tokens per second, step by
     step, down to none."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 32
     """Most tokens that a request may have drafted a round, as K or as the nodes of a tree; above it 400."""
-    drafter: DefaultDrafter = "model"
+    drafter: DefaultDrafter = Drafter.MODEL
     """Who drafts unless the request says otherwise: a draft worker, or the target itself from what it has seen, which
     needs none. With +model the draft worker's tokens are taken where the target has nothing to say; with &model both
     are verified, in one tree, and with model&model those of a draft worker of each pool."""
@@ -370,21 +375,13 @@ class GatewayConfig(_ProcessConfig):
             read_host_names(value)
         return value
 
-    @field_validator("drafter", mode="before")
-    @classmethod
-    def _drafter(cls, value: object) -> object:
-        return drafter_label(value) if isinstance(value, str) else value
-
     @field_validator("num_draft_tokens", mode="before")
     @classmethod
     def _auto_or_number(cls, value: object) -> object:
         try:
-            read = read_draft_tokens(value) if isinstance(value, str) else value
-        except ValueError:
-            read = None
-        if read != AUTO and not (type(read) is int and 0 <= read <= MAX_DRAFT_TOKENS):
-            raise ValueError(f"must be auto, or a number from 0 to {MAX_DRAFT_TOKENS}")
-        return read
+            return read_num_draft_tokens(value) if isinstance(value, str) else check_num_draft_tokens(value)
+        except InvalidRequest:
+            raise ValueError(f"must be {AUTO}, or a number {DRAFT_TOKENS}") from None
 
     @model_validator(mode="after")
     def _workers_named_once(self) -> Self:
@@ -416,22 +413,12 @@ class GatewayConfig(_ProcessConfig):
     @model_validator(mode="after")
     def _drafts_agree(self) -> Self:
         """As in a request, where the same pairs are refused."""
-        drafted = 0 if self.num_draft_tokens == AUTO else int(self.num_draft_tokens)
-        drafted = max(drafted, 0 if self.tree is None else TreeShape.parse(self.tree).most_nodes)
-        if drafted > self.max_draft_tokens:
-            name = "num_draft_tokens" if self.tree is None else "tree"
-            raise ValueError(
-                f"{name} is {getattr(self, name)}, {drafted} drafted tokens, and max_draft_tokens "
-                f"{self.max_draft_tokens}; lower the first or raise the second"
-            )
-        if self.tree is None:
-            return self
-        if self.num_draft_tokens != AUTO:
-            raise ValueError(
-                f"tree is {self.tree} and num_draft_tokens {self.num_draft_tokens}, which is of chains; leave one out"
-            )
-        if not DRAFTERS[self.drafter].asks_model:
-            raise ValueError(f"tree is {self.tree} and drafter {self.drafter}, which asks no model; leave one out")
+        tree = None if self.tree is None else TreeShape.parse(self.tree)
+        num_draft_tokens = None if self.num_draft_tokens == AUTO else self.num_draft_tokens
+        try:
+            check_what_is_drafted(num_draft_tokens, tree, self.drafter, self.max_draft_tokens)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
         return self
 
     @model_validator(mode="after")

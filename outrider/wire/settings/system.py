@@ -15,8 +15,8 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from outrider.wire.drafters import TABLE_DRAFTERS, Drafter
 from outrider.wire.errors import ConfigError
-from outrider.wire.kinds import DRAFTERS, OF_A_TEXT, Drafter
 from outrider.wire.settings.config import DraftConfig, GatewayConfig, Seconds, TargetConfig, WorkerConfig
 from outrider.wire.settings.pools import Pool, Role, Values, mapping, read_model, read_part, read_pools
 
@@ -35,8 +35,6 @@ is missing is reported twice as late."""
 
 DEMO_NAME = "outrider-demo"
 """Id under which the demo pair is served: its folder's path would say little."""
-TABLE_DRAFTERS = ("ngram", "lookup", "unigram", "bigram")
-"""Values of a draft's setting `drafter` that need no model."""
 
 
 class RayConfig(BaseModel):
@@ -117,7 +115,7 @@ class SystemConfig:
         ray = None if values.get("ray", {}) is None else read_model("ray", RayConfig, values.get("ray", {}))
         gateway = dict(mapping("gateway", values.get("gateway", {})))
         pools = read_pools(*_pools_of(values, gateway))
-        drafter = DRAFTERS[gateway_config(gateway, target="127.0.0.1:0").drafter]
+        drafter = gateway_config(gateway, target="127.0.0.1:0").drafter
         gateways = values.get("gateways", 1)
         if type(gateways) is not int or not 0 <= gateways <= 64:
             raise ConfigError(f"gateways is {gateways!r}, must be a number from 0 to 64")
@@ -165,17 +163,17 @@ class SystemConfig:
     def _check_drafter(self, drafter: Drafter) -> None:
         """What nobody here would draft by."""
         own = drafter.own
-        if drafter is Drafter.MODEL_AND_MODEL and len(self.drafts) < 2:
+        if drafter.needs_pools and len(self.drafts) < 2:
             there = f"is {'one pool' if self.drafts else 'no pool'} of drafts; name two"
-            raise ConfigError(f"gateway.drafter is {drafter.label} and there {there}")
+            raise ConfigError(f"gateway.drafter is {drafter} and there {there}")
         if own is None:
             return
-        if drafter.asks_model and not self.drafts:
-            raise ConfigError(f"gateway.drafter is {drafter.label} and there is no draft; add one, or say {own.label}")
+        if drafter.needs_draft_worker and not self.drafts:
+            raise ConfigError(f"gateway.drafter is {drafter} and there is no draft; add one, or say {own}")
         named = [pool.worker.drafter for pool in self.drafts if isinstance(pool.worker, DraftConfig)]
-        if own in OF_A_TEXT and own.label not in named and not any(pool.worker.drafter_text for pool in self.targets):
+        if own.reads_text and own not in named and not any(pool.worker.drafter_text for pool in self.targets):
             raise ConfigError(
-                f"gateway.drafter is {drafter.label} and no target has a drafter_text to count in; name one, as with "
+                f"gateway.drafter is {drafter} and no target has a drafter_text to count in; name one, as with "
                 "OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
             )
 
