@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
 from outrider.engine.speculation.growth import Growth
@@ -36,7 +36,7 @@ class Pusher:
         self._send = send
         self._metrics = metrics
 
-    def push_due(self, growing: Growing) -> None:
+    def push_due(self, growing: DraftSlot) -> None:
         """Send what was grown in a slot, if it is time."""
         tree = growing.tree
         if not growing.is_growing or not (tree.unsent or tree.ended):
@@ -54,7 +54,7 @@ class Pusher:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
-    def _push(self, growing: Growing, tree: Growth) -> None:
+    def _push(self, growing: DraftSlot, tree: Growth) -> None:
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         ended, tree.ended = tree.ended, []
         for group in _groups(tree) or [()]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service import pushing
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from draft_service.pushing import NUM_URGENT, PUSH_S, Pusher
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
@@ -32,7 +32,7 @@ class Course:
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.buffer = draft, list[Nodes](), 100.0, DraftBuffer()
         tree: Any = draft.tree
-        self.growing = Growing(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing = DraftSlot(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
         self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 
