@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.engine.heads.families import DFLASH, DSPARK
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, first_logits, score_head
+from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE, NORMED
@@ -64,7 +64,7 @@ def told(logits: Tensor) -> Seen:
 @torch.inference_mode()
 def said(loaded: LoadedHead, seen: Seen) -> Tensor:
     """Return the logits [T - 2, V] as configured."""
-    return first_logits(loaded, seen, loaded.opening.spec.taps)
+    return text_logits(loaded, seen, loaded.opening.spec.taps)
 
 
 def test_what_is_said_of_a_text_is_what_blocks_say(sound: Sound) -> None:

@@ -21,7 +21,7 @@ from outrider.engine.heads.joined import JoinedHead
 from outrider.engine.heads.joined_files import read_eagle1, read_mtp
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Seen, first_logits, score_head, second_logits
+from outrider.engine.heads.wiring import Seen, score_head, text_logits
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.step_plan import Row
 from outrider.wire.errors import ConfigError
@@ -176,7 +176,7 @@ MTP_REFUSALS: dict[str, tuple[Spoil, str]] = {
         lambda c, t: c.update(num_hidden_layers=LAYERS - 1),
         rf"the MTP head of .* is at model\.layers\.{LAYERS}\.eh_proj\.weight, must be behind the target's 7 layers",
     ),
-    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"no tensor of an MTP head for hnorm\.weight"),
+    "a norm that is missing": (lambda c, t: t.pop(AT + "hnorm.weight"), r"not all tensors: hnorm\.weight"),
     "a tensor nobody reads": (
         lambda c, t: t.update({AT + "gnorm.weight": torch.ones(WIDTH)}),
         r"tensors that its layer does not have: layers\.0\.gnorm\.weight",
@@ -269,7 +269,7 @@ def sound(name: str, folder: Path) -> tuple[LoadedHead, Tensor]:
     """Return a loaded head, and the ids that it proposes."""
     _, where, target = CASES[name](folder)
     loaded = load_head(settings(where, dtype="float32"), target, family_of(Checkpoint(where), target))
-    return loaded, first_logits(loaded, blank(), (NORMED,)).argmax(-1)
+    return loaded, text_logits(loaded, blank(), (NORMED,)).argmax(-1)
 
 
 @pytest.mark.parametrize("name", ["EAGLE-1", "MTP of DeepSeek"])
@@ -283,7 +283,7 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
     assert ("with the norms of embedding and features swapped" in labels) == name.startswith("MTP")
     for label, misread in loaded.network.misreadings():
         facts, loaded.network.facts = loaded.network.facts, misread
-        wrong = first_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
+        wrong = text_logits(loaded, seen_with(best), (NORMED,)).argmax(-1)
         loaded.network.facts = facts
         found = score_head(loaded, seen_with(wrong))
         assert found.winner is not None and found.winner.label == label and found.winner.agreement == 1.0
@@ -295,7 +295,7 @@ def test_what_an_mtp_head_carries_is_decided_by_its_second_step(is_normed: bool,
     loaded, _ = sound("MTP of Llama's layers", tmp_path)
     assert not loaded.network.facts.carries_normed
     loaded.network.facts = replace(loaded.network.facts, carries_normed=is_normed)
-    second = second_logits(loaded, blank()).argmax(-1)
+    second = text_logits(loaded, blank(), (NORMED,), ahead=2).argmax(-1)
     loaded.network.facts = replace(loaded.network.facts, carries_normed=False)
     seen = seen_with(torch.cat([torch.zeros(1, dtype=torch.long), second]))
     score_head(loaded, seen)

@@ -233,7 +233,7 @@ def test_a_head_says_in_serving_what_it_says_in_training(
     taps = dict(enumerate(runner.features.unbind(1)))
     loaded = load_head(DraftConfig(model=str(tmp_path / "head"), device="cpu"), gemma, EAGLE3)
     seen = wiring.Seen(ids, taps, torch.empty(0))
-    steps = (wiring.first_logits(loaded, seen, (0, 1)), wiring.second_logits(loaded, seen))
+    steps = (wiring.text_logits(loaded, seen, (0, 1)), wiring.text_logits(loaded, seen, (0, 1), ahead=2))
     assert (runner.path.name, loaded.path.name) == ("fused", "fused")
     for guess, logits in zip(student.guesses(batch, Teacher(gemma, "cpu").see(batch), 2), steps, strict=True):
         said = logits[guess.places - 1 - guess.depth]

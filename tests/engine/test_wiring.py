@@ -18,7 +18,7 @@ from outrider.engine.heads.eagle3 import read_eagle3
 from outrider.engine.heads.families import EAGLE3, MEDUSA
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.loader import LoadedHead, load_head
-from outrider.engine.heads.wiring import Outcome, Seen, Way, first_logits, score_head, second_logits, taps_to_probe
+from outrider.engine.heads.wiring import Outcome, Seen, Way, score_head, taps_to_probe, text_logits
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import LAYERS, SHAPE, VOCAB, Eagle3, hidden_states, target
@@ -43,8 +43,8 @@ class Sound:
 
     def said(self, loaded: LoadedHead) -> Tensor:
         """Return the logits of a head at every position, and of the step behind each."""
-        first = first_logits(loaded, self.seen, loaded.opening.spec.taps)
-        return torch.cat([first, second_logits(loaded, self.seen)])
+        first = text_logits(loaded, self.seen, loaded.opening.spec.taps)
+        return torch.cat([first, text_logits(loaded, self.seen, loaded.opening.spec.taps, ahead=2)])
 
 
 def seen_with(best: Tensor, num_tokens: int = NUM_TOKENS) -> Seen:
@@ -64,7 +64,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     loaded = load_head(DraftConfig(model=head, device="cpu", dtype="float32"), narrow, EAGLE3)
     blank = seen_with(torch.zeros(NUM_TOKENS - 1, dtype=torch.long))
     with torch.inference_mode():
-        best = first_logits(loaded, blank, loaded.opening.spec.taps).argmax(-1)
+        best = text_logits(loaded, blank, loaded.opening.spec.taps).argmax(-1)
     return Sound(loaded, read_eagle3(Checkpoint(head), TargetFiles(narrow)), seen_with(best))
 
 

@@ -114,8 +114,6 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     _one_layer(layers, is_sparse=any(name.startswith("layers.0.mlp.experts.") for name in tensors))
     facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
     reader.fill_from_target(facts)
-    for name in JOINING - {"eh_proj.bias"} - reader.tensors.keys():
-        raise files.refusal(f"has no tensor of an MTP head for {name}; get the file again")
     _convert_layer(reader, layers)
     reader.check_shapes(facts, JoinedHead, "an MTP head")
     return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width), undecided)
@@ -188,8 +186,8 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     """
     tensors = reader.tensors
     model_class: Any = MODEL_MAPPING[type(layers)]
-    given = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
-    given |= {name: tensors[name] for name in ("embed_tokens.weight", "norm.weight")}
+    around = JOINING - {"embed_tokens.weight", "norm.weight"}
+    given = {name: tensor for name, tensor in tensors.items() if name not in around}
     reader.refuse("not all tensors", _missing_experts(given), of=MTP)
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -197,7 +195,7 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
             None,
             config=deepcopy(layers),
             state_dict=given,
-            dtype=tensors["eh_proj.weight"].dtype,
+            dtype=given["embed_tokens.weight"].dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -208,9 +206,10 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     reader.refuse("not all tensors", info["missing_keys"], of=MTP)
     mismatched = [name for name, *_ in info["mismatched_keys"]]
     reader.refuse("tensors of another shape than by its config.json", mismatched, of=MTP)
-    joining = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
-    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name != "norm.weight"}
-    reader.tensors = found | joining
+    reader.tensors = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
+    for name, tensor in model.state_dict().items():
+        if name != "norm.weight":
+            reader.tensors[f"model.{name}"] = tensor
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:

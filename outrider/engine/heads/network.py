@@ -152,9 +152,13 @@ class HeadNetwork(PreTrainedModel):
         """Return the last layer's output [1, T, d]."""
         raise NotImplementedError
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """Return the logits [P, V] of what follows the second and the next P - 1 tokens of a text, the tokens before
-        given. features: [T, d], of the T tokens.
+        given. features: [T, d], of the T tokens. ahead: of a `CarryHead` also 2, for the logits of its next step, one
+        less: after each token's next one, with the head's own carry as its feature, or after a mask where it fills
+        masks.
 
         runner: of the head's path. Takes memory of its cache for as long as it runs. Raises OutOfBlocks.
         """
@@ -182,12 +186,24 @@ class HeadNetwork(PreTrainedModel):
 class CarryHead(HeadNetwork):
     """A head that hands its own output on, as the feature of what follows."""
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         assert runner is not None, "it has a cache"
         ids = list(token_ids[1:])
+        num = len(ids)
         table = runner.pool.new_table()
         try:
-            return runner.forward([Row(table, ids, 0, len(ids), (), features=features[:-1])])
+            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
+            if ahead == 1:
+                return logits
+            path: Any = runner.path  # a path of heads
+            next_ids, next_features = ids[1:], path.hidden[:-1]
+            if self.block is not None and self.block.feature is not None:
+                next_ids = [self.block.mask_id] * (num - 1)
+                next_features = self.block.feature.expand(num - 1, -1)
+            parents = [*range(-1, num - 1), *range(num - 1)]
+            return runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
         finally:
             table.free()
 
@@ -197,7 +213,9 @@ class BlockHead(HeadNetwork):
 
     lag = 0
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
         assert runner is not None and self.block is not None, "it has a cache, and fills blocks"
         block = self.block
