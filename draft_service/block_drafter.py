@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.block import Block
 from draft_service.feeding import Feeder, cached
-from draft_service.growing import Growing
+from draft_service.growing import Block, Growing
 from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.dflash import MarkovHead

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed, TargetLink
 from outrider.engine.speculation.nodes import Nodes, to_proto
-from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
-from outrider.wire.peer_text import bound_strings
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -25,9 +23,6 @@ MAX_TARGETS = 256
 """Streams kept at once; the one that was longest without a delivery gives way."""
 PAIR_S = 60.0
 """Seconds that a registration may take, weights included."""
-
-TokenizerOf = Callable[[], Awaitable[pb.TokenizerFiles]]
-"""Asks a target for its tokenizer. Raises grpc.aio.AioRpcError."""
 
 
 class Deliverer:
@@ -81,12 +76,9 @@ class Deliverer:
             raise Unavailable(f"the target at {address} did not take the head: {why}")
         return why
 
-    async def facts(self, address: str) -> tuple[pb.WorkerInfo, TokenizerOf]:
-        """Read a target's info; return it and a call that reads its tokenizer. Raises grpc.aio.AioRpcError."""
-        stub = target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
-        info: pb.WorkerInfo = await stub.GetInfo(pb.GetInfoRequest(), timeout=PAIR_S)
-        bound_strings(info)
-        return info, lambda: stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=PAIR_S)
+    def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
+        """Return a stub that calls a target over its stream's channel."""
+        return target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
 
     async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
         """Run a target over at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable."""

@@ -11,6 +11,7 @@ from draft_service.growing import Growing
 from draft_service.head_drafter import HeadDrafter
 from draft_service.loading import DraftState, HeadState
 from draft_service.model_drafter import ModelDrafter
+from draft_service.tables import TableDrafter, TableState
 from outrider.engine.heads.families import Drafting
 from outrider.engine.loading.loader import default_prefill_tokens
 from outrider.engine.speculation.drafter import NodeDrafter
@@ -28,7 +29,9 @@ def create_drafter(
     growing: Mapping[SlotKey, Growing],
     flush: Callable[[], None],
 ) -> Drafter:
-    """state: a `DraftState`. growing: the draft's slots. flush: lets what is to be sent leave."""
+    """state: a `DraftState`, or that of a table. growing: the draft's slots. flush: lets what is to be sent leave."""
+    if isinstance(state, TableState):
+        return TableDrafter(keeper, state.vocabulary.size, flush)
     if state.runner is None:
         return MedusaDrafter(state.head.network, keeper, flush)
     prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)

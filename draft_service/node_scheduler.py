@@ -12,6 +12,7 @@ from typing import NamedTuple
 from draft_service.growing import Growing
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDrafter
+from outrider.engine.speculation.growth import RowsAhead
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.worker.scheduler import DORMANT_S
@@ -45,11 +46,9 @@ class NodeScheduler:
                 continue
             if not self._drafter.knows(growing):
                 growing.tree.restart()
-            if growing.ahead is not None:
-                growing.ahead.begin_step()
-            own = [_offers(growing, index, prob, node) for prob, node in growing.tree.offers(self._max_offers)]
+            own = [_Offer(-prob, index, node, growing) for prob, node in growing.tree.offers(self._max_offers)]
             if own:
-                offers.setdefault(scheduling.caller, []).extend(own)
+                offers.setdefault(scheduling.caller, []).extend(_with_ahead(growing, own))
                 weights[scheduling.caller] = scheduling.weight
         chosen: dict[int, tuple[Growing, list[int]]] = {}
         for offer in self._fair(offers, weights):
@@ -111,9 +110,15 @@ class _Offer(NamedTuple):
     growing: Growing
 
 
-def _offers(growing: Growing, index: int, prob: float, node: int) -> Iterator[_Offer]:
-    """Yield a node that the tree of a slot offers, and the rows ahead of it."""
-    yield _Offer(-prob, index, node, growing)
-    if growing.ahead is not None:
-        for prob_ahead, row in growing.ahead.offers(growing.tree, node):
-            yield _Offer(-prob_ahead, index, row, growing)
+def _with_ahead(growing: Growing, own: Sequence[_Offer]) -> list[Iterable[_Offer]]:
+    """Return the nodes that a slot offers, best first, with the rows ahead of them."""
+    if growing.ahead is None:
+        return [own]
+    growing.ahead.begin_step()
+    return [_rows_ahead(growing.ahead, offer) for offer in own]
+
+
+def _rows_ahead(ahead: RowsAhead, offer: _Offer) -> Iterator[_Offer]:
+    yield offer
+    for prob, row in ahead.offers(offer.growing.tree, offer.node):
+        yield offer._replace(cost=-prob, node=row)

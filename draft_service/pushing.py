@@ -58,10 +58,10 @@ class Pusher:
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         ended, tree.ended = tree.ended, []
         for group in _groups(tree) or [()]:
-            message, laws = _message(growing.ticket, tree, group, ended)
+            draft_us = 0
             if group:
-                message = replace(message, draft_us=max(1, int(1e6 * growing.spent_s)))
-                growing.spent_s = 0.0
+                draft_us, growing.spent_s = max(1, int(1e6 * growing.spent_s)), 0.0
+            message, laws = _message(growing.ticket, tree, group, ended, draft_us)
             self._engine.answer(partial(self._encode, send, message, laws, tree.topk is not None))
             ended = []  # it comes with the first
         tree.unsent = []
@@ -104,7 +104,9 @@ def _groups(tree: Growth) -> list[Sequence[int]]:
     return groups
 
 
-def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int]) -> tuple[Nodes, list[RowLaw]]:
+def _message(
+    ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int], draft_us: int
+) -> tuple[Nodes, list[RowLaw]]:
     """Return new nodes with those that lead to them, and the laws that new ones were drawn from."""
     index, nodes = dict(tree.roots), set[int]()
     for node in (*group, *ended):
@@ -128,5 +130,6 @@ def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[in
         kinds,
         None,
         sorted({index[node] for node in ended}),
+        draft_us=draft_us,
     )
     return message, list(laws.values())

@@ -5,7 +5,6 @@ Torch is imported inside `start_worker`, after the process has been pinned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,8 @@ from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from draft_service.grower import MakeDrafter
-    from draft_service.growing import Growing
     from draft_service.jobs import RowsJob
-    from draft_service.pairing import Probe, WiringTest
-    from draft_service.registration import HeadOffer
-    from draft_service.tables import TableState
-    from outrider.engine.speculation.drafter import NodeDrafter
-    from outrider.engine.speculation.growth import OpenAhead
-    from outrider.engine.worker.jobs import SlotKey
-    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle, WorkerState
+    from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
 
 
 def start_worker(config: DraftConfig) -> WorkerHandle:
@@ -33,67 +24,28 @@ def start_worker(config: DraftConfig) -> WorkerHandle:
     cores = prepare_process(config.cpu_cores)
 
     log_phase("importing torch")
+    from draft_service.loading import load_draft
+    from draft_service.tables import load_tables
     from outrider.engine.worker import worker_handle
 
-    if not config.has_model:
-        from draft_service.tables import load_tables
-
-        return worker_handle.start("draft", config, len(cores), load_tables, _with_tables)
-    from draft_service.loading import load_draft
-
-    return worker_handle.start("draft", config, len(cores), load_draft, _with_model)
+    load: Any = load_draft if config.has_model else load_tables
+    return worker_handle.start("draft", config, len(cores), load, _parts)
 
 
-def _with_model(base: Base[WorkerState]) -> Parts:
-    from draft_service.drafters import create_drafter
-    from draft_service.loading import HeadState, ModelState
-
-    state = base.loaded
-
-    def make_drafter(growing: Mapping[SlotKey, Growing]) -> NodeDrafter[Growing]:
-        return create_drafter(state, base.keeper, base.metrics, growing, base.engine.flush)
-
-    vocab_size = state.info().vocab_size
-    if isinstance(state, HeadState):
-        from draft_service.pairing import WiringTest
-        from draft_service.registration import HeadOffer
-
-        make_test = partial(WiringTest, state, base.engine, base.metrics)
-        return _parts(base, vocab_size, make_drafter, HeadOffer.of(state.head.opening), make_test)
-    if isinstance(state, ModelState):
-        return _parts(base, vocab_size, make_drafter, translates=state.translates, open_ahead=state.open_ahead)
-    return _parts(base, vocab_size, make_drafter)
-
-
-def _with_tables(base: Base[TableState]) -> Parts:
-    from draft_service.tables import TableDrafter
-
-    vocab_size = base.loaded.vocabulary.size
-    return _parts(base, vocab_size, lambda growing: TableDrafter(base.keeper, vocab_size, base.engine.flush))
-
-
-def _parts(
-    base: Base[Any],
-    vocab_size: int,
-    make_drafter: MakeDrafter,
-    offer: HeadOffer | None = None,
-    make_test: Callable[[Probe], WiringTest] | None = None,
-    *,
-    translates: bool = False,
-    open_ahead: OpenAhead | None = None,
-) -> Parts:
-    """offer: the head of a draft that reads the target's features. make_test: of the test once that is registered.
-    translates: it drafts for targets of other vocabularies, too. open_ahead: who has rows fed beside its nodes.
-    """
+def _parts(base: Base[Any]) -> Parts:
     from draft_service.deliveries import Deliverer
+    from draft_service.drafters import create_drafter
     from draft_service.grower import Grower
+    from draft_service.loading import ModelState
+    from draft_service.pairing import WiringTest
+    from draft_service.registration import HeadOffer
     from draft_service.servicer import DraftServicer
     from draft_service.vocabularies import TargetVocabularies
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
     from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    metrics = base.metrics
+    state, metrics, info = base.loaded, base.metrics, base.loaded.info()
 
     def take_rows(address: str, job: RowsJob) -> None:
         metrics.feature_rows.labels(peer=address, fate="received").inc(len(job.rows))
@@ -106,39 +58,39 @@ def _parts(
             test_wiring.forget(address)
 
     deliverer = Deliverer(
-        vocab_size,
+        info.vocab_size,
         MAX_MESSAGE_BYTES,
         dropped=metrics.dropped_tokens.inc,
         certificates=base.certificates,
-        offer=offer,
+        offer=HeadOffer.of(state.head.opening) if info.needs_features else None,
         submit=take_rows,
         left=left,
     )
-
-    test_wiring = None if make_test is None else make_test(deliverer.probe)
-
+    test_wiring, request_rows = None, None
+    if info.needs_features:
+        test_wiring = WiringTest(state, base.engine, metrics, deliverer.probe)
+        request_rows = deliverer.request_rows
     vocabularies: TargetVocabularies | None = None
-    if translates:
+    if info.translates:
         service = base.service
-        vocabularies = TargetVocabularies(service.info(), service.tokenizer, service.own_vocabulary, deliverer.facts)
+        vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
-        base.loaded.translations = vocabularies.infos
+        state.translations = vocabularies.infos.copy
 
     async def pair(address: str, target_epoch: int) -> str | None:
+        """Return why the draft may not serve a target; None where it may."""
         if vocabularies is not None:
             return await vocabularies.learn(address, target_epoch)
-        if offer is None:
+        if test_wiring is None:
             return None
-        why = await deliverer.pair(address, target_epoch)
-        if why is None and test_wiring is not None:
-            why = await test_wiring(address, target_epoch)
-        return why
+        return await deliverer.pair(address, target_epoch) or await test_wiring(address, target_epoch)
 
     def add_services(server: Any) -> list[str]:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    request_rows = None if offer is None else deliverer.request_rows
-    rest = (deliverer.send, metrics, vocab_size, request_rows, base.loaded.info().eos_token_ids, open_ahead)
+    make_drafter = partial(create_drafter, state, base.keeper, metrics, flush=base.engine.flush)
+    open_ahead = state.open_ahead if isinstance(state, ModelState) else None
+    rest = (deliverer.send, metrics, info.vocab_size, request_rows, info.eos_token_ids, open_ahead)
     grower = Grower(make_drafter, base.keeper, base.engine, *rest)
     return Parts(grower, add_services, deliverer.close)

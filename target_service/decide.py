@@ -101,7 +101,7 @@ def accept_by_draws(
     tree = proposal.tree
     draws_after: dict[int, list[tuple[int, RowLaw | None, float]]] = {}
     for draw, u in zip(proposal.draws, noise.accept, strict=True):
-        draws_after.setdefault(draw.parent, []).append((tree.ids[draw.node], draw.distribution, u))
+        draws_after.setdefault(tree.parents[draw.node], []).append((tree.ids[draw.node], draw.distribution, u))
 
     def next_id(node: int) -> int:
         target = target_law(node)

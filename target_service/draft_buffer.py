@@ -64,6 +64,8 @@ class DraftBuffer:
         self.tree = DraftTree()
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
+        self.num_wasted = 0
+        """Draft tokens that arrived too late since the last verdict."""
         self._is_root_ended = False
 
     def insert(
@@ -178,6 +180,7 @@ class DraftBuffer:
             self._is_root_ended = self.tokens[node].is_ended
             self.tokens = [self.tokens[kept] for kept in self.tree.reroot(node)]
             self.num_bytes = sum(token.num_bytes for token in self.tokens)
+        self.num_wasted += num_late
         return num_before - len(self.tree) - num_path, num_late
 
     def clear(self) -> int:

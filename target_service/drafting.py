@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
@@ -17,7 +17,8 @@ from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
-from target_service.budget import PendingDraft, VerifyChoice, VerifyDemand
+from target_service.budget import VerifyChoice, VerifyDemand
+from target_service.hold import PendingDraft
 from target_service.jobs import Fallback
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
@@ -35,10 +36,8 @@ class Candidates:
     """What a slot's step might verify."""
 
     lease: Lease
-    sources: Sequence[DraftSource] = ()
-    """Who drafts, in the order in which draws are tested."""
-    trees: Sequence[CandidateTree] = ()
-    """What each of them proposes; none of a beam search."""
+    trees: Mapping[DraftSource, CandidateTree] = field(default_factory=dict)
+    """What each drafter proposes, in the order in which draws are tested; none of a beam search."""
     offers: Sequence[Offer] = ()
     """Best first, where the request names no number. Some may bring no token."""
     rows_beside: ExtraRows | None = None
@@ -47,22 +46,34 @@ class Candidates:
     @property
     def demand(self) -> VerifyDemand:
         """What the budget reads of it: nothing that was sampled."""
-        lease, speculation, rows = self.lease, self.lease.speculation, self.rows_beside
-        is_whole = speculation.tree is not None and not lease.slot.params.determined and _is_exact(lease)
-        num_required = len(self.offers) if speculation.is_fixed else 0
-        max_required = num_required
-        if is_whole and num_required and speculation.tree is not None:
-            max_required = min(speculation.tree.most_nodes * len(self.trees), speculation.max_draft_tokens)
-        demand = VerifyDemand(
-            lease, [offer.prob for offer in self.offers], num_required, max_required, is_whole, lease.num_pending
+        lease, shape, rows = self.lease, self.lease.speculation.tree, self.rows_beside
+        is_fixed = lease.speculation.is_fixed
+        probs = [offer.prob for offer in self.offers]
+        num_required = max_rows = len(self.offers) if is_fixed else 0
+        is_whole = shape is not None and not lease.slot.params.determined and _is_exact(lease)
+        if shape is not None and is_whole and num_required:
+            max_rows = min(shape.most_nodes * len(self.trees), lease.speculation.max_draft_tokens)
+            prob = lease.first.shares.share(0)
+            probs = [prob**depth for depth in range(1, shape.depth + 1)]
+        extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0
+        if rows is not None:
+            extra_rows = extra_cost_rows = len(rows.ids)
+            extra_gain = rows.gain(lease.own_sources[rows.drafter].shares)
+            if all(source.drafter is rows.drafter for source in self.trees):
+                extra_cost_rows += len(self.offers)  # which came of earlier such rows
+        return VerifyDemand(
+            probs,
+            num_required,
+            max_rows,
+            is_whole,
+            is_fixed,
+            lease.num_pending,
+            extra_rows,
+            extra_gain,
+            extra_cost_rows,
+            lease.slot.scheduling,
+            lease.ready_s,
         )
-        if rows is None:
-            return demand
-        num_paid = len(rows.ids)
-        if all(source.drafter is rows.drafter for source in self.sources):
-            num_paid += len(self.offers)  # which came of earlier such rows
-        gain = rows.gain(lease.own_sources[rows.drafter].shares)
-        return demand._replace(extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=num_paid)
 
     def num_after(self, choice: VerifyChoice) -> int:
         """Return how many tokens the slot's cache holds after a step with this choice."""
@@ -103,7 +114,7 @@ class Drafting:
         A slot that names how many are verified waits for those, unless as many are forced.
         """
         if lease.beams is not None:
-            return Candidates(lease, [lease.first], (), lease.beams.offers(lease.slot, lease.first.shares))
+            return Candidates(lease, offers=lease.beams.offers(lease.slot, lease.first.shares))
         found = self._proposed(lease)
         forced = self.or_forced(found)
         if lease.speculation.is_fixed and len(forced.offers) < _num_named(lease):
@@ -122,14 +133,14 @@ class Drafting:
             return found
         tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
-        return Candidates(lease, [DraftSource(None, lease.first.shares)], [forced], forced.offers())
+        return Candidates(lease, {DraftSource(None, lease.first.shares): forced}, forced.offers())
 
     def with_rows_beside(self, found: Candidates) -> Candidates:
         """Return the candidates with the rows that the slot's drafter would have fed beside all of them."""
         lease = found.lease
         if not lease.own_sources or not lease.max_drafts:
             return found  # there will be no later draft tokens
-        return replace(found, rows_beside=self._rows_beside(lease, join(found.trees, found.offers).tree))
+        return replace(found, rows_beside=self._rows_beside(lease, join(list(found.trees.values()), found.offers).tree))
 
     def _rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
         """Return the rows to be fed beside a tree of draft tokens; None for nothing, or where there is no memory."""
@@ -155,11 +166,11 @@ class Drafting:
             if not own.tree.ids:
                 continue
             if drafter.is_merged and _is_exact(lease):
-                return self._together(lease, [*self._delivered(lease), (source, own)])
-            return Candidates(lease, [source], [own], own.offers())
+                return self._together(lease, {**self._delivered(lease), source: own})
+            return Candidates(lease, {source: own}, own.offers())
         return self._together(lease, self._delivered(lease))
 
-    def _delivered(self, lease: Lease) -> list[tuple[DraftSource, CandidateTree]]:
+    def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
         """Return what each draft worker proposes.
 
         Whether what was sampled first is here must not follow from what was sampled to be tested after it: so a draft
@@ -168,7 +179,8 @@ class Drafting:
         if len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
             for draft in lease.drafts:
                 draft.skipped_len = 0 if draft.is_active else lease.length
-        return [(draft, self._buffered(lease, draft)) for draft in lease.drafts if draft.skipped_len != lease.length]
+        taking_part = [draft for draft in lease.drafts if draft.skipped_len != lease.length]
+        return {draft: self._buffered(lease, draft) for draft in taking_part}
 
     def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
         """Return what is buffered of one draft: the tree whose shape the request names, the likeliest nodes, or a
@@ -199,19 +211,19 @@ class Drafting:
             max_len = 0
         return CandidateTree(tree, distributions, prob_of_rank(0), max_len)
 
-    def _together(self, lease: Lease, parts: Sequence[tuple[DraftSource, CandidateTree]]) -> Candidates:
+    def _together(self, lease: Lease, parts: Mapping[DraftSource, CandidateTree]) -> Candidates:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        if not self._takes_trees or not _is_exact(lease):
-            parts = [(source, tree) for source, tree in parts if tree.tree.ids][:1]
-        sources = [source for source, _ in parts]
-        trees = [tree for _, tree in parts]
+        trees = {source: candidates for source, candidates in parts.items() if candidates.tree.ids}
+        for source in list(trees)[1:]:
+            if not self._takes_trees or not _is_exact(lease):
+                del trees[source]
         if len(trees) < 2:
-            return Candidates(lease, sources, trees, trees[0].offers() if trees else ())
+            return Candidates(lease, trees, [offer for candidates in trees.values() for offer in candidates.offers()])
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
-        offers = self._merge(trees, max_offers, lease.speculation.is_fixed, lease.slot.params.determined)
-        return Candidates(lease, sources, trees, offers)
+        is_fixed, is_matched = lease.speculation.is_fixed, lease.slot.params.determined
+        return Candidates(lease, trees, self._merge(list(trees.values()), max_offers, is_fixed, is_matched))
 
     # drafts that have not arrived
 
@@ -225,9 +237,9 @@ class Drafting:
             if prob is not None and lease.first.is_active:
                 pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
             return pending
-        if found.sources and not any(isinstance(source, DeliveredDrafts) for source in found.sources):
+        if found.trees and not any(isinstance(source, DeliveredDrafts) for source in found.trees):
             return pending
-        num_here = {source: len(tree.tree) for source, tree in zip(found.sources, found.trees, strict=True)}
+        num_here = {source: len(candidates.tree) for source, candidates in found.trees.items()}
         num_left = lease.speculation.max_draft_tokens
         are_sampled = len(lease.drafts) > 1 and not lease.slot.params.determined
         for draft in lease.drafts:
@@ -270,13 +282,13 @@ class Drafting:
         return replace(proposal, rows_beside=self._rows_beside(lease, proposal.tree))
 
     def _proposal(self, found: Candidates, num_offers: int) -> Proposal:
-        lease, slot = found.lease, found.lease.slot
+        slot = found.lease.slot
         if not num_offers:
-            return Proposal(slot, DraftTree(), fallback=self.fallback(lease, is_left_out=bool(found.offers)))
-        joined = join(found.trees, found.offers[:num_offers])
-        ranks = list[dict[int, int]]()
-        for candidates, node_of in zip(found.trees, joined.nodes, strict=True):
-            ranks.append({node: candidates.tree.ranks[own] for own, node in node_of.items()})
+            return Proposal(slot, DraftTree())
+        joined = join(list(found.trees.values()), found.offers[:num_offers])
+        sources = dict[DraftSource, dict[int, int]]()
+        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
+            sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
         try:
             draws = self._draws(found, joined)
         except _RefusedError as refused:
@@ -284,8 +296,8 @@ class Drafting:
             self._metrics.proposals_refused.inc()
             self._metrics.note_parked("refused", refused.draft.buffer.clear())
             refused.draft.refused = str(refused)
-            return Proposal(slot, DraftTree(), fallback=Fallback.REFUSED)
-        return Proposal(slot, joined.tree, draws, found.sources, ranks)
+            return Proposal(slot, DraftTree())
+        return Proposal(slot, joined.tree, draws, sources)
 
     def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw]:
         """Return the sampled tokens with their distributions; none where all are accepted as far as they match. Raises
@@ -298,7 +310,7 @@ class Drafting:
         if found.lease.slot.params.determined:
             return draws
         num_sources = sum(bool(node_of) for node_of in joined.nodes)
-        for source, candidates, node_of in zip(found.sources, found.trees, joined.nodes, strict=True):
+        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
             is_sampled = any(candidates.distributions[own] is not None for own in node_of)
             if not is_sampled and _is_exact(found.lease):
                 continue
@@ -307,11 +319,11 @@ class Drafting:
             for own, node in node_of.items():
                 if is_chain or candidates.distributions[own] is not None:
                     siblings.setdefault(joined.tree.parents[node], []).append(own)
-            for parent, drawn in siblings.items():
+            for drawn in siblings.values():
                 sibling_ids = [candidates.tree.ids[own] for own in drawn]
                 distribution: RowLaw | None = self._decoded(source, candidates.distributions[drawn[0]], sibling_ids)
                 for own in drawn:
-                    draws.append(Draw(parent, node_of[own], distribution))
+                    draws.append(Draw(node_of[own], distribution))
                     distribution = None
         return draws
 

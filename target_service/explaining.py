@@ -47,7 +47,7 @@ class ExplainRequest:
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
     """Explain each decision, by slot, before anything of it is committed.
 
-    logits: [sum(N_b + 1), V] float32 of the step, where they are; the rows that are read are copied to the host at once.
+    logits: [sum(N_b + 1), V] float32 of the step, where they are; the rows that are read go to the host at once.
     """
     rejected = [request for request in requests if request.is_rejection]
     rows = [request.start + 1 + request.decided.last for request in rejected]
@@ -112,7 +112,7 @@ def _kind(proposal: Proposal, node: int) -> pb.DraftTokenKind:
 def _drawn_from(proposal: Proposal, parent: int) -> RowLaw | None:
     """Return what was sampled from after a node, by the first drafter that had a choice; None where none had."""
     for draw in proposal.draws:
-        if draw.parent == parent and draw.distribution is not None and not draw.is_one_token:
+        if proposal.tree.parents[draw.node] == parent and draw.distribution is not None and not draw.is_one_token:
             return draw.distribution
     return None
 
@@ -120,7 +120,7 @@ def _drawn_from(proposal: Proposal, parent: int) -> RowLaw | None:
 def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
     """Return the deterministic tokens after a node, verified or not, best first, of the first drafter that has some."""
     tree = proposal.tree
-    for source, ranks in zip(proposal.sources, proposal.ranks, strict=True):
+    for source, ranks in proposal.sources.items():
         own = [child for child in tree.children(parent) if child in ranks]
         if own and isinstance(source, DeliveredDrafts):
             return source.buffer.guesses_after(tree.prefix(parent))
@@ -135,7 +135,7 @@ def _take_draft_us(proposal: Proposal) -> int | None:
     first verifies something of it. None where none drafted, or none says.
     """
     costs = list[int]()
-    for source, ranks in zip(proposal.sources, proposal.ranks, strict=True):
+    for source, ranks in proposal.sources.items():
         if isinstance(source, DeliveredDrafts):
             for node in ranks:
                 costs += source.buffer.take_cost_us(proposal.tree.prefix(node))

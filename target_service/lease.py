@@ -51,8 +51,6 @@ class DeliveredDrafts(DraftSource):
     """Monotonic time of the last delivery."""
     refused: str | None = None
     """The rule that a delivery broke since the last verdict."""
-    num_wasted: int = 0
-    """Draft tokens that arrived too late since the last verdict."""
     skipped_len: int = 0
     """Committed length of the step that excludes this draft; later deliveries count for the next step."""
     reads_features: bool = False
@@ -73,7 +71,7 @@ class DeliveredDrafts(DraftSource):
     def begin_step(self, committed_len: int, has_drafts: bool, now: float) -> None:
         """Record that the slot is ready for its step at `committed_len`. has_drafts: some are buffered for it."""
         self.refused = None
-        self.num_wasted = 0
+        self.buffer.num_wasted = 0
         if self.hit is not None:
             self.hit = has_drafts
         if not has_drafts:
@@ -84,12 +82,11 @@ class DeliveredDrafts(DraftSource):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A slot that steps by itself until it has `until_len` committed tokens."""
+    """A slot that steps by itself until it has as many committed tokens as its job says."""
 
     job: VerifyJob
     slot: Slot
     speculation: Speculation
-    until_len: int
     drafts: Sequence[DeliveredDrafts]
     """Of each draft worker that may deliver, in the order in which draws are tested; at least one."""
     own_sources: Mapping[Drafter, DraftSource]
@@ -135,7 +132,7 @@ class Lease:
     @property
     def is_running(self) -> bool:
         """Whether it may take another step."""
-        return self.length < self.until_len
+        return self.length < self.job.until_len
 
     @property
     def is_ended(self) -> bool:

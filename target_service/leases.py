@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from outrider.engine.speculation.nodes import Nodes
@@ -91,7 +92,7 @@ class Leases:
         for drafter in own_drafters:
             if drafter.own is not None:
                 own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
-        lease = Lease(job, slot, speculation, job.until_len, drafts, own_sources, job.arrived_s, beams)
+        lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
         self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)
@@ -108,11 +109,11 @@ class Leases:
 
     def extend(self, job: ExtendJob, now: float) -> None:
         lease = self._leases.get((job.owner, job.slot_id))
-        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.until_len:
+        if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
             return
         if not lease.is_running:
             lease.ready_s = now
-        lease.until_len = job.until_len
+        lease.job = replace(lease.job, until_len=job.until_len)
 
     def hand_in(self, nodes: Nodes) -> bool:
         """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
@@ -149,7 +150,7 @@ class Leases:
         else:
             max_bytes = self._max_bytes // max(1, len(self._leases)) // len(lease.drafts)
             inserted = draft.buffer.insert(nodes, lease.slot.committed, max_bytes, in_step=in_step)
-        draft.num_wasted += inserted.num_late
+        draft.buffer.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
         if inserted.is_full and not self._told_of_room:

@@ -29,9 +29,9 @@ class OwnDrafts:
                 self._drafters[drafter] = drafters[own]
         self._slots: dict[SlotKey, dict[Drafter, TargetDrafter]] = {}
         """Drafters of each slot that has some."""
-        self._candidates: dict[tuple[SlotKey, Drafter], tuple[int, CandidateTree]] = {}
-        """Limit of draft tokens, and the proposal, until tokens are committed. A slot that waits for its part of a step
-        is asked again in each, and drafting anew would take the time of all."""
+        self._candidates: dict[SlotKey, dict[tuple[Drafter, int], CandidateTree]] = {}
+        """Proposals by drafter and limit of draft tokens, until tokens are committed. A slot that waits for its part of
+        a step is asked again in each, and drafting anew would take the time of all."""
 
     def __len__(self) -> int:
         """Return how many slots are drafted for."""
@@ -59,17 +59,17 @@ class OwnDrafts:
 
     def commit(self, slot: Slot, num_same: int) -> None:
         """Follow a slot whose committed tokens were set: the first num_same of them are those from before."""
-        for name, drafter in self._of(slot.key).items():
-            self._candidates.pop((slot.key, name), None)
+        self._candidates.pop(slot.key, None)
+        for drafter in self._of(slot.key).values():
             drafter.commit(slot, num_same)
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> list[bool]:
         """Follow a slot that a step has committed these tokens of; return, for each of them that a prediction proposed,
         verified or not, whether it was right.
         """
+        self._candidates.pop(slot.key, None)
         found = list[bool]()
-        for name, drafter in self._of(slot.key).items():
-            self._candidates.pop((slot.key, name), None)
+        for drafter in self._of(slot.key).values():
             found += drafter.append(slot, token_ids)
         return found
 
@@ -92,11 +92,11 @@ class OwnDrafts:
         """Return at most max_tokens draft tokens of one of those that are asked, best first; an empty tree where it has
         none. They stay the same until tokens are committed.
         """
-        limit, known = self._candidates.get((slot.key, name), (None, None))
-        if known is None or limit != max_tokens:
-            known = self._drafters[name].propose(slot, state, shares, max_tokens)
-            self._candidates[slot.key, name] = max_tokens, known
-        return known
+        known = self._candidates.setdefault(slot.key, {})
+        asked = (name, max_tokens)
+        if asked not in known:
+            known[asked] = self._drafters[name].propose(slot, state, shares, max_tokens)
+        return known[asked]
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return what the slot's next step is to feed beside draft tokens with these parents; None for nothing. Call it
@@ -116,8 +116,8 @@ class OwnDrafts:
 
     def close(self, key: SlotKey, *, is_ended: bool = True) -> None:
         """Stop drafting for a slot. is_ended: its tokens may be remembered."""
-        for name, drafter in self._slots.pop(key, {}).items():
-            self._candidates.pop((key, name), None)
+        self._candidates.pop(key, None)
+        for drafter in self._slots.pop(key, {}).values():
             drafter.close(key, is_ended=is_ended)
 
     def drop(self, key: SlotKey) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
-from target_service.jobs import Fallback
 from target_service.lease import DraftSource
 
 
@@ -22,8 +21,6 @@ from target_service.lease import DraftSource
 class Draw:
     """A draft token that was sampled, and is accepted or rejected by its distribution."""
 
-    parent: int
-    """The node that it follows, or ROOT."""
     node: int
     """Its node. Two drafters may have drawn the same: that is one node and two draws."""
     distribution: RowLaw | None
@@ -46,14 +43,10 @@ class Proposal:
     """In the order in which they are tested: those of one parent by drafter, and each drafter's in the order in which
     it drew. Without any, draft tokens are accepted as far as they equal the target's own: under `greedy` and `coupled`,
     and for deterministic draft tokens under `rejection`. A node that is no draw is deterministic."""
-    sources: Sequence[DraftSource] = ()
-    """Who proposes, in the order of the tests."""
-    ranks: Sequence[Mapping[int, int]] = ()
-    """By source, the ranks of the nodes that it proposes among its own siblings."""
+    sources: Mapping[DraftSource, Mapping[int, int]] = field(default_factory=dict)
+    """Who proposes, in the order of the tests: the ranks of the nodes of each among its own siblings."""
     rows_beside: ExtraRows | None = None
     """Rows that the slot's drafter has fed beside the tree, for later steps' sake."""
-    fallback: Fallback | None = None
-    """Why there are no draft tokens, where there were to be some."""
 
     @property
     def is_matched(self) -> bool:
@@ -61,18 +54,13 @@ class Proposal:
         return not self.draws
 
     @property
-    def by_source(self) -> Iterable[tuple[DraftSource, Mapping[int, int]]]:
-        """The sources, each with the nodes that it proposes and their ranks."""
-        return zip(self.sources, self.ranks, strict=True)
-
-    @property
     def drafted_by(self) -> list[DraftSource]:
         """The sources of which some draft tokens are verified."""
-        return [source for source, ranks in self.by_source if ranks]
+        return [source for source, ranks in self.sources.items() if ranks]
 
     def source_of(self, node: int) -> DraftSource | None:
         """Return the first source that proposes a node; None for the grammar's."""
-        for source, ranks in self.by_source:
+        for source, ranks in self.sources.items():
             if node in ranks:
                 return source
         return None

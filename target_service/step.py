@@ -34,19 +34,14 @@ from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.budget import (
-    PendingDraft,
-    StepBudget,
-    VerifyChoice,
-    expected_arrival,
-    waits_until,
-)
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import all_accepted, decide, until_grammar_fails
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
-from target_service.jobs import Verdict
+from target_service.hold import PendingDraft, expected_arrival, waits_until
+from target_service.jobs import Fallback, Verdict
 from target_service.lease import Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -64,6 +59,8 @@ class StepShare:
     lease: Lease
     proposal: Proposal
     row: Row
+    fallback: Fallback | None
+    """Why there are no draft tokens, where there were to be some."""
 
 
 class Step:
@@ -90,7 +87,7 @@ class Step:
         self._drafting = drafting
         self._own_drafts = own_drafts
         self._features = features
-        self._budget = StepBudget()
+        self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
         """Monotonic time at which a step that held everything back is tried again."""
@@ -229,7 +226,10 @@ class Step:
                 searches.append(SearchShare(lease, lease.beams, lease.beams.feed(lease.slot, choice.num_drafts)))
             else:
                 proposal = self._drafting.proposal(found, choice)
-                shares.append(StepShare(lease, proposal, proposal.row()))
+                fallback = None
+                if not len(proposal.tree):
+                    fallback = self._drafting.fallback(lease, is_left_out=bool(found.offers))
+                shares.append(StepShare(lease, proposal, proposal.row(), fallback))
         self._in_step = [chosen[key][0].lease for key in turn.running]
         return shares, searches, turn
 
@@ -342,7 +342,7 @@ class Step:
             outcomes=learn(lease, proposal, decided.path, num_tokens, foretold, self._metrics),
             drafter=drafter_of(proposal),
             depth=proposal.tree.max_depth,
-            fallback=proposal.fallback,
+            fallback=share.fallback,
             timings=times.timings(lease),
             num_cached_tokens=slot.num_adopted or 0,
             num_foretold=sum(foretold),

@@ -87,9 +87,10 @@ class StepRows:
                 step.depths.append(step.depths[start + 1 + parent] + 1)
             num_drawn: dict[int, int] = {}
             for draw in proposal.draws:
-                place = num_drawn.get(draw.parent, 0)
-                num_drawn[draw.parent] = place + 1
-                step.draw_rows.append(start + 1 + draw.parent)
+                parent = proposal.tree.parents[draw.node]
+                place = num_drawn.get(parent, 0)
+                num_drawn[parent] = place + 1
+                step.draw_rows.append(start + 1 + parent)
                 step.draw_places.append(place)
                 step.draw_ids.append(proposal.tree.ids[draw.node])
                 step.distributions.append(draw.distribution)

@@ -50,15 +50,17 @@ def learn(
     """Learn how often draft tokens are accepted from a step that committed num_tokens, and go on under these in what is
     buffered.
 
-    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether each was right.
+    path: the accepted nodes. foretold: of the tokens that a prediction proposed, verified or not, whether it was right.
     Returns the outcome of each draft worker, and last of what the target itself drafted.
     """
     for is_right in foretold:
         lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
     determined = lease.slot.params.determined
     verified = proposal.drafted_by
-    for index, rank in outcomes(proposal.tree, proposal.ranks, path[:num_tokens], is_determined=determined):
-        source = proposal.sources[index]
+    for index, rank in outcomes(
+        proposal.tree, list(proposal.sources.values()), path[:num_tokens], is_determined=determined
+    ):
+        source = list(proposal.sources)[index]
         # A prediction is counted above, and every node of deliveries that match below.
         is_counted = source.drafter in (None, Drafter.PREDICTION)
         if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
@@ -73,7 +75,7 @@ def learn(
     num_drafted = num_accepted = 0
     for draft in lease.drafts:
         is_verified = draft in verified
-        num_late = _advance(lease, draft, num_tokens, metrics)
+        _advance(lease, draft, num_tokens, metrics)
         if not is_verified:
             draft.shares.forget()
         elif determined and len(path) > num_tokens:
@@ -82,24 +84,26 @@ def learn(
         num_own_accepted = sum(node in path for node in own_nodes)
         num_drafted += len(own_nodes)
         num_accepted += num_own_accepted
-        is_refused, num_wasted = draft.refused is not None, draft.num_wasted + num_late
+        is_refused, num_wasted = draft.refused is not None, draft.buffer.num_wasted
         found.append(DraftOutcome(len(own_nodes), num_own_accepted, is_verified, draft.hit, is_refused, num_wasted))
     num_own_drafted = len(proposal.tree) - num_drafted
     found.append(DraftOutcome(num_own_drafted, len(path) - num_accepted, num_own_drafted > 0))
-    nodes = set[int]().union(*(ranks for source, ranks in proposal.by_source if isinstance(source, DeliveredDrafts)))
+    nodes = set[int]()
+    for source, ranks in proposal.sources.items():
+        if isinstance(source, DeliveredDrafts):
+            nodes.update(ranks)
     metrics.note_parked("verified", len(nodes))
     return found
 
 
-def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> int:
-    """Go on under the last num_tokens committed; return how many draft tokens among them came while the step ran."""
+def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
+    """Go on under the last num_tokens committed."""
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
     note = draft.shares.note if lease.slot.params.determined else None
     num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
     metrics.note_parked("pruned", num_dropped)
     metrics.note_parked("late", num_late)
-    return num_late
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:

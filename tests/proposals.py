@@ -27,20 +27,21 @@ class PlainSlot:
 
     params: SamplingParams
     committed: list[int]
+    key: tuple[int, int] = (1, 0)
 
 
 def chain_proposal(slot: Any, ids: Sequence[int], laws: Sequence[RowLaw] | None = None) -> Proposal:
     """Return a chain; laws: what each token was drawn from, None where they are matched."""
-    draws = [Draw(node - 1, node, law) for node, law in enumerate(laws or ())]
+    draws = [Draw(node, law) for node, law in enumerate(laws or ())]
     return Proposal(slot, DraftTree.of(ids, range(-1, len(ids) - 1)), draws)
 
 
 def tree_draws(drawn: Mapping[int, Sequence[tuple[RowLaw, Sequence[int]]]]) -> list[Draw]:
     """Return draws of what was drawn after each node: by drafter a law, and the nodes that were drawn from it."""
     draws = list[Draw]()
-    for parent, drafters in drawn.items():
+    for drafters in drawn.values():
         for law, nodes in drafters:
-            draws += [Draw(parent, node, law if place == 0 else None) for place, node in enumerate(nodes)]
+            draws += [Draw(node, law if place == 0 else None) for place, node in enumerate(nodes)]
     return draws
 
 

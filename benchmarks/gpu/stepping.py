@@ -142,7 +142,7 @@ def stepped_pair(
 
     class Deliverer:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.close = self.facts = None
+            self.close = self.stub = None
 
         def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
             delivered.append(nodes)

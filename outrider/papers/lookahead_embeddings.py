@@ -54,8 +54,8 @@ class PassDrafter(TargetDrafter):
         return cls(runner.facts.vocab_size, runner.facts.num_lookahead)
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        known = self._known.get(slot.key)
-        if known is not None and known[0] > num_same:
+        committed_len, _ = self._known.get(slot.key, (0, 0))
+        if committed_len > num_same:
             self.close(slot.key, is_ended=False)
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:

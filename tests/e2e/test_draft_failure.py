@@ -17,14 +17,14 @@ from outrider.client import AcceptanceRule, AsyncClient, Drafter, FinishReason, 
 from outrider.wire.health import FIRST_PAUSE_S
 from outrider.wire.model_id import short_name
 from outrider.wire.transport.hang_watch import MIN_SILENCE_S
-from target_service.rows import MOST_HOLD_S
+from target_service.hold import MAX_HOLD_S
 from tests.e2e.faults import lying_draft
 from tests.e2e.reference import assert_target_alone
 from tests.e2e.streams import PROMPT, Seen, greedy, plain, speculative
 from tests.samples import total
 from tests.stack import DEMO_TARGET, Process, Stack, gateway_beside, info_of, read_metrics, running
 
-MAX_WAIT_S = MOST_HOLD_S
+MAX_WAIT_S = MAX_HOLD_S
 """The longest that a target waits for drafts that a request names."""
 RETURNS = re.compile("p?(sp)+s")
 """Drafts, plain rounds without the draft, drafts again. A busy machine may add a late proposal before or after."""

@@ -132,7 +132,7 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.facts = self.probe = None
+                self.close = self.stub = self.probe = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:

@@ -388,7 +388,7 @@ def test_a_drafts_beams_change_no_answer_and_save_steps(
     dies_after: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("target_service.rows.MOST_HOLD_S", 0.01)
+    monkeypatch.setattr("target_service.hold.MAX_HOLD_S", 0.01)
     target = Pair(load(folder, "auto"), speculation=speculation)
     target.draft = draft = Draft(load(draft_folder, "auto"), target, speculation, num_blocks)
     draft.loses, target.dies_after = loses, dies_after

@@ -48,11 +48,11 @@ from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 from target_service.feature_jobs import FeatureSubscription
 from target_service.features import Features
+from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
-from target_service.rows import MOST_HOLD_S
 from target_service.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
@@ -421,14 +421,14 @@ class Fixed(Target):
 
 def test_what_is_named_is_waited_for_and_again_once_something_has_come_late(runner: ModelRunner) -> None:
     target = Fixed(runner)
-    assert not target.step_after(0.5 * MOST_HOLD_S) and not target.verdicts
-    assert target.verifier.next_wake() == target.slot_lease.ready_s + MOST_HOLD_S
-    assert target.step_after(MOST_HOLD_S) and target.verdicts[-1].fallback is Fallback.LATE
+    assert not target.step_after(0.5 * MAX_HOLD_S) and not target.verdicts
+    assert target.verifier.next_wake() == target.slot_lease.ready_s + MAX_HOLD_S
+    assert target.step_after(MAX_HOLD_S) and target.verdicts[-1].fallback is Fallback.LATE
     assert target.step_after(0.0), "what was waited for in vain is not waited for again"
     target.deliver(0, NUM_PROMPT, target.ids[0][NUM_PROMPT:])  # both are committed by now
-    assert not target.step_after(0.5 * MOST_HOLD_S)
+    assert not target.step_after(0.5 * MAX_HOLD_S)
     target.deliver(0, len(target.ids[0]), [1, 1])
-    assert target.step_after(0.5 * MOST_HOLD_S)
+    assert target.step_after(0.5 * MAX_HOLD_S)
     verdict = target.verdicts[-1]
     assert (verdict.num_drafted, verdict.outcomes[0].num_wasted, verdict.fallback, len(target.verdicts)) == (
         2,
@@ -452,7 +452,7 @@ def test_a_step_is_not_held_for_a_draft_that_reads_rows_of_what_is_fed_in_it(run
     """It cannot have drafted: both would wait, the target for as long as it may."""
     target = Fixed(runner)
     for _ in range(3):
-        assert target.step_after(MOST_HOLD_S)
+        assert target.step_after(MAX_HOLD_S)
         target.slot_lease.first.is_active = True  # something is on its way
     assert not target.step_after(0.0)
     target.features.subscribe(FeatureSubscription(Reading(), b"a head", ticket=0, next_position=0))
@@ -466,7 +466,7 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, target, forward = Fixed(runner), Fixed(runner), runner.forward
-    assert before.step_after(MOST_HOLD_S)
+    assert before.step_after(MAX_HOLD_S)
     said = before.ids[0][NUM_PROMPT]
     runner.set_pool(target.pool)
 
@@ -475,7 +475,7 @@ def test_what_comes_while_a_step_runs_lies_ready_for_the_next(
         return forward(rows)
 
     monkeypatch.setattr(runner, "forward", meanwhile)
-    assert target.step_after(MOST_HOLD_S) and target.ids[0][NUM_PROMPT] == said
+    assert target.step_after(MAX_HOLD_S) and target.ids[0][NUM_PROMPT] == said
     monkeypatch.setattr(runner, "forward", forward)
     assert target.slot_lease.first.hit and target.step_after(0.0)
     assert (target.verdicts[-1].num_drafted, target.verdicts[-1].outcomes[0].hit) == (2, True)
@@ -499,7 +499,7 @@ def test_an_old_truncate_does_not_crop_a_target_that_is_ahead(runner: ModelRunne
     target = Fixed(runner)
     slot = target.slot_lease.slot
     for _ in range(4):
-        assert target.step_after(MOST_HOLD_S)
+        assert target.step_after(MAX_HOLD_S)
     num_cached = len(slot.cached)
     target.verifier.handle(TruncateJob(1, 0, NUM_PROMPT + 1, "rejected"))
     assert len(slot.cached) == num_cached == len(slot.committed) - 1

@@ -17,7 +17,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import BeamParams
 from outrider.wire.protocol import PROTOCOL
-from outrider.wire.speculation import Speculation
+from outrider.wire.speculation import AUTO, Speculation
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD_S
 from tests.service.control_client import (
@@ -159,7 +159,7 @@ async def test_an_explanation_changes_nothing_and_comes_to_those_who_ask(
     for seed in range(3):
         options: dict[str, Any] = {**EXPLAINED[rule], "seed": seed, "max_tokens": 64}
         params, ids = sampling(**options), list(PROMPT)
-        speculation = Speculation(3 if shape is None else 0, 8, shape)
+        speculation = Speculation(3 if shape is None else AUTO, 8, shape)
         for slot in (1, 2):
             asked = dataclasses.replace(speculation, explain=slot == 2)
             await target.opened(slot, PROMPT, speculation=asked, **options)

@@ -17,8 +17,8 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
-from target_service.budget import PendingDraft
 from target_service.drafting import Drafting
+from target_service.hold import PendingDraft
 from target_service.jobs import Fallback
 from target_service.lease import ETA_WEIGHT, MAX_STARVED, DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
@@ -37,7 +37,7 @@ class Course:
         shares = SlotShares(RankShares())
         job: Any = None
         self.draft = DeliveredDrafts(Drafter.MODEL, shares, ticket=1, is_active=True)
-        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), 99, [self.draft], {}, 0.0)
+        self.lease = Lease(job, slot, Speculation(max_draft_tokens=8), [self.draft], {}, 0.0)
         self.lease.begin_step(0.0)
 
     def step(self, now: float) -> None:
@@ -124,7 +124,7 @@ def test_rows_beside_of_which_a_step_has_no_drafts_are_worth_less() -> None:
     rows = ExtraRows(Drafter.LOOKAHEAD, [5], [-1], width=2, depth=3)
     before = rows.gain(own.shares)
     slot.committed += [1, 2]
-    learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), [own], [{0: 0}], rows), [0], 2, [], metrics)
+    learn(lease, Proposal(slot, DraftTree.of([1], [-1]), (), {own: {0: 0}}, rows), [0], 2, [], metrics)
     assert rows.gain(own.shares) > before
     for _ in range(32):
         slot.committed.append(1)
@@ -183,7 +183,7 @@ def under_a_grammar(own: Any, forced: list[int], **speculation: Any) -> tuple[Dr
 
 def test_where_a_grammar_masks_what_one_drafter_proposes_the_next_is_asked() -> None:
     choice, lease = under_a_grammar(_TwoDrafters(), [])
-    assert [source.drafter for source in choice.candidates(lease).sources] == [Drafter.LOOKUP]
+    assert [source.drafter for source in choice.candidates(lease).trees] == [Drafter.LOOKUP]
 
 
 def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_names() -> None:
@@ -194,4 +194,4 @@ def test_forced_tokens_are_no_reason_to_go_without_the_draft_that_a_request_name
     assert len(choice.or_forced(found).offers) == 1
     for forced, speculation in (([5, 6, 7, 8], {"num_draft_tokens": 3}), ([5], {})):
         choice, lease = under_a_grammar(OwnDrafts({}), forced, **speculation)
-        assert [source.drafter for source in choice.candidates(lease).sources] == [None]
+        assert [source.drafter for source in choice.candidates(lease).trees] == [None]

@@ -28,13 +28,12 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.budget import VerifyChoice
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.draft_buffer import BufferedToken
 from target_service.drafting import Candidates, Drafting
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
-from target_service.rows import RowRule
 from target_service.servicer import verify_job
 from target_service.verdicts import drafter_of, learn
 from tests.enumeration import Chooser, Law, Numbers, Prefix, every_draw, every_run, random_law
@@ -409,12 +408,12 @@ class TestExactLaw:
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
             lease.begin_step(0.0)
-            lease.first.is_active, rule = is_live, RowRule()
+            lease.first.is_active, budget = is_live, VerifyBudget()
             for _ in range(60):
-                rule.note(1, 1, 1 / 45)
+                budget.note(1, 1, 1 / 45)
             found = drafting.candidates(lease)
             awaited = drafting.pending(found)
-            was_held.append(bool(awaited) and (not is_live or rule.hold_until(awaited, 0.001) is not None))
+            was_held.append(bool(awaited) and (not is_live or budget.hold_until(awaited, 0.001) is not None))
             if was_held[-1]:
                 lease.held_from_s = 0.0
                 park(lease.first, self.drawn(DRAFT, [numbers["first", 0]], never))

@@ -488,7 +488,7 @@ class TreeStep:
             {node: [(self.pair.draft((*self.start, *tree.prefix(node))), tree.children(node))] for node in parents}
         )
         uniforms: Any = [
-            self.numbers[Purpose.ACCEPT, now + tree.depth(draw.parent), now, tree.ranks[draw.node]] for draw in draws
+            self.numbers[Purpose.ACCEPT, now + tree.depth(draw.node) - 1, now, tree.ranks[draw.node]] for draw in draws
         ]
         noise = Noise(uniforms, own_draw(lambda place: self.numbers["own", now + place]))
         slot: Any = PlainSlot(SamplingParams(), [])

@@ -20,14 +20,14 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     default = SlotVocabulary(5000, (0,), Grammars(TOKENIZER_JSON, 5000, (0,), must_follow=False))
     ends: list[int] = []
 
-    async def tokenizer_of() -> pb.TokenizerFiles:
-        return files
+    class Target:
+        async def GetInfo(self, request: pb.GetInfoRequest, **options: float) -> pb.WorkerInfo:
+            return pb.WorkerInfo(epoch=1, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
 
-    async def facts(address: str) -> tuple[pb.WorkerInfo, object]:
-        target = pb.WorkerInfo(epoch=1, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
-        return target, tokenizer_of
+        async def GetTokenizer(self, request: pb.GetTokenizerRequest, **options: float) -> pb.TokenizerFiles:
+            return files
 
-    vocabularies = TargetVocabularies(own, files, default, facts)  # type: ignore[arg-type]
+    vocabularies = TargetVocabularies(own, files, default, lambda address: Target())  # type: ignore[arg-type,return-value]
     slot = pb.OpenSlot(deliver_to=ADDRESS, target_epoch=1)
     ends[:] = [0]
     assert await vocabularies.learn(ADDRESS, 1) is None
@@ -36,4 +36,4 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     assert await vocabularies.learn(ADDRESS, 1) is None
     found = vocabularies.of(slot)
     assert (found.size, found.eos_token_ids, found.translation) == (5000, (0, 5), None)
-    assert vocabularies.infos() == [], "nothing is translated"
+    assert vocabularies.infos == [], "nothing is translated"

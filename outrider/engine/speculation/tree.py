@@ -132,9 +132,12 @@ class GrowingTree(Growth):
         return self.plan.places.get(self._segment(node)[1], 0) if self.plan.places else 1
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
+        num_sampled = self.num_sampled(node)
+        if not num_sampled:
+            return ()
         start, first = self._segment(node)[0], self.plan.first_candidate
         position = self.committed_len + self.depth(node)
-        return [(start, position, first + rank) for rank in range(self.num_sampled(node))]
+        return [(start, position, first + rank) for rank in range(num_sampled)]
 
     def _segment(self, node: int) -> tuple[int, Place]:
         """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""

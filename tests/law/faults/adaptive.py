@@ -7,24 +7,24 @@ import sys
 
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service.rows import RowRule
+from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
 turns = itertools.count()
 
 
-def choose(self, found, num_rows, most):
-    return [min(len(each.gains), (next(turns) + len(each.lease.slot.committed)) % 4) for each in found]
+def choose(self, demands, max_rows, max_extra_rows, absent):
+    return [VerifyChoice(min(len(each.probs), next(turns) % 4), False) for each in demands]
 
 
-def hold_until(self, lacking, now):
+def hold_until(self, awaited, now):
     """Wait for a guess at two of three lengths, whatever it costs."""
-    until = [lease.ready_s + 0.2 for lease, *_ in lacking if len(lease.slot.committed) % 3]
+    until = [lease.ready_s + 0.2 for lease, *_ in awaited if len(lease.slot.committed) % 3]
     return max((each for each in until if now < each), default=None)
 
 
 if __name__ == "__main__":
-    replace(RowRule, "choose", choose)
-    replace(RowRule, "hold_until", hold_until)
+    replace(VerifyBudget, "choose", choose)
+    replace(VerifyBudget, "hold_until", hold_until)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""When a step waits for draft tokens that are on their way.
+
+A step is held while those that are missing are worth more than the tokens that the wait costs. A slot whose request
+names how many are verified waits longer by itself, while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from target_service.lease import DeliveredDrafts, Lease
+
+MAX_HOLD_S = 1.0
+"""Seconds that a request which names how many draft tokens are verified waits for them at most."""
+_PATIENCE = 2.0
+"""Times what draft tokens usually take that a step is held for them."""
+
+
+class PendingDraft(NamedTuple):
+    """A draft with more tokens in flight for a slot."""
+
+    lease: Lease
+    draft: DeliveredDrafts
+    prob: float
+    """Acceptance probability of the next one."""
+
+
+class ExpectedArrival(NamedTuple):
+    """When the next draft tokens of a draft are expected for a slot."""
+
+    until_s: float
+    """Monotonic time at which they are overdue."""
+    takes_s: float
+    """How long they usually take."""
+    is_first: bool
+    """None are buffered for the slot's next step."""
+    gap_s: float | None
+    """How long after some the next ones usually come."""
+    max_more: int
+    """Draft tokens that a step may use after the first."""
+    next_prob: float
+    """Acceptance probability of each of these where the one before is accepted."""
+
+
+def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
+    """Return when the next draft tokens should arrive; None where that is unknown, or they are overdue."""
+    is_first = lease.length in draft.starved_since_s
+    since_s, takes_s = (lease.ready_s, draft.eta_s) if is_first else (draft.arrived_s, draft.gap_s)
+    if takes_s is None:
+        return None
+    until_s = since_s + _PATIENCE * takes_s
+    if now >= until_s:
+        return None
+    return ExpectedArrival(until_s, takes_s, is_first, draft.gap_s, lease.max_drafts - 1, draft.shares.share(0))
+
+
+def waits_until(lease: Lease) -> float:
+    """Return until when a slot whose request names how many are verified lets others go without it."""
+    return lease.ready_s + MAX_HOLD_S
+
+
+def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:
+    """Return until when a step waits for the next tokens of these drafts; None to go at once. rate: tokens a second
+    that a wait costs.
+    """
+    first: ExpectedArrival | None = None
+    gain = 0.0
+    for lease, draft, prob in pending:
+        expected = expected_arrival(lease, draft, now)
+        if expected is not None:
+            gain += prob + (_gain_of_more(expected, prob, rate) if expected.is_first else 0.0)
+            first = expected if first is None else min(first, expected)
+    if first is None or rate <= 0.0:
+        return None
+    return first.until_s if gain / rate > first.takes_s else None
+
+
+def _gain_of_more(expected: ExpectedArrival, prob: float, rate: float) -> float:
+    """Return the tokens that those after the first would bring, less what waiting for each of them costs."""
+    gain = 0.0
+    if expected.gap_s is None:
+        return gain
+    for _ in range(expected.max_more):
+        prob *= expected.next_prob
+        if prob <= expected.gap_s * rate:
+            break
+        gain += prob - expected.gap_s * rate
+    return gain
