@@ -26,7 +26,7 @@ from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Outcome, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob, SlotVocabulary
 from outrider.wire.metrics import WorkerMetrics
@@ -111,7 +111,7 @@ class Pair:
         **settings: Any,
     ) -> None:
         """of_target, of_draft: settings of one worker alone."""
-        self.delivered: list[Nodes] = []
+        self.delivered: list[Delivery] = []
         self.slots: dict[int, Slot] = {}
         self._verdicts: dict[int, Any] = {}
         self._rows: list[RowsJob] = []
@@ -135,7 +135,7 @@ class Pair:
                 self.close = self.stub = self.probe = None
                 pair._offer = offer
 
-            def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+            def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
                 pair.delivered.append(nodes)
 
             def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
