@@ -10,9 +10,9 @@ from itertools import accumulate
 
 from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.shapes import Path
-from draft_service.grower import MOST_OFFERS
+from draft_service.node_scheduler import MAX_OFFERS
+from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS
-from outrider.engine.speculation.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Bounds:
     max_depth: int = MAX_DEPTH
     max_fed: int = MAX_FED
     max_ranks: int = MAX_RANKS
-    most_offers: int = MOST_OFFERS
+    max_offers: int = MAX_OFFERS
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Growing:
         """Take out the likeliest nodes; those that are too deep stay, for what is committed next is nearer to them."""
         found, deep = list[tuple[float, Path]](), list[tuple[float, Path]]()
         while (
-            len(found) < min(self.bounds.most_offers, self.bounds.max_fed - len(self.children_s)) and not self._is_done
+            len(found) < min(self.bounds.max_offers, self.bounds.max_fed - len(self.children_s)) and not self._is_done
         ):
             offer = heapq.heappop(self._unfed)
             (found if len(offer[1]) < self.bounds.max_depth else deep).append(offer)

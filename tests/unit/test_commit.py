@@ -11,8 +11,10 @@ import pytest
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.commit import Commit, commit_tokens, kind_of_next
+from target_service.decide import until_grammar_fails
 from target_service.jobs import Finish
-from target_service.verifier import _num_led_to
+from target_service.step_rows import Decided
+from tests.proposals import PlainSlot, chain_proposal
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
@@ -96,8 +98,10 @@ def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
 
 def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
     """Up to the token that leads there, as without drafts; behind it nothing is masked."""
-    for fails_behind, num in ((0, 0), (2, 2), (3, 3), (4, None)):
+    params = SamplingParams(grammar="{}")
+    decided = Decided((0, 1, 2), 8)
+    for fails_behind, expected in ((0, None), (2, Decided((0,), 6)), (3, Decided((0, 1), 7)), (4, decided)):
         state: Any = SimpleNamespace(
-            params=SamplingParams(grammar="{}"), failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
+            params=params, failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
         )
-        assert _num_led_to(state, [5, 6, 7]) == num
+        assert until_grammar_fails(chain_proposal(PlainSlot(params, [1]), [5, 6, 7]), state, decided) == expected
