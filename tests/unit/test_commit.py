@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.commit import Commit, commit_tokens, kind_of_next
 from target_service.decide import until_grammar_fails
 from target_service.jobs import Finish
 from target_service.step_rows import Decided
-from tests.proposals import PlainSlot, chain_proposal
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
@@ -97,11 +97,13 @@ def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
 
 
 def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
-    """Up to the token that leads there, as without drafts; behind it nothing is masked."""
-    params = SamplingParams(grammar="{}")
-    decided = Decided((0, 1, 2), 8)
-    for fails_behind, expected in ((0, None), (2, Decided((0,), 6)), (3, Decided((0, 1), 7)), (4, decided)):
+    """Up to the token that leads there, which takes the place of the target's own; behind it nothing is masked."""
+    proposal: Any = SimpleNamespace(tree=DraftTree.of([5, 6, 7], [ROOT, 0, 1]))
+    decided = Decided((0, 1, 2), 9)
+    for fails_behind, path, next_id in ((2, (0,), 6), (3, (0, 1), 7), (4, (0, 1, 2), 9)):
         state: Any = SimpleNamespace(
-            params=params, failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
+            params=SamplingParams(grammar="{}"), failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
         )
-        assert until_grammar_fails(chain_proposal(PlainSlot(params, [1]), [5, 6, 7]), state, decided) == expected
+        assert until_grammar_fails(proposal, state, decided) == Decided(path, next_id)
+    state = SimpleNamespace(params=SamplingParams(grammar="{}"), failure=lambda ids: "full")
+    assert until_grammar_fails(proposal, state, decided) is None
