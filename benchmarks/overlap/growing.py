@@ -23,7 +23,7 @@ class Bounds:
     max_depth: int = MAX_DEPTH
     max_fed: int = MAX_FED
     max_ranks: int = MAX_RANKS
-    max_offers: int = MAX_OFFERS
+    most_offers: int = MAX_OFFERS
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Growing:
         """Take out the likeliest nodes; those that are too deep stay, for what is committed next is nearer to them."""
         found, deep = list[tuple[float, Path]](), list[tuple[float, Path]]()
         while (
-            len(found) < min(self.bounds.max_offers, self.bounds.max_fed - len(self.children_s)) and not self._is_done
+            len(found) < min(self.bounds.most_offers, self.bounds.max_fed - len(self.children_s)) and not self._is_done
         ):
             offer = heapq.heappop(self._unfed)
             (found if len(offer[1]) < self.bounds.max_depth else deep).append(offer)

@@ -24,7 +24,7 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("group", type=Path, help="a group's file, with the traces beside it")
     parser.add_argument("--least-chance", type=float, nargs="+", default=[Bounds.least_chance])
-    parser.add_argument("--most-offers", type=int, nargs="+", default=[Bounds.max_offers])
+    parser.add_argument("--most-offers", type=int, nargs="+", default=[Bounds.most_offers])
     parser.add_argument("--most-fed", type=int, nargs="+", default=[Bounds.max_fed])
     parser.add_argument("--draft-ms", type=float, help="extra of the draft's step in its service")
     parser.add_argument("--target-ms", type=float, help="the same of the target's step")
@@ -44,7 +44,7 @@ def predict(result: GroupResult, found: Traces, options: argparse.Namespace) -> 
     print(f"{result.group.name}: {CHAIN} {base.tokens_per_s:.1f} tok/s")
     cells = [cell for cell in result.cells() if cell.arm in OVERLAPPED]
     for least, offers, fed in itertools.product(options.least_chance, options.most_offers, options.most_fed):
-        bounds = Bounds(least_chance=least, max_offers=offers, max_fed=fed)
+        bounds = Bounds(least_chance=least, most_offers=offers, max_fed=fed)
         print(f"least chance {least:g}, {offers} offers, {fed} fed")
         for cell in cells:
             said = simulation.overlap(
