@@ -185,7 +185,7 @@ DELIVERIES = (
     ),
     Mutant(
         "target_service:Proposal.source_of",
-        read("by_source", to="reversed([*_])"),
+        call("items", to="reversed([*_])"),
         "a token that two sources say is counted for the later one",
         UNIONS,
     ),
