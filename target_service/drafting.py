@@ -212,20 +212,18 @@ class Drafting:
             max_len = 0
         return CandidateTree(tree, distributions, prob_of_rank(0), max_len)
 
-    def _together(self, lease: Lease, parts: Mapping[DraftSource, CandidateTree]) -> Candidates:
-        """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
-        lenience, which is of chains.
+    def _together(self, lease: Lease, trees: Mapping[DraftSource, CandidateTree]) -> Candidates:
+        """Return the candidates of several drafters; of the first that has some where the target runs no trees, and
+        with lenience, which is of chains. Those of the others stay, so that nobody waits for them.
         """
-        can_merge = self._takes_trees and _is_exact(lease)
-        trees = dict[DraftSource, CandidateTree]()
-        for source, candidates in parts.items():
-            if can_merge or (candidates.tree.ids and not trees):
-                trees[source] = candidates  # one that is late stays, so that it is waited for
-        if len(trees) < 2:
-            return Candidates(lease, trees, [offer for candidates in trees.values() for offer in candidates.offers()])
-        max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
-        is_fixed, is_matched = lease.speculation.is_fixed, lease.slot.params.determined
-        return Candidates(lease, trees, self._merge(list(trees.values()), max_offers, is_fixed, is_matched))
+        if len(trees) > 1 and self._takes_trees and _is_exact(lease):
+            max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
+            is_fixed, is_matched = lease.speculation.is_fixed, lease.slot.params.determined
+            return Candidates(lease, trees, self._merge(list(trees.values()), max_offers, is_fixed, is_matched))
+        for index, candidates in enumerate(trees.values()):
+            if candidates.tree.ids:
+                return Candidates(lease, trees, candidates.offers(index))
+        return Candidates(lease, trees)
 
     # drafts that have not arrived
 

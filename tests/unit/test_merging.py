@@ -250,6 +250,15 @@ class TestGuesses:
         assert [source.drafter for source in found.trees] == [Drafter.NGRAM]
         assert tree_of(found).ids == [1, 2]
 
+    @pytest.mark.parametrize("fixed", ["auto", 2])
+    def test_with_lenience_nobody_waits_for_a_second_draft_that_is_here(self, fixed: Any) -> None:
+        drafting, lease = made(SamplingParams(lenience=0.5), [], (0.6, 0.5, 0.5), num_draft_tokens=fixed)
+        lease.slot.max_len = len(PROMPT) + 3
+        deliver(lease, [[3, 4]])
+        deliver(lease, [[5, 6]], draft=1)
+        assert tree_of(drafting.candidates(lease)).ids == [3, 4]
+        assert pending(drafting, lease) == []
+
 
 class TestLearning:
     def noted(self, params: SamplingParams, ids: list[int], own: Sequence[int], delivered: Sequence[int]) -> list[Any]:
