@@ -118,11 +118,6 @@ def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
     return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place)
 
 
-def all_accepted(proposal: Proposal, decided: Decided) -> bool:
-    """Return whether draft tokens were accepted up to the end of a branch of the tree."""
-    return not proposal.tree.children(decided.last)
-
-
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
     """Return the decision up to where the request's grammar can be followed no further; None where it cannot be
     followed at all.

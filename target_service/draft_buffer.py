@@ -79,45 +79,37 @@ class DraftBuffer:
         cost = DeliveryCost(delivery.draft_us) if delivery.draft_us else None
         step_len = len(committed) if in_step else None
         distributions = _distributions_of(delivery)
-        committed_len_at = dict[int, int]()  # by index, of nodes before the last committed token
-        node_at = dict[int, int]()  # by index, of the others
-        if delivery.root_len == len(committed):
-            node_at[ROOT] = ROOT
-        elif delivery.root_len < len(committed):
-            committed_len_at[ROOT] = delivery.root_len
+        place_of = dict[int, int]()
+        """By index the node, or ROOT, or below ROOT by one for each committed token that follows."""
+        if delivery.root_len <= len(committed):
+            place_of[ROOT] = ROOT + delivery.root_len - len(committed)
         num_late = num_dropped = 0
         is_full = False
         for index, (token_id, above, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
         ):
             is_new = kind is not NodeKind.KNOWN
-            if above in committed_len_at:
-                length = committed_len_at[above]
-                if token_id != committed[length]:
-                    num_dropped += is_new
-                    continue
-                num_late += kind in (NodeKind.GUESS, NodeKind.LAW)
-                if length + 1 < len(committed):
-                    committed_len_at[index] = length + 1
-                else:
-                    node_at[index] = ROOT
-                continue
-            parent = node_at.get(above)
-            node = None if parent is None else self.tree.child(parent, token_id)
-            if parent is not None and node is None and is_new:
-                if self.num_bytes + node_bytes > max_bytes:
+            parent = place_of.get(above)
+            place: int | None = None
+            if parent is not None and parent < ROOT:
+                if token_id == committed[parent + 1]:
+                    place = parent + 1
+                    num_late += kind in (NodeKind.GUESS, NodeKind.LAW)
+            elif parent is not None:
+                place = self.tree.child(parent, token_id)
+                if place is None and is_new and self.num_bytes + node_bytes > max_bytes:
                     is_full = True
                     self._end(parent)  # the draft worker takes it for delivered: nobody is to wait for it
-                else:
+                elif place is None and is_new:
                     token = BufferedToken(kind, node_bytes, distributions.get(above), step_len, cost)
-                    node = self._add(parent, token_id, delivery.ranks[index], token)
-            if node is None:
-                num_dropped += is_new
+                    place = self._add(parent, token_id, delivery.ranks[index], token)
+            if place is not None:
+                place_of[index] = place
             else:
-                node_at[index] = node
+                num_dropped += is_new
         for index in delivery.ends:
-            if index in node_at:
-                self._end(node_at[index])
+            if place_of.get(index, ROOT - 1) >= ROOT:
+                self._end(place_of[index])
         return InsertedNodes(num_late, num_dropped, is_full)
 
     def _add(self, parent: int, token_id: int, rank: int, token: BufferedToken) -> int | None:

@@ -263,8 +263,10 @@ class Drafting:
             pending.append(PendingDraft(lease, draft, prob))
         return pending
 
-    def fallback(self, lease: Lease, *, is_left_out: bool = False) -> Fallback | None:
-        """Return why a step has no drafts, where it was to have some. is_left_out: some are here."""
+    def fallback(self, lease: Lease, num_drafts: int, *, is_left_out: bool) -> Fallback | None:
+        """Return why a step with num_drafts has none, where it was to have some. is_left_out: some are here."""
+        if num_drafts:
+            return None
         if any(draft.refused is not None for draft in lease.drafts):
             return Fallback.REFUSED
         is_late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.is_ended
@@ -275,33 +277,23 @@ class Drafting:
     # the proposal
 
     def proposal(self, found: Candidates, choice: VerifyChoice) -> Proposal:
-        """Return what the budget has chosen of a slot's candidates, as the forward and the decision take it."""
-        lease, proposal = found.lease, self._proposal(found, choice.num_drafts)
-        if not choice.with_extra_rows:
-            return proposal
-        return replace(proposal, rows_beside=self._rows_beside(lease, proposal.tree))
+        """Return what the budget has chosen of a slot's candidates, as the forward and the decision take it: nothing
+        where what a draft worker delivered breaks a rule.
+        """
+        lease = found.lease
+        joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
+        tree, draws, sources = joined.tree, self._draws(found, joined), dict[DraftSource, dict[int, int]]()
+        if draws is None:
+            tree, draws = DraftTree(), []
+        else:
+            for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
+                sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
+        rows_beside = self._rows_beside(lease, tree) if choice.with_extra_rows else None
+        return Proposal(lease.slot, tree, draws, sources, rows_beside)
 
-    def _proposal(self, found: Candidates, num_offers: int) -> Proposal:
-        slot = found.lease.slot
-        if not num_offers:
-            return Proposal(slot, DraftTree())
-        joined = join(list(found.trees.values()), found.offers[:num_offers])
-        sources = dict[DraftSource, dict[int, int]]()
-        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
-            sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
-        try:
-            draws = self._draws(found, joined)
-        except _RefusedError as refused:
-            log.warning("refused drafts of slot %d: %s", slot.key[1], refused, extra=about(slot=slot.key[1]))
-            self._metrics.proposals_refused.inc()
-            self._metrics.note_parked("refused", refused.draft.buffer.clear())
-            refused.draft.refused = str(refused)
-            return Proposal(slot, DraftTree())
-        return Proposal(slot, joined.tree, draws, sources)
-
-    def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw]:
-        """Return the sampled tokens with their distributions; none where all are accepted as far as they match. Raises
-        _RefusedError.
+    def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw] | None:
+        """Return the sampled tokens with their distributions; none where all are accepted as far as they match. None
+        where a distribution cannot be read.
 
         Of one drafter's chain each token is a draw, of a distribution of one token where it is deterministic: block
         verification looks at the whole chain.
@@ -321,30 +313,32 @@ class Drafting:
                     siblings.setdefault(joined.tree.parents[node], []).append(own)
             for drawn in siblings.values():
                 sibling_ids = [candidates.tree.ids[own] for own in drawn]
-                distribution: RowLaw | None = self._decoded(source, candidates.distributions[drawn[0]], sibling_ids)
+                distribution: RowLaw | None
+                try:
+                    distribution = self._decoded(candidates.distributions[drawn[0]], sibling_ids)
+                except BadTensor as error:
+                    assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
+                    self._refuse(found.lease.slot, source, str(error))
+                    return None
                 for own in drawn:
                     draws.append(Draw(node_of[own], distribution))
                     distribution = None
         return draws
 
-    def _decoded(self, source: DraftSource, distribution: Distribution | None, sibling_ids: Sequence[int]) -> RowLaw:
+    def _decoded(self, distribution: Distribution | None, sibling_ids: Sequence[int]) -> RowLaw:
+        """Raises BadTensor."""
         if distribution is None:
             return one_hot(sibling_ids[0], self._vocab_size)
         if isinstance(distribution, RowLaw):
             return distribution
-        assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
-        try:
-            return decode_law(*distribution, self._vocab_size, sibling_ids)
-        except BadTensor as error:
-            raise _RefusedError(str(error), source) from None
+        return decode_law(*distribution, self._vocab_size, sibling_ids)
 
-
-class _RefusedError(Exception):
-    """What a draft worker delivered breaks a rule."""
-
-    def __init__(self, why: str, draft: DeliveredDrafts) -> None:
-        super().__init__(why)
-        self.draft = draft
+    def _refuse(self, slot: Slot, draft: DeliveredDrafts, why: str) -> None:
+        """Drop what a draft worker delivered, which breaks a rule."""
+        log.warning("refused drafts of slot %d: %s", slot.key[1], why, extra=about(slot=slot.key[1]))
+        self._metrics.proposals_refused.inc()
+        self._metrics.note_parked("refused", draft.buffer.clear())
+        draft.refused = why
 
 
 def _is_exact(lease: Lease) -> bool:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple
 
-from torch import Tensor
-
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.jobs import Fault
 from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
-from target_service.beams import Beams, Fed, best_tokens
+from target_service.beams import Beams, Fed
 from target_service.commit import kind_of_next
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
-from target_service.leases import Leases
 from target_service.verdicts import StepTimes
 
 
@@ -32,46 +25,20 @@ class SearchShare(NamedTuple):
     lease: Lease
     beams: Beams
     fed: Fed
-
-    @property
-    def row(self) -> Row:
-        return self.fed.row
-
-
-def decide_searches(
-    searches: Sequence[SearchShare], logits: Tensor, leases: Leases
-) -> list[tuple[SearchShare, list[Level]]]:
-    """Decide on the searches whose rows have logits; end those whose logits are not finite. logits: [sum(num_logits),
-    V] float32, slots in order.
-    """
-    best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
-    decided = list[tuple[SearchShare, list[Level]]]()
-    start = 0
-    for search in searches:
-        first = start
-        start += search.row.num_logits
-        if not search.row.num_logits:
-            continue
-        try:
-            levels = search.beams.decide(search.fed, best, first)
-        except NonFiniteLogits as error:
-            search.lease.slot.distrust()
-            leases.end(search.lease.slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
-            continue
-        decided.append((search, levels))
-    return decided
+    row: Row
+    fallback: Fallback | None
+    """Why there are no draft tokens, where there were to be some."""
 
 
 def commit_search(
     search: SearchShare,
     levels: Sequence[Level],
-    fallback: Fallback | None,
     times: StepTimes,
     runner: ModelRunner,
     metrics: WorkerMetrics,
 ) -> Verdict:
     """Commit the levels that a search has decided. Raises OutOfBlocks."""
-    lease, beams, fed = search
+    lease, beams, fed, _, fallback = search
     slot, draft = lease.slot, lease.first
     length, is_done, num_accepted = beams.length, beams.search.is_done, len(levels) - 1
     if is_done:
@@ -84,7 +51,6 @@ def commit_search(
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
     outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
-    timings = replace(times, decided_s=time.monotonic()).timings(lease)
     last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
     return Verdict(
         committed_len=length,
@@ -95,7 +61,7 @@ def commit_search(
         drafter=Drafter.MODEL if is_verified else None,
         depth=fed.depth,
         fallback=fallback,
-        timings=timings,
+        timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
         levels=levels,
         hypotheses=beams.search.hypotheses() if is_done else (),

@@ -18,7 +18,7 @@ Runs on the engine thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -28,15 +28,16 @@ from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
-from outrider.engine.worker.scheduler import DORMANT_S, StepRequest, StepScheduler, Turn, Want
+from outrider.engine.worker.scheduler import DORMANT_S, Piece, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
+from target_service.beams import best_tokens
 from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.commit import commit_tokens, kind_of_next
-from target_service.decide import all_accepted, decide, until_grammar_fails
+from target_service.decide import decide, until_grammar_fails
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
@@ -47,14 +48,14 @@ from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import note_scores, take_scores
 from target_service.proposal import Proposal, split_logits
-from target_service.searching import SearchShare, commit_search, decide_searches
+from target_service.searching import SearchShare, commit_search
 from target_service.step_rows import Decided
 from target_service.verdicts import StepTimes, drafter_of, learn
 
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """What one slot feeds to the step."""
+    """What one slot feeds to the step that searches no beams."""
 
     lease: Lease
     proposal: Proposal
@@ -95,7 +96,8 @@ class Step:
         """When the previous step ended, where this one follows at once."""
         self._in_step: list[Lease] = []
         """Leases of the step that have no verdict yet."""
-        self._turn: Turn | None = None
+        self._pieces: Sequence[Piece] = ()
+        """Of prompts, in the step."""
 
     def next_wake(self) -> float | None:
         if self._held_until is not None:  # even if it has passed: later arrivals have not been considered
@@ -117,6 +119,7 @@ class Step:
         all_shares: list[StepShare | SearchShare] = [*shares, *searches]
         rows = [share.row for share in all_shares]
         num_step_tokens = sum(row.num_new for row in rows)
+        num_decided = sum(row.num_logits for row in rows)
         rows += [piece.row for piece in turn.pieces]
         if not rows:
             self._ended_s = None
@@ -128,9 +131,10 @@ class Step:
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
-        times = StepTimes(started_s, 0.0, 0.0, len(shares) + len(searches), num_all_tokens)
-        num_committed = self._decide_and_commit(shares, searches, logits, times)
-        num_decided = sum(share.row.num_logits for share in all_shares)
+        times = StepTimes(started_s, 0.0, 0.0, len(all_shares), num_all_tokens)
+        num_sampled = sum(share.row.num_logits for share in shares)
+        num_committed = self._decide(shares, logits[:num_sampled], times)
+        num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
             self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
@@ -146,7 +150,7 @@ class Step:
             self._budget.note(num_step_tokens, num_committed, seconds, started_s - previous_s)
         self._ended_s = time.monotonic()
         self._in_step = []
-        self._turn = None
+        self._pieces = ()
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
@@ -159,37 +163,36 @@ class Step:
         wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
         """
         self._in_step = list(ready)
-        self._held_until = None
-        candidates = [self._drafting.candidates(lease) for lease in ready]
-        pending = list[PendingDraft]()
-        for found in candidates:
-            pending += self._drafting.pending(found)
+        candidates, pending = list[Candidates](), list[PendingDraft]()
+        for lease in ready:
+            candidates.append(self._drafting.candidates(lease))
+            pending += self._drafting.pending(candidates[-1])
         awaited = self._budget.awaited(pending)
         self._held_until = self._budget.hold_until(awaited, now)
-        waiting = set[SlotKey]()
-        for draft in pending:
-            if draft.lease.speculation.is_fixed and now < waits_until(draft.lease):
-                waiting.add(draft.lease.slot.key)
-        held = [lease for lease in ready if self._held_until is not None or lease.slot.key in waiting]
-        for lease in held:
-            lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
-            lease.slot.asked_s = now  # it does not rest
+        waiting = dict[SlotKey, float]()
+        for lease, _, _ in pending:
+            if lease.speculation.is_fixed and now < waits_until(lease):
+                waiting[lease.slot.key] = waits_until(lease)
+        for lease in ready:
+            if self._held_until is not None or lease.slot.key in waiting:
+                lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
+                lease.slot.asked_s = now  # it does not rest
+        self._in_step = []
         if self._held_until is not None:
             return []
-        awaited_tickets = {draft.draft.ticket for draft in awaited}
+        self._held_until = min(waiting.values(), default=None)
+        awaited_tickets = {draft.ticket for _, draft, _ in awaited}
         for lease, delivered, _ in pending:
             is_fixed = lease.speculation.is_fixed
             if delivered.ticket in awaited_tickets or is_fixed:
                 delivered.is_active = lease.slot.key in waiting or lease.held_from_s is None
             if not is_fixed and expected_arrival(lease, delivered, now) is not None:
                 lease.is_passed_over = True
-        if waiting:
-            self._held_until = min(waits_until(lease) for lease in held)
         going = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
+                self._in_step.append(found.lease)
                 going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
-        self._in_step = [found.lease for found in going]
         return going
 
     # budget
@@ -217,61 +220,36 @@ class Step:
         for lease in running:
             if lease.slot.key not in requests and needs_prefill(lease.slot):
                 requests[lease.slot.key] = StepRequest(Want.PREFILL, len(lease.slot.committed))
-        turn = self._turn = self._scheduler.take(requests, now, feed_all=True)
+        turn = self._scheduler.take(requests, now, feed_all=True)
+        self._pieces = turn.pieces
+        self._in_step = []
         shares, searches = list[StepShare](), list[SearchShare]()
         for key in turn.running:
             found, choice = chosen[key]
             lease = found.lease
+            self._in_step.append(lease)
             if lease.beams is not None:
-                searches.append(SearchShare(lease, lease.beams, lease.beams.feed(lease.slot, choice.num_drafts)))
+                fed = lease.beams.feed(lease.slot, choice.num_drafts)
+                fallback = self._drafting.fallback(lease, fed.num_drafts, is_left_out=bool(lease.first.hit))
+                searches.append(SearchShare(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)
-                fallback = None
-                if not len(proposal.tree):
-                    fallback = self._drafting.fallback(lease, is_left_out=bool(found.offers))
+                fallback = self._drafting.fallback(lease, len(proposal.tree), is_left_out=bool(found.offers))
                 shares.append(StepShare(lease, proposal, proposal.row(), fallback))
-        self._in_step = [chosen[key][0].lease for key in turn.running]
         return shares, searches, turn
 
-    # decide
+    # decide and commit
 
-    def _decide_and_commit(
-        self, shares: Sequence[StepShare], searches: Sequence[SearchShare], logits: Tensor, times: StepTimes
-    ) -> int:
-        """Decide on every slot of the step, commit and answer; return how many tokens they committed together. logits:
-        [R, V] float32, of the shares, of the searches and of pieces of prompts.
+    def _decide(self, shares: Sequence[StepShare], logits: Tensor, times: StepTimes) -> int:
+        """Decide on sampled slots, commit and answer; return how many tokens they committed together. logits: [R, V]
+        float32, of their rows.
         """
-        num_committed = 0
-        num_rows = sum(share.row.num_logits for share in shares)
-        if shares:
-            own, beside = split_logits([share.proposal for share in shares], logits[:num_rows])
-            num_committed += self._decide(shares, own, beside, times)
-        if searches:
-            self._leases.take_delivered(in_step=True)
-            num_search_rows = sum(search.row.num_logits for search in searches)
-            decided = decide_searches(searches, logits[num_rows : num_rows + num_search_rows], self._leases)
-            times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
-            for search, levels in decided:
-                lease = search.lease
-                lease.slot.asked_s = time.monotonic()
-                is_left_out = bool(lease.first.hit)
-                fallback = None
-                if not search.fed.num_drafts:
-                    fallback = self._drafting.fallback(lease, is_left_out=is_left_out)
-                verdict = commit_search(search, levels, fallback, times, self._runner, self._metrics)
-                lease.begin_step(lease.slot.asked_s)
-                self._answer(lease, verdict)
-                num_committed += len(levels)
-        return num_committed
-
-    def _decide(
-        self, shares: Sequence[StepShare], logits: Tensor, beside: Mapping[SlotKey, Tensor], times: StepTimes
-    ) -> int:
-        """Decide on sampled slots. logits: [sum(N_b + 1), V] float32, after the last committed token of each and after
-        each of its N_b draft tokens. beside: of slots that have rows beside, those after them.
-        """
+        if not shares:
+            return 0
+        proposals = [share.proposal for share in shares]
+        own, beside = split_logits(proposals, logits)
         states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
-        decisions = decide([share.proposal for share in shares], states, logits)
+        decisions = decide(proposals, states, own)
         times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
         decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
@@ -280,8 +258,7 @@ class Step:
             slot = share.lease.slot
             start, end = end, end + len(share.proposal.tree) + 1
             if isinstance(decision, NonFiniteLogits):
-                slot.distrust()
-                self._leases.end(slot.key, f"verify failed: {decision.message}", Fault.INTERNAL)
+                self._end_non_finite(slot, decision)
                 continue
             sound = until_grammar_fails(share.proposal, state, decision)
             if sound is None:
@@ -291,7 +268,7 @@ class Step:
             decided.append((share, sound))
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
-        explanations = explain(explained, logits) if explained else {}
+        explanations = explain(explained, own) if explained else {}
         times = replace(times, decided_s=time.monotonic())
         self._leases.take_delivered(in_step=True)
         num_committed = 0
@@ -300,7 +277,32 @@ class Step:
             num_committed += self._commit(share, sound, beside.get(key), explanations.get(key), times)
         return num_committed
 
-    # commit
+    def _search(self, searches: Sequence[SearchShare], logits: Tensor, times: StepTimes) -> int:
+        """Do as `_decide` for slots that search beams; return how many levels they decided together."""
+        if not searches:
+            return 0
+        self._leases.take_delivered(in_step=True)
+        best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
+        times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        num_committed = end = 0
+        for search in searches:
+            start, end = end, end + search.row.num_logits
+            if start == end:
+                self._in_step.remove(search.lease)  # it has no verdict in this step
+                continue
+            try:
+                levels = search.beams.decide(search.fed, best, start)
+            except NonFiniteLogits as error:
+                self._end_non_finite(search.lease.slot, error)
+                continue
+            times = replace(times, decided_s=time.monotonic())
+            self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
+            num_committed += len(levels)
+        return num_committed
+
+    def _end_non_finite(self, slot: Slot, error: NonFiniteLogits) -> None:
+        slot.distrust()
+        self._leases.end(slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
 
     def _commit(
         self,
@@ -312,26 +314,25 @@ class Step:
     ) -> int:
         """Commit what a slot accepted, up to the end of its output, and answer; return the number of tokens."""
         lease, proposal, row, slot = share.lease, share.proposal, share.row, share.lease.slot
+        tree, path = proposal.tree, decided.path
         committed_len = len(slot.committed)
         if proposal.rows_beside is not None and beside is not None:
-            self._own_drafts.read(slot, beside, decided.path, proposal.rows_beside)
-        kept = self._keep_path(share, decided.path)
-        last = kind_of_next(len(proposal.tree), all_accepted(proposal, decided))
+            self._own_drafts.read(slot, beside, path, proposal.rows_beside)
+        kept = self._keep_path(share, path)
         commit = commit_tokens(
             slot.params,
             self._runner.facts.eos_token_ids,
             committed_len - slot.num_prompt,
-            proposal.tree.prefix(decided.last),
+            tree.prefix(decided.last),
             decided.next_id,
-            last,
+            kind_of_next(len(tree), not tree.children(decided.last)),
         )
         num_tokens = len(commit.token_ids)
-        if explanation is not None and num_tokens <= len(decided.path):  # it ended before it was rejected
+        if explanation is not None and num_tokens <= len(path):  # it ended before it was rejected
             explanation.ClearField("rejection")
         slot.commit_from(committed_len, commit.token_ids)
         slot.settle()
-        slot.asked_s = time.monotonic()
-        num_cut = max(0, len(decided.path) - num_tokens)  # accepted behind the end of the output
+        num_cut = max(0, len(path) - num_tokens)  # accepted behind the end of the output
         self._features.stays(slot.key, row, kept[: len(kept) - num_cut])
         foretold = self._own_drafts.append(slot, commit.token_ids)
         verdict = Verdict(
@@ -339,9 +340,9 @@ class Step:
             token_ids=commit.token_ids,
             kinds=commit.kinds,
             finish=commit.finish,
-            outcomes=learn(lease, proposal, decided.path, num_tokens, foretold, self._metrics),
+            outcomes=learn(lease, proposal, path, num_tokens, foretold, self._metrics),
             drafter=drafter_of(proposal),
-            depth=proposal.tree.max_depth,
+            depth=tree.max_depth,
             fallback=share.fallback,
             timings=times.timings(lease),
             num_cached_tokens=slot.num_adopted or 0,
@@ -350,7 +351,6 @@ class Step:
             prompt_logprobs=take_scores(slot),
             explanation=explanation,
         )
-        lease.begin_step(slot.asked_s)
         self._answer(lease, verdict)
         return num_tokens
 
@@ -369,6 +369,9 @@ class Step:
     # verdict
 
     def _answer(self, lease: Lease, verdict: Verdict) -> None:
+        """Answer with what is committed: the slot is ready for its next step."""
+        now = lease.slot.asked_s = time.monotonic()
+        lease.begin_step(now)
         if verdict.finish is not None:
             self._leases.finish(lease.slot.key)
         self._leases.answer(lease.job, verdict)
@@ -381,7 +384,7 @@ class Step:
         for lease in self._in_step:
             self._leases.end(lease.slot.key, f"the target's step failed: {error}", Fault.INTERNAL)
             lease.slot.distrust()
-        for piece in () if self._turn is None else self._turn.pieces:
+        for piece in self._pieces:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
             self._leases.end(piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
             self._leases.closed(piece.slot.key)
@@ -390,7 +393,7 @@ class Step:
             self._own_drafts.drop(piece.slot.key)
             self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step = []
-        self._turn = None
+        self._pieces = ()
         self._ended_s = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from outrider.engine.speculation.candidates import outcomes
 from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from target_service.jobs import DraftOutcome, Timings
-from target_service.lease import DeliveredDrafts, Lease
+from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.proposal import Proposal
 
 
@@ -55,12 +56,9 @@ def learn(
     """
     for is_right in foretold:
         lease.own_sources[Drafter.PREDICTION].shares.note(0 if is_right else None)
-    determined = lease.slot.params.determined
+    determined, tree = lease.slot.params.determined, proposal.tree
     verified = proposal.drafted_by
-    for index, rank in outcomes(
-        proposal.tree, list(proposal.sources.values()), path[:num_tokens], is_determined=determined
-    ):
-        source = list(proposal.sources)[index]
+    for source, rank in outcomes(tree, proposal.sources, path[:num_tokens], is_determined=determined):
         # A prediction is counted above, and every node of deliveries that match below.
         is_counted = source.drafter in (None, Drafter.PREDICTION)
         if not is_counted and not (determined and isinstance(source, DeliveredDrafts)):
@@ -71,39 +69,32 @@ def learn(
     if all(isinstance(source, DeliveredDrafts) or source.drafter is None for source in verified):
         for own in lease.own_sources.values():
             own.shares.forget()
+    delivered, drafted, accepted = set[int](), Counter[DraftSource | None](), Counter[DraftSource | None]()
+    for node in range(len(tree)):
+        first = proposal.source_of(node)
+        drafted[first] += 1
+        accepted[first] += node in path
     found = list[DraftOutcome]()
-    num_drafted = num_accepted = 0
-    for draft in lease.drafts:
-        is_verified = draft in verified
-        _advance(lease, draft, num_tokens, metrics)
-        if not is_verified:
-            draft.shares.forget()
-        elif determined and len(path) > num_tokens:
-            draft.shares.note(None)  # behind the end of the output nothing was accepted
-        own_nodes = [node for node in range(len(proposal.tree)) if proposal.source_of(node) is draft]
-        num_own_accepted = sum(node in path for node in own_nodes)
-        num_drafted += len(own_nodes)
-        num_accepted += num_own_accepted
-        is_refused, num_wasted = draft.refused is not None, draft.buffer.num_wasted
-        found.append(DraftOutcome(len(own_nodes), num_own_accepted, is_verified, draft.hit, is_refused, num_wasted))
-    num_own_drafted = len(proposal.tree) - num_drafted
-    found.append(DraftOutcome(num_own_drafted, len(path) - num_accepted, num_own_drafted > 0))
-    nodes = set[int]()
-    for source, ranks in proposal.sources.items():
-        if isinstance(source, DeliveredDrafts):
-            nodes.update(ranks)
-    metrics.note_parked("verified", len(nodes))
-    return found
-
-
-def _advance(lease: Lease, draft: DeliveredDrafts, num_tokens: int, metrics: WorkerMetrics) -> None:
-    """Go on under the last num_tokens committed."""
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
-    note = draft.shares.note if lease.slot.params.determined else None
-    num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
-    metrics.note_parked("pruned", num_dropped)
-    metrics.note_parked("late", num_late)
+    for draft in lease.drafts:
+        is_verified = draft in verified
+        if not is_verified:
+            draft.shares.forget()
+        note = draft.shares.note if determined else None
+        num_dropped, num_late = draft.buffer.advance(committed[committed_len:], committed_len, note)
+        metrics.note_parked("pruned", num_dropped)
+        metrics.note_parked("late", num_late)
+        if note is not None and is_verified and len(path) > num_tokens:
+            note(None)  # behind the end of the output nothing was accepted
+        delivered.update(proposal.sources.get(draft, ()))
+        is_refused, num_wasted = draft.refused is not None, draft.buffer.num_wasted
+        counts = drafted.pop(draft, 0), accepted.pop(draft, 0)
+        found.append(DraftOutcome(*counts, is_verified, draft.hit, is_refused, num_wasted))
+    metrics.note_parked("verified", len(delivered))
+    num_own = drafted.total()
+    found.append(DraftOutcome(num_own, accepted.total(), num_own > 0))
+    return found
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:

@@ -149,7 +149,7 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
     lease.speculation = Speculation(max_draft_tokens=8, **speculation)
     lease.held_from_s = 0.5 if is_held else None
     lease.is_passed_over = is_passed_over
-    assert drafting(OwnDrafts({})).fallback(lease, is_left_out=is_here) is expected
+    assert drafting(OwnDrafts({})).fallback(lease, 0, is_left_out=is_here) is expected
     course.step(1.0)
     assert not lease.is_passed_over, "the next step is another"
 

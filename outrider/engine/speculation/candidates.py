@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
@@ -17,6 +17,7 @@ from outrider.wire.transport.codec import Rows
 EncodedDistribution = tuple[Rows, int]
 """A distribution as it was delivered: a row of a message."""
 Distribution = RowLaw | EncodedDistribution
+Source = TypeVar("Source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ def join(candidates: Sequence[CandidateTree], offers: Sequence[Offer]) -> Joined
 
 
 def outcomes(
-    tree: DraftTree, ranks: Sequence[Mapping[int, int]], path: Sequence[int], *, is_determined: bool
-) -> Iterator[tuple[int, int | None]]:
+    tree: DraftTree, ranks: Mapping[Source, Mapping[int, int]], path: Sequence[int], *, is_determined: bool
+) -> Iterator[tuple[Source, int | None]]:
     """Yield (drafter, rank of its draft token that was accepted or None) for each node of the path at which a drafter's
     draft tokens were tested.
 
@@ -97,10 +98,10 @@ def outcomes(
     for depth, node in enumerate((ROOT, *path)):
         accepted = path[depth] if depth < len(path) else None
         before = set[int]()
-        for index, own in enumerate(ranks):
+        for source, own in ranks.items():
             proposed = {child for child in tree.children(node) if child in own}
             likeliest = {child for child in proposed if not is_determined or own[child] == 0}
             is_repeated = is_determined and bool(likeliest) and likeliest <= before
             if proposed and accepted not in before and not is_repeated:
-                yield index, None if accepted is None else own.get(accepted)
+                yield source, None if accepted is None else own.get(accepted)
             before |= likeliest
