@@ -174,12 +174,6 @@ class Features:
         for digest in self._heads:
             self._buffers.pop((digest, key), None)
 
-    def owner_gone(self, owner: int) -> None:
-        """Drop the features of all slots of a stream that ended."""
-        for _, key in list(self._buffers):
-            if key[0] == owner:
-                self.closed(key)
-
     # steps
 
     def fed(self, rows: Sequence[Row]) -> None:

@@ -6,9 +6,10 @@ names how many are verified waits longer by itself, while the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
+from outrider.engine.worker.jobs import SlotKey
 from target_service.lease import DeliveredDrafts, Lease
 
 MAX_HOLD_S = 1.0
@@ -47,9 +48,32 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
     return ExpectedArrival(until_s, takes_s, is_first) if now < until_s else None
 
 
-def waits_until(lease: Lease) -> float:
-    """Return until when a slot whose request names how many are verified lets others go without it."""
-    return lease.ready_s + MAX_HOLD_S
+def waits_alone(pending: Iterable[PendingDraft], now: float) -> dict[SlotKey, float]:
+    """Return the slots whose requests name how many are verified and that still wait for some while others go on, and
+    until when each does.
+    """
+    waiting = dict[SlotKey, float]()
+    for lease, _, _ in pending:
+        until_s = lease.ready_s + MAX_HOLD_S
+        if lease.speculation.is_fixed and now < until_s:
+            waiting[lease.slot.key] = until_s
+    return waiting
+
+
+def note_missing(
+    pending: Iterable[PendingDraft], awaited: Iterable[PendingDraft], waiting: Container[SlotKey], now: float
+) -> None:
+    """Record what a step begins without. What is waited for in vain is not waited for again until some arrive.
+
+    awaited: by which the step might have been held; waiting: slots that wait by themselves.
+    """
+    awaited_tickets = {draft.ticket for _, draft, _ in awaited}
+    for lease, draft, _ in pending:
+        is_fixed = lease.speculation.is_fixed
+        if draft.ticket in awaited_tickets or is_fixed:
+            draft.is_active = lease.slot.key in waiting or lease.held_from_s is None
+        if not is_fixed and expected_arrival(lease, draft, now) is not None:
+            lease.is_passed_over = True
 
 
 def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> float | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.speculation.ranks import SlotShares
-from outrider.engine.worker.slots import Slot
+from outrider.engine.worker.scheduler import DORMANT_S
+from outrider.engine.worker.slots import Slot, needs_prefill
 from outrider.wire.drafters import Drafter
 from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
@@ -140,6 +141,13 @@ class Lease:
         if self.beams is not None:
             return self.beams.drafts.is_ended
         return all(draft.buffer.is_ended for draft in self.drafts)
+
+    def is_soon_ready(self, now: float) -> bool:
+        """Return whether steps leave room for the slot's caller: it was asked for lately, or its prompt is being fed,
+        which takes many steps, and as many longer ones where nobody bounds them.
+        """
+        slot = self.slot
+        return now - slot.asked_s < DORMANT_S or bool(self.is_running and slot.num_blocks and needs_prefill(slot))
 
     def begin_step(self, now: float) -> None:
         """Record that the slot is ready for its next step."""

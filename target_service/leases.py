@@ -76,10 +76,9 @@ class Leases:
         self.end(key, "the slot was closed")
         self._opened.pop(key, None)
 
-    def owner_gone(self, owner: int) -> None:
-        """Forget all slots of a stream that ended."""
-        for key in [key for key in self._opened if key[0] == owner]:
-            self.closed(key)
+    def opened_by(self, owner: int) -> list[SlotKey]:
+        """Return the open slots of a stream."""
+        return [key for key in self._opened if key[0] == owner]
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
         """Let the slot step by itself. beams: what is searched in it."""

@@ -124,10 +124,5 @@ class OwnDrafts:
         """Stop drafting for a slot that begins anew or must not be remembered."""
         self.close(key, is_ended=False)
 
-    def close_owner(self, owner: int) -> None:
-        for key in list(self._slots):
-            if key[0] == owner:
-                self.close(key)
-
     def _of(self, key: SlotKey) -> Mapping[Drafter, TargetDrafter]:
         return self._slots.get(key, {})

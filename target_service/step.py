@@ -19,49 +19,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
-from outrider.engine.step_plan import Row
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, SlotKey
-from outrider.engine.worker.scheduler import DORMANT_S, Piece, StepRequest, StepScheduler, Turn, Want
+from outrider.engine.worker.scheduler import Piece, StepRequest, StepScheduler, Turn, Want
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.v1 import common_pb2 as pb
 from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import best_tokens
 from target_service.budget import VerifyBudget, VerifyChoice
-from target_service.commit import commit_tokens, kind_of_next
 from target_service.decide import decide, until_grammar_fails
 from target_service.drafting import Candidates, Drafting
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
-from target_service.hold import PendingDraft, expected_arrival, waits_until
-from target_service.jobs import Fallback, Verdict
+from target_service.hold import PendingDraft, note_missing, waits_alone
+from target_service.jobs import Verdict
 from target_service.lease import Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
-from target_service.prompt_scores import note_scores, take_scores
-from target_service.proposal import Proposal, split_logits
+from target_service.prompt_scores import note_scores
+from target_service.proposal import split_logits
+from target_service.sampled import StepShare, commit_sampled
 from target_service.searching import SearchShare, commit_search
 from target_service.step_rows import Decided
-from target_service.verdicts import StepTimes, drafter_of, learn
-
-
-@dataclass(frozen=True, slots=True)
-class StepShare:
-    """What one slot feeds to the step that searches no beams."""
-
-    lease: Lease
-    proposal: Proposal
-    row: Row
-    fallback: Fallback | None
-    """Why there are no draft tokens, where there were to be some."""
+from target_service.verdicts import StepTimes
 
 
 class Step:
@@ -169,10 +156,7 @@ class Step:
             pending += self._drafting.pending(candidates[-1])
         awaited = self._budget.awaited(pending)
         self._held_until = self._budget.hold_until(awaited, now)
-        waiting = dict[SlotKey, float]()
-        for lease, _, _ in pending:
-            if lease.speculation.is_fixed and now < waits_until(lease):
-                waiting[lease.slot.key] = waits_until(lease)
+        waiting = waits_alone(pending, now)
         for lease in ready:
             if self._held_until is not None or lease.slot.key in waiting:
                 lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
@@ -181,13 +165,7 @@ class Step:
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
-        awaited_tickets = {draft.ticket for _, draft, _ in awaited}
-        for lease, delivered, _ in pending:
-            is_fixed = lease.speculation.is_fixed
-            if delivered.ticket in awaited_tickets or is_fixed:
-                delivered.is_active = lease.slot.key in waiting or lease.held_from_s is None
-            if not is_fixed and expected_arrival(lease, delivered, now) is not None:
-                lease.is_passed_over = True
+        note_missing(pending, awaited, waiting, now)
         going = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
@@ -205,7 +183,7 @@ class Step:
         """
         pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
-        absent = [lease.slot.scheduling for lease in self._leases if _is_soon_ready(lease, now)]
+        absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
         demands = [found.demand for found in candidates]
         chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
@@ -271,10 +249,13 @@ class Step:
         explanations = explain(explained, own) if explained else {}
         times = replace(times, decided_s=time.monotonic())
         self._leases.take_delivered(in_step=True)
+        rest = self._runner, self._own_drafts, self._features, self._metrics
         num_committed = 0
         for share, sound in decided:
             key = share.lease.slot.key
-            num_committed += self._commit(share, sound, beside.get(key), explanations.get(key), times)
+            verdict = commit_sampled(share, sound, beside.get(key), explanations.get(key), times, *rest)
+            self._answer(share.lease, verdict)
+            num_committed += len(verdict.token_ids)
         return num_committed
 
     def _search(self, searches: Sequence[SearchShare], logits: Tensor, times: StepTimes) -> int:
@@ -303,68 +284,6 @@ class Step:
     def _end_non_finite(self, slot: Slot, error: NonFiniteLogits) -> None:
         slot.distrust()
         self._leases.end(slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
-
-    def _commit(
-        self,
-        share: StepShare,
-        decided: Decided,
-        beside: Tensor | None,
-        explanation: pb.Explanation | None,
-        times: StepTimes,
-    ) -> int:
-        """Commit what a slot accepted, up to the end of its output, and answer; return the number of tokens."""
-        lease, proposal, row, slot = share.lease, share.proposal, share.row, share.lease.slot
-        tree, path = proposal.tree, decided.path
-        committed_len = len(slot.committed)
-        if proposal.rows_beside is not None and beside is not None:
-            self._own_drafts.read(slot, beside, path, proposal.rows_beside)
-        kept = self._keep_path(share, path)
-        commit = commit_tokens(
-            slot.params,
-            self._runner.facts.eos_token_ids,
-            committed_len - slot.num_prompt,
-            tree.prefix(decided.last),
-            decided.next_id,
-            kind_of_next(len(tree), not tree.children(decided.last)),
-        )
-        num_tokens = len(commit.token_ids)
-        if explanation is not None and num_tokens <= len(path):  # it ended before it was rejected
-            explanation.ClearField("rejection")
-        slot.commit_from(committed_len, commit.token_ids)
-        slot.settle()
-        num_cut = max(0, len(path) - num_tokens)  # accepted behind the end of the output
-        self._features.stays(slot.key, row, kept[: len(kept) - num_cut])
-        foretold = self._own_drafts.append(slot, commit.token_ids)
-        verdict = Verdict(
-            committed_len=committed_len,
-            token_ids=commit.token_ids,
-            kinds=commit.kinds,
-            finish=commit.finish,
-            outcomes=learn(lease, proposal, path, num_tokens, foretold, self._metrics),
-            drafter=drafter_of(proposal),
-            depth=tree.max_depth,
-            fallback=share.fallback,
-            timings=times.timings(lease),
-            num_cached_tokens=slot.num_adopted or 0,
-            num_foretold=sum(foretold),
-            logprobs=decided.reported[:num_tokens],
-            prompt_logprobs=take_scores(slot),
-            explanation=explanation,
-        )
-        self._answer(lease, verdict)
-        return num_tokens
-
-    def _keep_path(self, share: StepShare, path: Sequence[int]) -> list[int]:
-        """Return which of the tokens that were fed stay with an accepted path. Of a row with nodes side by side only
-        these stay in the cache.
-        """
-        row, slot = share.row, share.lease.slot
-        first = row.num_new - row.num_logits + 1  # committed tokens before the draft tokens
-        kept = [*range(first), *(first + node for node in path)]
-        if row.parents is not None:
-            self._runner.compact(row, kept)
-            slot.compacted(row.num_cached, [row.new_ids[index] for index in kept])
-        return kept
 
     # verdict
 
@@ -395,11 +314,3 @@ class Step:
         self._in_step = []
         self._pieces = ()
         self._ended_s = None
-
-
-def _is_soon_ready(lease: Lease, now: float) -> bool:
-    """Return whether steps leave room for the slot's caller: it was asked for lately, or its prompt is being fed, which
-    takes many steps, and as many longer ones where nobody bounds them.
-    """
-    slot = lease.slot
-    return now - slot.asked_s < DORMANT_S or bool(lease.is_running and slot.num_blocks and needs_prefill(slot))

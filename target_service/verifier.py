@@ -9,7 +9,7 @@ import time
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from outrider.wire.metrics import WorkerMetrics
@@ -70,17 +70,20 @@ class Verifier:
             case TruncateJob():
                 self._truncate(job)
             case CloseJob():
-                self._leases.closed((job.owner, job.slot_id))
-                self._own_drafts.close((job.owner, job.slot_id))
-                self._features.closed((job.owner, job.slot_id))
+                self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                self._leases.owner_gone(job.owner)
-                self._own_drafts.close_owner(job.owner)
-                self._features.owner_gone(job.owner)
+                for key in self._leases.opened_by(job.owner):
+                    self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
+
+    def _forget(self, key: SlotKey) -> None:
+        """End what goes on for a slot that is closed."""
+        self._leases.closed(key)
+        self._own_drafts.close(key)
+        self._features.closed(key)
 
     def _open(self, job: OpenJob) -> None:
         refused = self._own_drafts.refuses(job.drafter)

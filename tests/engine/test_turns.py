@@ -314,7 +314,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease came long ago then: steps that nobody bounds any more would keep the rest of its prompt waiting."""
-    monkeypatch.setattr("target_service.step.DORMANT_S", 0.0)
+    monkeypatch.setattr("target_service.lease.DORMANT_S", 0.0)
     target, fed = Target(runner, LARGE), list[int]()
     target.open(0, prompt(0), max_tokens=30)
     while not target.ids[0][NUM_PROMPT:]:

@@ -29,8 +29,8 @@ EXPLAINING = (
     Mutant(
         "target_service:Step._decide",
         call(
-            "_commit",
-            to="_f(_0, replace(_1, next_id=0) if _0.lease.speculation.explain else _1, _2, _3, _4)",
+            "commit_sampled",
+            to="_f(_0, replace(_1, next_id=0) if _0.lease.speculation.explain else _1, _2, _3, _4, _5)",
         ),
         "who asks gets another answer",
         SERVED,
