@@ -40,7 +40,7 @@ def decide(
     """
     if not HostLogits.reads(logits):
         return decide_on_device(proposals, states, logits, by_block=by_block)
-    host, step = HostLogits(logits), StepRows.of(proposals)
+    host, step = HostLogits(logits), StepRows(proposals)
 
     def decide_one(b: int) -> Decided:
         start = step.starts[b]

@@ -52,7 +52,7 @@ class _DeviceStep:
         self._proposals = proposals
         self._logits = logits
         self._device = logits.device
-        self._step = step = StepRows.of(proposals)
+        self._step = step = StepRows(proposals)
         self._rows = list[LogitRow]()
         self._greedy_rows = list[int]()
         self._sampled_rows = list[int]()

@@ -130,8 +130,7 @@ class Step:
         seconds = time.monotonic() - started_s
         self._scheduler.done(turn, num_step_tokens, seconds)
         for slot in note_scores(turn.pieces, logits[num_decided:]):
-            self._leases.end(slot.key, "scoring the prompt failed: its logits are not finite", Fault.INTERNAL)
-            slot.distrust()
+            self._end(slot, "scoring the prompt failed: its logits are not finite")
         if num_decided and not turn.pieces and all(search.row.num_logits for search in searches):
             previous_s = now if self._ended_s is None else self._ended_s
             self._budget.note(num_step_tokens, num_committed, seconds, started_s - previous_s)
@@ -236,7 +235,7 @@ class Step:
             slot = share.lease.slot
             start, end = end, end + len(share.proposal.tree) + 1
             if isinstance(decision, NonFiniteLogits):
-                self._end_non_finite(slot, decision)
+                self._end(slot, f"verify failed: {decision.message}")
                 continue
             sound = until_grammar_fails(share.proposal, state, decision)
             if sound is None:
@@ -274,16 +273,12 @@ class Step:
             try:
                 levels = search.beams.decide(search.fed, best, start)
             except NonFiniteLogits as error:
-                self._end_non_finite(search.lease.slot, error)
+                self._end(search.lease.slot, f"verify failed: {error.message}")
                 continue
             times = replace(times, decided_s=time.monotonic())
             self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
             num_committed += len(levels)
         return num_committed
-
-    def _end_non_finite(self, slot: Slot, error: NonFiniteLogits) -> None:
-        slot.distrust()
-        self._leases.end(slot.key, f"verify failed: {error.message}", Fault.INTERNAL)
 
     # verdict
 
@@ -301,16 +296,20 @@ class Step:
     def fail(self, error: Exception) -> None:
         """Answer the slots of the step that have no verdict yet; they stay, and are fed anew."""
         for lease in self._in_step:
-            self._leases.end(lease.slot.key, f"the target's step failed: {error}", Fault.INTERNAL)
-            lease.slot.distrust()
+            self._end(lease.slot, f"the target's step failed: {error}")
         for piece in self._pieces:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
-            self._leases.end(piece.slot.key, f"feeding the prompt failed: {error}", Fault.INTERNAL)
-            self._leases.closed(piece.slot.key)
-            self._features.closed(piece.slot.key)
-            piece.slot.distrust()
-            self._own_drafts.drop(piece.slot.key)
-            self._keeper.close(CloseJob(*piece.slot.key))
+            key = piece.slot.key
+            self._end(piece.slot, f"feeding the prompt failed: {error}")
+            self._leases.closed(key)
+            self._features.closed(key)
+            self._own_drafts.drop(key)
+            self._keeper.close(CloseJob(*key))
         self._in_step = []
         self._pieces = ()
         self._ended_s = None
+
+    def _end(self, slot: Slot, why: str) -> None:
+        """End the slot's lease, if it has one, and trust nothing that is cached of it."""
+        self._leases.end(slot.key, why, Fault.INTERNAL)
+        slot.distrust()

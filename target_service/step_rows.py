@@ -8,7 +8,7 @@ the last accepted node is the next accepted one where it is a child of it, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,51 +54,43 @@ def walk(tree: DraftTree, next_id: Callable[[int], int], max_accepted: int | Non
         node = child
 
 
-@dataclass(slots=True)
 class StepRows:
     """Rows and draws of B proposals."""
 
-    starts: list[int] = field(default_factory=lambda: [0])
-    """First row of each proposal, and the number of all rows R, [B + 1]."""
-    positions: list[int] = field(default_factory=list)
-    """Position in its slot's sequence of the token that each row decides, [R]."""
-    draw_starts: list[int] = field(default_factory=lambda: [0])
-    """First draw of each proposal, and the number of all draws D, [B + 1]."""
-    draw_rows: list[int] = field(default_factory=list)
-    """Row of the node that each draw follows, [D]."""
-    draw_places: list[int] = field(default_factory=list)
-    """Place of each draw among those after its node, [D]."""
-    draw_ids: list[int] = field(default_factory=list)
-    """[D]."""
-    distributions: list[RowLaw | None] = field(default_factory=list)
-    """What each was drawn from; None: what is left of that of the draw before it, [D]."""
-    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """Number by which each draw is accepted: that of its position and place, independent of all draws and of those of
-    earlier rounds. Only one node of a depth is ever walked to, so that all of equal depth share theirs. [D]."""
-
-    @classmethod
-    def of(cls, proposals: Sequence[Proposal]) -> StepRows:
-        """Lay proposals side by side."""
-        step = cls()
+    def __init__(self, proposals: Sequence[Proposal]) -> None:
+        self.starts = [0]
+        """First row of each proposal, and the number of all rows R, [B + 1]."""
+        self.positions: list[int] = []
+        """Position in its slot's sequence of the token that each row decides, [R]."""
+        self.draw_starts = [0]
+        """First draw of each proposal, and the number of all draws D, [B + 1]."""
+        self.draw_rows: list[int] = []
+        """Row of the node that each draw follows, [D]."""
+        self.draw_places: list[int] = []
+        """Place of each draw among those after its node, [D]."""
+        self.draw_ids: list[int] = []
+        """[D]."""
+        self.distributions: list[RowLaw | None] = []
+        """What each was drawn from; None: what is left of that of the draw before it, [D]."""
         for proposal in proposals:
-            start = step.starts[-1]
-            step.positions.append(len(proposal.slot.committed))
+            start = self.starts[-1]
+            self.positions.append(len(proposal.slot.committed))
             for parent in proposal.tree.parents:
-                step.positions.append(step.positions[start + 1 + parent] + 1)
+                self.positions.append(self.positions[start + 1 + parent] + 1)
             num_drawn: dict[int, int] = {}
             for draw in proposal.draws:
                 parent = proposal.tree.parents[draw.node]
                 place = num_drawn.get(parent, 0)
                 num_drawn[parent] = place + 1
-                step.draw_rows.append(start + 1 + parent)
-                step.draw_places.append(place)
-                step.draw_ids.append(proposal.tree.ids[draw.node])
-                step.distributions.append(draw.distribution)
-            step.starts.append(len(step.positions))
-            step.draw_starts.append(len(step.draw_rows))
-        if step.draw_rows:
-            step.uniforms = step._uniforms(proposals)
-        return step
+                self.draw_rows.append(start + 1 + parent)
+                self.draw_places.append(place)
+                self.draw_ids.append(proposal.tree.ids[draw.node])
+                self.distributions.append(draw.distribution)
+            self.starts.append(len(self.positions))
+            self.draw_starts.append(len(self.draw_rows))
+        self.uniforms: NDArray[np.float64] = self._uniforms(proposals) if self.draw_rows else np.empty(0)
+        """Number by which each draw is accepted: that of its position and place, independent of all draws and of those
+        of earlier rounds. Only one node of a depth is ever walked to, so that all of equal depth share theirs. [D]."""
 
     def _uniforms(self, proposals: Sequence[Proposal]) -> NDArray[np.float64]:
         params, rounds = [], []

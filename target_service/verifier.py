@@ -107,9 +107,12 @@ class Verifier:
         key = (job.owner, job.slot_id)
         self._leases.end(key, "a newer verify came")
         slot = self._keeper.table.get(*key)
-        known_ids = [] if slot is None else slot.committed[job.base_len :]
-        beams = None if slot is None else self._beams_of(slot, job)
-        settled_ids = () if beams is None else beams.settled
+        known_ids, beams, settled_ids = list[int](), None, list[int]()
+        if slot is not None:
+            known_ids = slot.committed[job.base_len :]
+            beams = self._beams_of(slot, job)
+        if beams is not None:
+            settled_ids = beams.settled
         committed = self._keeper.commit(*key, job.base_len, (*job.committed_ids, *settled_ids))
         if isinstance(committed, JobError):
             self._leases.answer(job, committed)

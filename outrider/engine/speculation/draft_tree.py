@@ -99,11 +99,7 @@ class DraftTree:
 
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
-        depth = 0
-        while node != ROOT:
-            depth += 1
-            node = self.parents[node]
-        return depth
+        return len(self.path(node))
 
     @property
     def max_depth(self) -> int:
