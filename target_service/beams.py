@@ -83,26 +83,24 @@ class Beams:
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
         """Return the draft tokens that the next step might feed, as the budget takes them."""
-        if self.is_behind(slot):
-            return []
-        return self.drafts.offers(shares, slot.most_cached - len(slot.cached) - self.num_fed(slot))
+        _, is_last = self._next_nodes(slot)
+        max_drafts = slot.most_cached - len(slot.cached) - self.num_fed(slot)
+        return self.drafts.offers(shares, max_drafts) if is_last else []
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
-        return None if self.is_behind(slot) else self.drafts.pending_prob(shares)
+        _, is_last = self._next_nodes(slot)
+        return self.drafts.pending_prob(shares) if is_last else None
 
     def num_fed(self, slot: Slot) -> int:
         """Return the number of tokens that the next step feeds without draft tokens."""
         nodes, _ = self._next_nodes(slot)
         return _num_tail(slot) + len(nodes)
 
-    def is_behind(self, slot: Slot) -> bool:
-        """Return whether the next step decides nothing: more is to be fed before."""
-        return not self._next_nodes(slot)[1]
-
     def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
         """Return the nodes of beams that the next step feeds, parents first, and whether these are all that is to be
-        fed. Where all are too many for one step, it feeds a piece of those before the live beams' last tokens.
+        fed: else it decides nothing. Where all are too many for one step, it feeds a piece of those before the live
+        beams' last tokens.
         """
         tree = self.tree
         if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):

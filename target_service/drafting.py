@@ -215,10 +215,11 @@ class Drafting:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        trees = {source: candidates for source, candidates in parts.items() if candidates.tree.ids}
-        for source in list(trees)[1:]:
-            if not self._takes_trees or not _is_exact(lease):
-                del trees[source]
+        can_merge = self._takes_trees and _is_exact(lease)
+        trees = dict[DraftSource, CandidateTree]()
+        for source, candidates in parts.items():
+            if can_merge or (candidates.tree.ids and not trees):
+                trees[source] = candidates  # one that is late stays, so that it is waited for
         if len(trees) < 2:
             return Candidates(lease, trees, [offer for candidates in trees.values() for offer in candidates.offers()])
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import add_children
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
@@ -143,9 +143,9 @@ class GrowingTree(Growth):
         """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
         return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
 
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
-        add_children(self, said, numbers)
-        node, children = said.node, self.children(said.node)
+    def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
+        add_children(self, distribution, numbers)
+        node, children = distribution.node, self.children(distribution.node)
         is_guess = self.kinds.get(node) is NodeKind.GUESS
         if not children or (is_guess and self.kinds[children[0]] is NodeKind.LAW):
             self.ended.append(node)  # what is guessed and what is drawn do not mix

@@ -27,7 +27,7 @@ class Block:
 
 
 @dataclass(eq=False, slots=True)
-class Growing:
+class DraftSlot:
     """State of one choice in the draft worker: its cache slot, and the draft tokens that grow under it."""
 
     job: OpenJob
