@@ -75,10 +75,8 @@ class NodeScheduler:
         parts = list[CallerPart[_Offer]]()
         for caller, weight in weights.items():
             if caller in listed:
-                own = listed[caller]
-                max_gain = -sum(offer.cost for offer in chain.from_iterable(own))
-                alone = partial(self._alone, own)
-                parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], max_gain, 1, alone))
+                alone = partial(self._alone, listed[caller])
+                parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], alone))
             else:
                 parts.append(away(caller, weight))
         return self._budget.deal(parts) or best

@@ -71,8 +71,10 @@ class Beams:
         for level in levels:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
-        self.settled: list[int] = [] if self.search.is_done else self.tree.advance(levels)
+        self.settled = list[int]()
         """Ids behind the prompt that all beams began with when the lease did."""
+        if not self.search.is_done:
+            self.settled = self.tree.advance(levels)
         self.drafts = search_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
@@ -83,14 +85,18 @@ class Beams:
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
         """Return the draft tokens that the next step might feed, as the budget takes them."""
-        _, is_last = self._next_nodes(slot)
-        max_drafts = slot.most_cached - len(slot.cached) - self.num_fed(slot)
-        return self.drafts.offers(shares, max_drafts) if is_last else []
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
+            return []
+        num_tokens = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_tokens)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
         _, is_last = self._next_nodes(slot)
-        return self.drafts.pending_prob(shares) if is_last else None
+        if not is_last:
+            return None
+        return self.drafts.pending_prob(shares)
 
     def num_fed(self, slot: Slot) -> int:
         """Return the number of tokens that the next step feeds without draft tokens."""

@@ -126,7 +126,7 @@ class TestAdvance:
         buffer.insert(chain(3, [], [1, 2, 3]), COMMITTED, PLENTY)
         buffer.insert(chain(3, [1], [5, 6]), COMMITTED, PLENTY)
         assert buffer.advance([1, 5], 3, seen.append) == (2, 0)
-        assert chain_ids(buffer) == [6] and (len(buffer.tree), seen) == (1, [0, 0])
+        assert chain_ids(buffer) == [6] and (len(buffer.tree), buffer.num_bytes, seen) == (1, 10, [0, 0])
         assert buffer.advance([9], 5, seen.append) == (1, 0)
         assert len(buffer.tree) == buffer.num_bytes == 0 and seen[-1] is None
 
