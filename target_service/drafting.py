@@ -52,7 +52,8 @@ class Candidates:
         num_required = max_rows = len(self.offers) if is_fixed else 0
         is_whole = shape is not None and not lease.slot.params.determined and _is_exact(lease)
         if shape is not None and is_whole and num_required:
-            max_rows = min(shape.most_nodes * len(self.trees), lease.speculation.max_draft_tokens)
+            num_trees = sum(bool(candidates.tree.ids) for candidates in self.trees.values())
+            max_rows = min(shape.most_nodes * num_trees, lease.speculation.max_draft_tokens)
             prob = lease.first.shares.share(0)
             probs = [prob**depth for depth in range(1, shape.depth + 1)]
         extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0

@@ -11,7 +11,7 @@ from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.candidates import Offer
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, InsertedNodes, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -45,7 +45,7 @@ class BeamDrafts:
         beams = {*self._tree.inner(), *self._tree.live} - {ROOT}
         return len(self._tree) - len(beams)
 
-    def insert(self, delivery: Nodes) -> InsertedNodes:
+    def insert(self, delivery: Delivery) -> InsertedNodes:
         """Take in a delivery, under the beams that were live at its root_len."""
         tree = self._tree
         if self.num_nodes + len(delivery.ids) > MAX_BUFFERED_NODES:

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
-from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.drafters import Drafter
@@ -158,7 +158,7 @@ def test_a_delivery_tells_once_what_it_took() -> None:
     def came(ids: list[int], known: int, us: int) -> None:
         kinds = [*[NodeKind.KNOWN] * known, *[NodeKind.GUESS] * (len(ids) - known)]
         parents, ranks = list(range(-1, len(ids) - 1)), [0] * len(ids)
-        source.buffer.insert(Nodes(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
+        source.buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
 
     came([4], 0, 100)
     came([4, 5, 6], 1, 40)

@@ -18,7 +18,7 @@ from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
@@ -110,7 +110,7 @@ def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> Non
                 ranks.append(parents.count(parent))
                 ids.append(path[depth - 1])
                 parents.append(parent)
-    nodes = Nodes(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
+    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
     lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
 
 
