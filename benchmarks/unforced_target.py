@@ -2,13 +2,12 @@
 
 import sys
 
-from target_service.drafts import Drafts
-
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import leave, run_worker
+from target_service.drafting import Drafting
 from target_service.worker import start_worker
 
 if __name__ == "__main__":
-    assert hasattr(Drafts, "or_forced"), "what is replaced here has another name now"
-    Drafts.or_forced = lambda self, found: found  # type: ignore[method-assign]
+    assert hasattr(Drafting, "or_forced"), "what is replaced here has another name now"
+    Drafting.or_forced = lambda self, found: found  # type: ignore[method-assign]
     leave(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

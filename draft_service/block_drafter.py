@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.block import Block
+from draft_service.draft_slot import Block, DraftSlot
 from draft_service.feeding import Feeder, cached
-from draft_service.growing import Growing
 from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.heads.dflash import MarkovHead
@@ -24,7 +23,7 @@ from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import Said, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
@@ -41,16 +40,18 @@ class BlockDrafter(ABC):
         self.max_depth = num_positions
         self._keeper = keeper
 
-    def say(self, requests: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
+    def propose(
+        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
+    ) -> Sequence[NodeDistribution] | None:
         has_worked = self._make_blocks([growing for growing, _ in requests if not has_block(growing)], now)
         outputs = self._read_blocks([request for request in requests if has_block(request[0])])  # there was memory
         for output in outputs:
             output.tree.feed(output.node)
         return outputs if outputs or has_worked else None
 
-    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+    def _read_blocks(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> list[NodeDistribution]:
         """Return what follows these nodes of slots that have blocks."""
-        outputs = list[Said]()
+        outputs = list[NodeDistribution]()
         for growing, nodes in requests:
             state, logits = self._keeper.sampling_state(growing.slot), HostLogits(block_of(growing).logits)
             for node in nodes:
@@ -58,36 +59,38 @@ class BlockDrafter(ABC):
         return outputs
 
     @abstractmethod
-    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
         """Give these slots blocks behind their last committed tokens, as far as there is memory, and do what else is
         due. Return whether there was anything to do.
         """
 
-    def keep_fed(self, growing: Growing, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, growing: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         growing.slot.settle()
 
-    def knows(self, growing: Growing) -> bool:
+    def knows(self, growing: DraftSlot) -> bool:
         return True
 
-    def is_ready(self, growing: Growing) -> bool:
+    def is_ready(self, growing: DraftSlot) -> bool:
         return has_block(growing) or is_fed(cached(growing))
 
     def next_wake(self) -> float | None:
         return None
 
 
-def has_block(growing: Growing) -> bool:
+def has_block(growing: DraftSlot) -> bool:
     """Return whether a slot has a block behind its last committed token."""
     return growing.block is not None and growing.block.position == growing.tree.committed_len - 1
 
 
-def block_of(growing: Growing) -> Block:
+def block_of(growing: DraftSlot) -> Block:
     """Return the block of a slot that has one."""
     assert growing.block is not None, "it has none"
     return growing.block
 
 
-def give_blocks(slots: Sequence[Growing], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None) -> None:
+def give_blocks(
+    slots: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None
+) -> None:
     """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
     start = 0
     for growing, count in zip(slots, counts, strict=True):
@@ -113,7 +116,7 @@ class MedusaDrafter(BlockDrafter):
         self._flush = flush
 
     @torch.inference_mode()
-    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
         self._flush()  # no model's step does, and with enough slots one always grows
         if not slots:
             return False
@@ -132,13 +135,13 @@ class MaskDrafter(BlockDrafter):
         self._feeder = feeder
         self._shape = shape
 
-    def _make_blocks(self, slots: Sequence[Growing], now: float) -> bool:
+    def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
         by_key = {growing.slot.key: growing for growing in slots}
         num_new = dict.fromkeys(by_key, self._shape.size)
         fed = self._feeder.feed(num_new, lambda key: self._row(cached(by_key[key])), now)
         if fed is None:
             return False
-        filled, counts = list[Growing](), list[int]()
+        filled, counts = list[DraftSlot](), list[int]()
         for key, row in fed.rows:
             filled.append(by_key[key])
             counts.append(row.num_logits)
@@ -163,7 +166,7 @@ class MaskDrafter(BlockDrafter):
         num_logits = len(block_ids) - (not shape.from_anchor)
         return Row(slot.table, new_ids, len(slot.cached), num_logits, slot.cached, features=features)
 
-    def _take(self, filled: Sequence[Growing], counts: Sequence[int], logits: Tensor) -> None:
+    def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         """Give slots their blocks, of logits [sum(counts), V]."""
         give_blocks(filled, counts, logits.cpu())
 
@@ -180,25 +183,25 @@ class SequentialDrafter(MaskDrafter):
         self._path = path
         self._sequential: MarkovHead = path.head.markov_head
 
-    def _take(self, filled: Sequence[Growing], counts: Sequence[int], logits: Tensor) -> None:
+    def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)
 
     @torch.inference_mode()
-    def _read_blocks(self, requests: Sequence[tuple[Growing, Sequence[int]]]) -> list[Said]:
+    def _read_blocks(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> list[NodeDistribution]:
         """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
             return []
         logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
         biases = self._sequential.biases(self._step(pairs))
-        host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[Said]()
+        host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[NodeDistribution]()
         for growing, nodes in requests:
             state = self._keeper.sampling_state(growing.slot)
             for node in nodes:
                 outputs.append(of_logits(growing.tree, node, state, host, len(outputs)))
         return outputs
 
-    def _step(self, pairs: Sequence[tuple[Growing, int]]) -> Tensor:
+    def _step(self, pairs: Sequence[tuple[DraftSlot, int]]) -> Tensor:
         """Return the latents [N, r] after nodes, and keep the states after them."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for growing, node in pairs:
@@ -212,7 +215,7 @@ class SequentialDrafter(MaskDrafter):
             block_of(growing).states[node] = state
         return latents
 
-    def _state_before(self, growing: Growing, node: int) -> Tensor:
+    def _state_before(self, growing: DraftSlot, node: int) -> Tensor:
         """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
         if node == ROOT:
             return self._sequential.begin()[None]

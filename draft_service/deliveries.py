@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from draft_service.target_link import Probed, TargetLink
-from outrider.engine.speculation.nodes import Nodes, to_proto
+from outrider.engine.speculation.nodes import Delivery, to_proto
 from outrider.v1 import target_pb2_grpc
 from outrider.wire.errors import Unavailable
 from outrider.wire.transport.roles import Role
@@ -52,7 +52,7 @@ class Deliverer:
         self._links: OrderedDict[str, TargetLink] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+    def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
         vocab_size = self._vocab_size if nodes.vocab_size is None else nodes.vocab_size
         if not self._link(address).put(to_proto(nodes, target_epoch, vocab_size)):
             self._dropped(len(nodes.ids))

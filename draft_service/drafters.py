@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
+from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder
-from draft_service.growing import Growing
 from draft_service.head_drafter import HeadDrafter
 from draft_service.loading import DraftState, HeadState
 from draft_service.model_drafter import ModelDrafter
@@ -19,14 +19,14 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.wire.metrics import WorkerMetrics
 
-Drafter = NodeDrafter[Growing]
+Drafter = NodeDrafter[DraftSlot]
 
 
 def create_drafter(
     state: Any,
     keeper: SlotKeeper[Any],
     metrics: WorkerMetrics,
-    growing: Mapping[SlotKey, Growing],
+    growing: Mapping[SlotKey, DraftSlot],
     flush: Callable[[], None],
 ) -> Drafter:
     """state: a `DraftState`, or that of a table. growing: the draft's slots. flush: lets what is to be sent leave."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
@@ -39,7 +39,7 @@ class Feeder:
         keeper: SlotKeeper[Slot],
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
-        growing: Mapping[SlotKey, Growing],
+        growing: Mapping[SlotKey, DraftSlot],
         flush: Callable[[], None],
     ) -> None:
         """growing: all slots of the worker, those whose prompt has to be read among them. flush: lets what is to be
@@ -106,7 +106,7 @@ def _without_last(row: Row, num: int) -> Row:
     return replace(row, new_ids=row.new_ids[:num_new], num_logits=row.num_logits - num, parents=parents)
 
 
-def cached(growing: Growing) -> Slot:
+def cached(growing: DraftSlot) -> Slot:
     """Return a model's slot, which has a cache."""
     assert isinstance(growing.slot, Slot), "a model's slot has a cache"
     return growing.slot

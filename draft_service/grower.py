@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, EngineJob, RowsJob, RowsRequest
 from draft_service.node_scheduler import NodeScheduler
 from draft_service.pushing import NUM_URGENT, Pusher, Send
 from outrider.engine.drafters import growth_of
-from outrider.engine.speculation.drafter import NodeDrafter, Said
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growth import Growth, GrowthSetup, OpenAhead
 from outrider.engine.speculation.plan import MAX_FED
@@ -38,7 +38,7 @@ MAX_DISTRIBUTION_BYTES = 64 << 20
 BYTES_AN_ID = 20
 """Of a distribution that is kept: a float32 score, an int64 id and a float64 weight."""
 
-MakeDrafter = Callable[[Mapping[SlotKey, Growing]], NodeDrafter[Growing]]
+MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
 """Makes the drafter of a worker's slots, which it may look at."""
 RequestRows = Callable[[str, int, RowsRequest], None]
 """Asks a target, by its address and epoch, for rows. Runs on the gRPC loop's thread."""
@@ -60,7 +60,7 @@ class Grower:
         open_ahead: OpenAhead | None = None,
     ) -> None:
         """request_rows: for drafters that need rows of the target's features."""
-        self._slots: dict[SlotKey, Growing] = {}
+        self._slots: dict[SlotKey, DraftSlot] = {}
         self._drafter = make_drafter(self._slots)
         self._scheduler = NodeScheduler(self._drafter)
         self._keeper = keeper
@@ -108,7 +108,7 @@ class Grower:
         if slot is None:
             return
         shares = SlotShares(self._shares.setdefault(growth.shares_key(job.params), RankShares()))
-        growing = Growing(job, slot, shares, self._growth(job, slot, shares))
+        growing = DraftSlot(job, slot, shares, self._growth(job, slot, shares))
         if self._open_ahead is not None and not is_translated:
             growing.ahead = self._open_ahead(job, slot)
         self._slots[slot.key] = growing
@@ -180,7 +180,7 @@ class Grower:
         self._ask_rows(growing)
         self._pusher.push_due(growing)
 
-    def _begin(self, growing: Growing, job: AdvanceJob) -> None:
+    def _begin(self, growing: DraftSlot, job: AdvanceJob) -> None:
         """Let a tree grow that knows no drafts. Those of another are not for the cache to be compared by: its cells are
         in the order in which nodes were fed, and may have the ids of what is committed now and not its keys and values.
         """
@@ -191,7 +191,7 @@ class Grower:
         slot.settle()
         growing.tree = self._growth(growing.job, slot, growing.shares)
 
-    def _go_on(self, growing: Growing, job: AdvanceJob) -> None:
+    def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
         """Grow under what was decided; keep what is of use."""
         tree = growing.tree
         num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
@@ -202,7 +202,7 @@ class Grower:
             growing.slot.settle()
             tree.restart()
 
-    def _ask_rows(self, growing: Growing) -> None:
+    def _ask_rows(self, growing: DraftSlot) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
         if self._request_rows is not None and isinstance(slot, HeadSlot) and slot.lacks_features:
@@ -221,7 +221,7 @@ class Grower:
                     slot.take_features(job.start, job.rows, job.request_id)
                 return
 
-    def _tell(self, growing: Growing, error: JobError) -> None:
+    def _tell(self, growing: DraftSlot, error: JobError) -> None:
         self._engine.answer(partial(growing.job.respond, error))
 
     # steps: choose, ask, grow, send
@@ -232,23 +232,23 @@ class Grower:
     def step(self, now: float) -> bool:
         """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
         chosen = self._scheduler.choose(self._slots.values(), now)
-        said = self._drafter.say(chosen, now)
-        if said is None:
+        distributions = self._drafter.propose(chosen, now)
+        if distributions is None:
             return False
         slots = {growing.tree: growing for growing, _ in chosen}
-        num_rows, began_s = len(said), now
-        while said:
-            for tree, why in grow(said).items():
+        num_rows, began_s = len(distributions), now
+        while distributions:
+            for tree, why in grow(distributions).items():
                 self._give_up(slots[tree], why)
-            self._metrics.steps.labels(kind="grow").inc(len(said))
+            self._metrics.steps.labels(kind="grow").inc(len(distributions))
             ended_s = time.monotonic()
-            for tree in {each.tree for each in said}:
+            for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
             began_s = ended_s
             for growing in slots.values():
                 if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
                     self._pusher.push_due(growing)  # anybody looks at what it is
-            said = _followers(slots, said)
+            distributions = _followers(slots, distributions)
         num_rows += sum(self._end_ahead(growing) for growing in slots.values())
         seconds = time.monotonic() - now
         if num_rows:
@@ -259,7 +259,7 @@ class Grower:
             self._pusher.push_due(growing)
         return True
 
-    def _end_ahead(self, growing: Growing) -> int:
+    def _end_ahead(self, growing: DraftSlot) -> int:
         """Take rows ahead that became no nodes out of the cache. Return how many were fed."""
         if growing.ahead is None or not growing.is_growing:
             return 0
@@ -276,7 +276,7 @@ class Grower:
             if growing.is_growing:
                 self._give_up(growing, f"the draft's step failed: {error}")
 
-    def _give_up(self, growing: Growing, why: str) -> None:
+    def _give_up(self, growing: DraftSlot, why: str) -> None:
         self._tell(growing, JobError(Fault.INTERNAL, why))
         growing.slot.distrust()
         growing.is_growing = False
@@ -284,13 +284,13 @@ class Grower:
         self._keeper.close(CloseJob(*growing.slot.key))
 
 
-def _followers(slots: Mapping[Growth, Growing], said: Sequence[Said]) -> list[Said]:
+def _followers(slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]) -> list[NodeDistribution]:
     """Return what follows those children that have just been made which were fed ahead."""
-    found = list[Said]()
-    for each in said:
-        growing = slots[each.tree]
+    found = list[NodeDistribution]()
+    for distribution in distributions:
+        growing = slots[distribution.tree]
         if growing.ahead is not None and growing.is_growing:
-            following = growing.ahead.follow(each)
+            following = growing.ahead.follow(distribution)
             if following is not None:
                 found.append(following)
     return found

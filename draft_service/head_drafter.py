@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder, cached
-from draft_service.growing import Growing
 from draft_service.head_slot import is_fed
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.loader import AnyHeadPath
@@ -29,10 +29,10 @@ class HeadDrafter(ModelDrafter):
         self.can_refeed = False  # a node that is fed again needs the carry of the one before
         self._path = path
 
-    def is_ready(self, growing: Growing) -> bool:
+    def is_ready(self, growing: DraftSlot) -> bool:
         return (growing.tree.is_root_fed and self.knows(growing)) or is_fed(cached(growing))
 
-    def keep_fed(self, growing: Growing, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, growing: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         super().keep_fed(growing, num_fed, keep)
         if not growing.tree.is_root_fed:
             growing.slot.settle()  # what was made of carries on the way is made anew of features

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder, cached
-from draft_service.growing import Growing
 from draft_service.translated_slot import TranslatedSlot
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import Said, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, of_logits
 from outrider.engine.speculation.growth import Growth, RowAhead
 from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.step_plan import Row
@@ -23,10 +23,10 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 
-class _Asked(NamedTuple):
+class _SlotRows(NamedTuple):
     """A slot in a step."""
 
-    growing: Growing
+    growing: DraftSlot
     nodes: Sequence[int]
     ahead: Sequence[RowAhead]
 
@@ -42,28 +42,30 @@ class ModelDrafter:
         self._runner = feeder.runner
         self._keeper = keeper
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
-        asked = dict[SlotKey, _Asked]()
+    def propose(
+        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
+    ) -> Sequence[NodeDistribution] | None:
+        asked = dict[SlotKey, _SlotRows]()
         num_new, num_ahead = dict[SlotKey, int](), dict[SlotKey, int]()
-        for growing, nodes in wanted:
+        for growing, nodes in requests:
             key = growing.slot.key
             rows = [] if growing.ahead is None else growing.ahead.behind(nodes)
-            asked[key] = _Asked(growing, nodes, rows)
+            asked[key] = _SlotRows(growing, nodes, rows)
             num_new[key] = 1 if _writes(growing) else len(nodes)
             if rows:
                 num_ahead[key] = len(rows)
         fed = self._feeder.feed(num_new, lambda key: self._row(asked[key]), now, num_ahead)
         if fed is None:
             return None
-        said, index = list[Said](), 0
+        found, index = list[NodeDistribution](), 0
         host = HostLogits(fed.logits) if fed.rows else None
         for key, row in fed.rows:
             assert host is not None, "rows without logits"
-            said += self._read(asked[key], row, host, index)
+            found += self._read(asked[key], row, host, index)
             index += row.num_logits
-        return said
+        return found
 
-    def _row(self, asked: _Asked) -> Row:
+    def _row(self, asked: _SlotRows) -> Row:
         """Return a slot's part of the next forward: the committed tokens that are not cached, or nodes of its tree; and
         the rows ahead of them.
         """
@@ -82,7 +84,7 @@ class ModelDrafter:
         new_ids += [row.token_id for row in asked.ahead]
         return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, parents, features, slot.source)
 
-    def _read(self, asked: _Asked, row: Row, host: HostLogits, index: int) -> list[Said]:
+    def _read(self, asked: _SlotRows, row: Row, host: HostLogits, index: int) -> list[NodeDistribution]:
         """Return what follows the nodes of a slot whose row went through. index: of the row's first logits."""
         growing, nodes = asked.growing, asked.nodes
         slot, tree = cached(growing), growing.tree
@@ -93,15 +95,15 @@ class ModelDrafter:
         self._note_fed(slot, tree, nodes, row, index)
         if slot.translation is not None:
             host = host.told(slot.translation.logits)
-        said = list[Said]()
+        found = list[NodeDistribution]()
         for place, node in enumerate(nodes, index):
             tree.feed(node)
-            said.append(of_logits(tree, node, state, host, place))
+            found.append(of_logits(tree, node, state, host, place))
         if growing.ahead is not None:
             fed = asked.ahead[: row.num_logits - len(nodes)]
             places = enumerate(fed, index + len(nodes))
             growing.ahead.note_fed([of_logits(tree, each.node, state, host, place) for place, each in places])
-        return said
+        return found
 
     def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor | None:
         """Return what goes into a forward beside nodes of a tree."""
@@ -111,7 +113,7 @@ class ModelDrafter:
         """Note that a slot's row went through. index: that of the logits after the first of the nodes."""
         slot.fed(row.new_ids)
 
-    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         slot, tree = cached(asked), asked.tree
         if _writes(asked):  # it is all written anew, behind what of it was committed
             slot.settle()
@@ -129,20 +131,20 @@ class ModelDrafter:
                 slot.settle()
                 tree.restart()
 
-    def knows(self, asked: Growing) -> bool:
+    def knows(self, asked: DraftSlot) -> bool:
         """Memory may have been taken for others."""
         slot, tree = cached(asked), asked.tree
         num_cached = slot.first + len(slot.cached)
         return _writes(asked) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
 
-    def is_ready(self, asked: Growing) -> bool:
+    def is_ready(self, asked: DraftSlot) -> bool:
         return not needs_prefill(cached(asked))
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()
 
 
-def _parents(tree: Growth, asked: _Asked) -> list[int] | None:
+def _parents(tree: Growth, asked: _SlotRows) -> list[int] | None:
     """Return the parent of each node of a slot in the cache or the next row, by their order there; None for a chain."""
     index, parents = {ROOT: TREE_ROOT}, list[int]()
     for node in (*tree.fed, *asked.nodes):
@@ -155,22 +157,24 @@ def _parents(tree: Growth, asked: _Asked) -> list[int] | None:
     return None if is_chain else parents
 
 
-def _writes(asked: Growing) -> bool:
+def _writes(asked: DraftSlot) -> bool:
     slot = asked.slot
     return isinstance(slot, TranslatedSlot) and slot.writes
 
 
-def _read_text(slot: TranslatedSlot, tree: Growth, nodes: Sequence[int], state: SamplingState) -> list[Said]:
+def _read_text(
+    slot: TranslatedSlot, tree: Growth, nodes: Sequence[int], state: SamplingState
+) -> list[NodeDistribution]:
     """Return what follows these nodes, as far as it is known, in the text that the draft has written. The others are
     asked for again.
     """
-    said = list[Said]()
+    found = list[NodeDistribution]()
     for node in nodes:
         ids = slot.guesses[tree.depth(node) :][:1]
         if ids or slot.has_ended:
             tree.feed(node)
-            said.append(Said(tree, node, state, _nothing, partial(_certain, ids)))
-    return said
+            found.append(NodeDistribution(tree, node, state, _nothing, partial(_certain, ids)))
+    return found
 
 
 def _nothing(row: LogitRow) -> None:

@@ -9,9 +9,10 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDrafter
+from outrider.engine.speculation.growth import RowsAhead
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.worker.scheduler import DORMANT_S
@@ -23,13 +24,13 @@ MAX_OFFERS = 16
 class NodeScheduler:
     """Chooses as many of the likeliest nodes as make the most of a step's time, and shares it between callers."""
 
-    def __init__(self, drafter: NodeDrafter[Growing]) -> None:
+    def __init__(self, drafter: NodeDrafter[DraftSlot]) -> None:
         self._drafter = drafter
         self._max_offers = MAX_OFFERS if drafter.takes_trees else 1
         self.cost = RowCost()
         self._budget = RowBudget[_Offer](self.cost)
 
-    def choose(self, slots: Iterable[Growing], now: float) -> list[tuple[Growing, Sequence[int]]]:
+    def choose(self, slots: Iterable[DraftSlot], now: float) -> list[tuple[DraftSlot, Sequence[int]]]:
         """Return what is asked for next: nodes of several slots, the likeliest first unless that slows a caller by more
         than its part. Rows ahead of them are asked for where they are as likely to be of use.
         """
@@ -45,13 +46,11 @@ class NodeScheduler:
                 continue
             if not self._drafter.knows(growing):
                 growing.tree.restart()
-            if growing.ahead is not None:
-                growing.ahead.begin_step()
-            own = [_offers(growing, index, prob, node) for prob, node in growing.tree.offers(self._max_offers)]
+            own = [_Offer(-prob, index, node, growing) for prob, node in growing.tree.offers(self._max_offers)]
             if own:
-                offers.setdefault(scheduling.caller, []).extend(own)
+                offers.setdefault(scheduling.caller, []).extend(_with_ahead(growing, own))
                 weights[scheduling.caller] = scheduling.weight
-        chosen: dict[int, tuple[Growing, list[int]]] = {}
+        chosen: dict[int, tuple[DraftSlot, list[int]]] = {}
         for offer in self._fair(offers, weights):
             if offer.node >= ROOT:
                 chosen.setdefault(offer.slot_index, (offer.growing, []))[1].append(offer.node)
@@ -76,10 +75,8 @@ class NodeScheduler:
         parts = list[CallerPart[_Offer]]()
         for caller, weight in weights.items():
             if caller in listed:
-                own = listed[caller]
-                max_gain = -sum(offer.cost for offer in chain.from_iterable(own))
-                alone = partial(self._alone, own)
-                parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], max_gain, 1, alone))
+                alone = partial(self._alone, listed[caller])
+                parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], alone))
             else:
                 parts.append(away(caller, weight))
         return self._budget.deal(parts) or best
@@ -108,12 +105,18 @@ class _Offer(NamedTuple):
     """Of its slot among those that grow."""
     node: int
     """Below ROOT for a row ahead."""
-    growing: Growing
+    growing: DraftSlot
 
 
-def _offers(growing: Growing, index: int, prob: float, node: int) -> Iterator[_Offer]:
-    """Yield a node that the tree of a slot offers, and the rows ahead of it."""
-    yield _Offer(-prob, index, node, growing)
-    if growing.ahead is not None:
-        for prob_ahead, row in growing.ahead.offers(growing.tree, node):
-            yield _Offer(-prob_ahead, index, row, growing)
+def _with_ahead(growing: DraftSlot, own: Sequence[_Offer]) -> list[Iterable[_Offer]]:
+    """Return the nodes that a slot offers, best first, with the rows ahead of them."""
+    if growing.ahead is None:
+        return [own]
+    growing.ahead.begin_step()
+    return [_rows_ahead(growing.ahead, offer) for offer in own]
+
+
+def _rows_ahead(ahead: RowsAhead, offer: _Offer) -> Iterator[_Offer]:
+    yield offer
+    for prob, row in ahead.offers(offer.growing.tree, offer.node):
+        yield offer._replace(cost=-prob, node=row)

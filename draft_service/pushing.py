@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
 from outrider.engine.speculation.growth import Growth
-from outrider.engine.speculation.nodes import MAX_NODES, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
@@ -24,7 +24,7 @@ NUM_URGENT = 4
 MAX_IN_MESSAGE = MAX_NODES // 2
 """Nodes with which a message is full; siblings of the last are added."""
 
-Send = Callable[[str, int, Nodes], None]
+Send = Callable[[str, int, Delivery], None]
 """Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""
 
 
@@ -36,7 +36,7 @@ class Pusher:
         self._send = send
         self._metrics = metrics
 
-    def push_due(self, growing: Growing) -> None:
+    def push_due(self, growing: DraftSlot) -> None:
         """Send what was grown in a slot, if it is time."""
         tree = growing.tree
         if not growing.is_growing or not (tree.unsent or tree.ended):
@@ -54,21 +54,21 @@ class Pusher:
             self._push(growing, tree)
             growing.pushed_s, growing.num_urgent = now, max(0, growing.num_urgent - 1)
 
-    def _push(self, growing: Growing, tree: Growth) -> None:
+    def _push(self, growing: DraftSlot, tree: Growth) -> None:
         send = partial(self._send, growing.job.deliver_to, growing.job.target_epoch)
         ended, tree.ended = tree.ended, []
         for group in _groups(tree) or [()]:
-            message, laws = _message(growing.ticket, tree, group, ended)
+            draft_us = 0
             if group:
-                message = replace(message, draft_us=max(1, int(1e6 * growing.spent_s)))
-                growing.spent_s = 0.0
+                draft_us, growing.spent_s = max(1, int(1e6 * growing.spent_s)), 0.0
+            message, laws = _message(growing.ticket, tree, group, ended, draft_us)
             self._engine.answer(partial(self._encode, send, message, laws, tree.topk is not None))
             ended = []  # it comes with the first
         tree.unsent = []
         if not growing.slot.params.determined:
             self._engine.flush()
 
-    def _encode(self, send: Callable[[Nodes], None], nodes: Nodes, laws: Sequence[RowLaw], is_cut: bool) -> None:
+    def _encode(self, send: Callable[[Delivery], None], nodes: Delivery, laws: Sequence[RowLaw], is_cut: bool) -> None:
         """Encode the laws and send. On the gRPC loop's thread."""
         encoding, num_bytes = "ids", 4 * len(nodes.ids)
         if laws:
@@ -104,7 +104,9 @@ def _groups(tree: Growth) -> list[Sequence[int]]:
     return groups
 
 
-def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int]) -> tuple[Nodes, list[RowLaw]]:
+def _message(
+    ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[int], draft_us: int
+) -> tuple[Delivery, list[RowLaw]]:
     """Return new nodes with those that lead to them, and the laws that new ones were drawn from."""
     index, nodes = dict(tree.roots), set[int]()
     for node in (*group, *ended):
@@ -119,7 +121,7 @@ def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[in
         kinds.append(tree.kinds[node] if node in new else NodeKind.KNOWN)
         if kinds[-1] is NodeKind.LAW:
             laws.setdefault(tree.parents[node], tree.distributions[node])
-    message = Nodes(
+    message = Delivery(
         ticket,
         tree.known_len,
         [tree.ids[node] for node in ordered],
@@ -128,5 +130,6 @@ def _message(ticket: int, tree: Growth, group: Sequence[int], ended: Sequence[in
         kinds,
         None,
         sorted({index[node] for node in ended}),
+        draft_us=draft_us,
     )
     return message, list(laws.values())

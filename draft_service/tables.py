@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
-from outrider.engine.speculation.drafter import Said, of_table
+from outrider.engine.speculation.drafter import NodeDistribution, of_table
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
@@ -98,13 +98,13 @@ class TableSlot(BareSlot):
         return walk.next()
 
     def give_up(self) -> int:
-        """Close the follower: its drafter may remember what was said in it."""
+        """Close the follower: its drafter may remember the sequence."""
         if self._is_sound:
             self.follower.close()
         return 0
 
     def make_way(self) -> int:
-        """Remember nothing: what was said is in the slot that comes, and remembered once, at the end."""
+        """Remember nothing: the sequence is in the slot that comes, and remembered once, at the end."""
         return 0
 
     def distrust(self) -> None:
@@ -125,24 +125,26 @@ class TableDrafter:
         self._vocab_size = vocab_size
         self._flush = flush
 
-    def say(self, wanted: Sequence[tuple[Growing, Sequence[int]]], now: float) -> Sequence[Said] | None:
+    def propose(
+        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
+    ) -> Sequence[NodeDistribution] | None:
         self._flush()  # no forward does, and with enough slots one always grows
-        said = list[Said]()
-        for growing, nodes in wanted:
+        found = list[NodeDistribution]()
+        for growing, nodes in requests:
             slot, tree = growing.slot, growing.tree
             assert isinstance(slot, TableSlot), "a table's slot has a follower"
             state = self._keeper.sampling_state(slot)
             for node in nodes:
                 tree.feed(node)
-                said.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
-        return said or None
+                found.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
+        return found or None
 
-    def keep_fed(self, asked: Growing, num_fed: int, keep: Sequence[int]) -> None: ...
+    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None: ...
 
-    def knows(self, asked: Growing) -> bool:
+    def knows(self, asked: DraftSlot) -> bool:
         return True
 
-    def is_ready(self, asked: Growing) -> bool:
+    def is_ready(self, asked: DraftSlot) -> bool:
         return True
 
     def next_wake(self) -> float | None:

@@ -71,8 +71,10 @@ class Beams:
         for level in levels:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
-        self.settled: list[int] = [] if self.search.is_done else self.tree.advance(levels)
+        self.settled = list[int]()
         """Ids behind the prompt that all beams began with when the lease did."""
+        if not self.search.is_done:
+            self.settled = self.tree.advance(levels)
         self.drafts = search_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
@@ -83,26 +85,28 @@ class Beams:
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
         """Return the draft tokens that the next step might feed, as the budget takes them."""
-        if self.is_behind(slot):
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
             return []
-        return self.drafts.offers(shares, slot.most_cached - len(slot.cached) - self.num_fed(slot))
+        num_tokens = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_tokens)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
-        return None if self.is_behind(slot) else self.drafts.pending_prob(shares)
+        _, is_last = self._next_nodes(slot)
+        if not is_last:
+            return None
+        return self.drafts.pending_prob(shares)
 
     def num_fed(self, slot: Slot) -> int:
         """Return the number of tokens that the next step feeds without draft tokens."""
         nodes, _ = self._next_nodes(slot)
         return _num_tail(slot) + len(nodes)
 
-    def is_behind(self, slot: Slot) -> bool:
-        """Return whether the next step decides nothing: more is to be fed before."""
-        return not self._next_nodes(slot)[1]
-
     def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
         """Return the nodes of beams that the next step feeds, parents first, and whether these are all that is to be
-        fed. Where all are too many for one step, it feeds a piece of those before the live beams' last tokens.
+        fed: else it decides nothing. Where all are too many for one step, it feeds a piece of those before the live
+        beams' last tokens.
         """
         tree = self.tree
         if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):

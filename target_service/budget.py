@@ -20,13 +20,13 @@ not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
-from outrider.engine.speculation.row_cost import RowCost, best_count
+from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import Scheduling
 from target_service.hold import PendingDraft, hold_until
 
@@ -89,35 +89,35 @@ class VerifyChoice(NamedTuple):
     with_extra_rows: bool
 
 
-class _Slot(NamedTuple):
+_Demands = Mapping[int, VerifyDemand]
+"""Demands by the indices of their slots."""
+
+
+class _Offer(NamedTuple):
+    """Rows that are verified or fed together, or not at all."""
+
     index: int
-    demand: VerifyDemand
+    """Of the slot."""
+    gain: float
+    """Tokens that are expected of them."""
     num_rows: int
-    """That it feeds without draft tokens."""
 
 
-@dataclass(slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """The draft tokens that some slots would have verified together."""
 
-    required: list[int]
-    """Of each slot."""
-    num_rows: int
-    """With these alone."""
-    gain: float
-    """Tokens that are expected then."""
-    offers: Sequence[tuple[float, int]] = ()
-    """Acceptance probability, and place of the slot, of those of the others, best first."""
-    num_taken: int = 0
-    """Offers that are taken."""
-    pays: bool = False
-    """Whether those that make the most tokens a second are worth what draft tokens cost beside their rows."""
+    required: Mapping[int, int]
+    """Number of candidates of each slot, by its index."""
+    taken: Sequence[_Offer]
+    """The draft tokens of others, best first."""
+    has_offers: bool
+    """Whether there were some that might have been passed over."""
 
-    def num_drafts(self, num_taken: int) -> list[int]:
-        """Return how many candidates of each slot are verified, of so many offers."""
-        num_drafts = list(self.required)
-        for _, place in self.offers[:num_taken]:
-            num_drafts[place] += 1
+    def num_drafts(self, num_taken: int) -> dict[int, int]:
+        """Return how many candidates of each slot are verified, with so many of those that are taken."""
+        num_drafts = dict(self.required)
+        for offer in self.taken[:num_taken]:
+            num_drafts[offer.index] += 1
         return num_drafts
 
 
@@ -159,173 +159,140 @@ class VerifyBudget:
         """
         self._num_chosen += 1
         is_probe = self._num_chosen % PROBE_STEPS == 0
-        has_extra = self._choose_extra(demands, min(max_rows, max_extra_rows), is_probe)
-        slots = list[_Slot]()
-        for index, demand in enumerate(demands):
-            extra_rows = demand.extra_rows if has_extra[index] else 0
-            max_rows -= extra_rows
-            slots.append(_Slot(index, demand, demand.num_pending + extra_rows))
-        plan = self._plan(slots, max_rows)
-        num_drafts = plan.num_drafts(plan.num_taken // 2 if is_probe else plan.num_taken)
-        choices: list[VerifyChoice | None] = [None] * len(slots)
-        for index, num in self._share_out(slots, num_drafts, plan, max_rows, absent):
-            choices[index] = VerifyChoice(num, has_extra[index])
+        by_index = dict(enumerate(demands))
+        extra = self._choose_extra(by_index, min(max_rows, max_extra_rows), is_probe)
+        for index in extra:
+            demand = demands[index]
+            max_rows -= demand.extra_rows
+            by_index[index] = replace(demand, num_pending=demand.num_pending + demand.extra_rows)
+        plan = self._plan(by_index, max_rows)
+        num_taken = len(plan.taken) // 2 if is_probe else len(plan.taken)
+        num_drafts = self._share_out(by_index, plan, num_taken, max_rows, absent)
+        choices: list[VerifyChoice | None] = [None] * len(demands)
+        for index, num in num_drafts.items():
+            choices[index] = VerifyChoice(num, index in extra)
         return choices
 
-    def _choose_extra(self, demands: Sequence[VerifyDemand], max_rows: int, is_probe: bool) -> list[bool]:
-        """Return whose extra rows are fed: of slots that name how many draft tokens are verified, and of those with
-        which the most tokens a second are made, if together they make MIN_GAIN times as many as without.
+    def _choose_extra(self, demands: _Demands, max_rows: int, is_probe: bool) -> set[int]:
+        """Return whose extra rows are fed: of slots that name how many draft tokens are verified, as far as there is
+        room, and of others as far as they pay.
         """
-        has_extra = [False] * len(demands)
-        offers = list[tuple[float, int]]()
-        num_rows = 0
-        for index, demand in enumerate(demands):
-            num_rows += demand.num_pending
+        chosen = set[int]()
+        offers = list[_Offer]()
+        for index, demand in demands.items():
             if demand.extra_rows and not demand.is_fixed:
-                offers.append((-demand.extra_gain / demand.extra_cost_rows, index))
+                offers.append(_Offer(index, demand.extra_gain, demand.extra_cost_rows))
             elif demand.extra_rows and demand.extra_cost_rows <= max_rows:
-                has_extra[index] = True
+                chosen.add(index)
                 max_rows -= demand.extra_cost_rows
-        if is_probe:
-            return has_extra
-        gain = float(len(demands))
-        num_taken = 0
-        max_rate = MIN_GAIN * gain / self._seconds(num_rows)
-        max_rows = num_rows + max_rows
-        offers.sort()
-        for count, (_, index) in enumerate(offers, start=1):
-            gain += demands[index].extra_gain
-            num_rows += demands[index].extra_cost_rows
+        if offers and not is_probe:
+            num_rows = sum(demand.num_pending for demand in demands.values())
+            for offer in self._best(offers, demands, dict.fromkeys(demands, 1.0), num_rows, max_rows):
+                chosen.add(offer.index)
+        return chosen
+
+    def _plan(self, demands: _Demands, max_rows: int) -> _Plan:
+        """Return what would be verified, if nothing were tried out."""
+        required, gains = dict.fromkeys(demands, 0), dict.fromkeys(demands, 1.0)
+        offers = list[_Offer]()
+        num_rows = 0
+        for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # who needs the fewest first
+            num_rows += demand.num_pending
+            if not demand.num_required:
+                offers += [_Offer(index, prob, 1) for prob in demand.probs]
+            elif demand.max_rows <= max_rows:
+                required[index] = demand.num_required
+                gains[index] = demand.gain(demand.num_required)
+                num_rows += demand.num_required
+                max_rows -= demand.max_rows
+        return _Plan(required, self._best(offers, demands, gains, num_rows, max_rows), bool(offers))
+
+    def _best(
+        self, offers: list[_Offer], demands: _Demands, gains: dict[int, float], num_rows: int, max_rows: int
+    ) -> Sequence[_Offer]:
+        """Return the offers with which the most tokens a second are made, best first, none unless that is MIN_GAIN
+        times as many as without. They keep to what slots say how long a token may take, but for those that no step
+        would keep to.
+
+        gains: tokens that are expected of each slot without them; num_rows: rows of the step without them; max_rows:
+        theirs in all.
+        """
+        gain = sum(gains.values())
+        step_s = self.cost.seconds(max(1, num_rows)) or 1.0  # of all steps the same while nothing is known
+        limits_s: dict[int, float] = {}
+        for index, demand in demands.items():
+            limit_ms = demand.scheduling.max_tpot_ms
+            if limit_ms is not None and step_s <= limit_ms / 1e3 * gains[index]:
+                limits_s[index] = limit_ms / 1e3
+        num_best, max_rate = 0, MIN_GAIN * gain / step_s
+        max_rows += num_rows
+        offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
+        for count, offer in enumerate(offers, start=1):
+            num_rows += offer.num_rows
             if num_rows > max_rows or (count > 1 and num_rows > self.cost.reach):
                 break
-            rate = gain / self._seconds(num_rows)
-            if rate >= max_rate:
-                num_taken, max_rate = count, rate
-        for _, index in offers[:num_taken]:
-            has_extra[index] = True
-        return has_extra
-
-    def _plan(self, slots: Sequence[_Slot], max_rows: int) -> _Plan:
-        """Return what would be verified, if nothing were tried out."""
-        plan = _Plan([0] * len(slots), sum(slot.num_rows for slot in slots), float(len(slots)))
-        offers = list[tuple[float, int]]()
-        # Who needs the fewest rows goes first.
-        for place in sorted(range(len(slots)), key=lambda place: slots[place].demand.max_rows):
-            demand = slots[place].demand
-            if not demand.num_required:
-                offers += [(prob, place) for prob in demand.probs]
-            elif demand.max_rows <= max_rows:
-                plan.required[place] = demand.num_required
-                plan.num_rows += demand.num_required
-                plan.gain += demand.gain(demand.num_required) - 1.0
-                max_rows -= demand.max_rows
-        plan.offers = sorted(offers, key=lambda offer: -offer[0])[:max_rows]
-        probs = [prob for prob, _ in plan.offers]
-        best = best_count(probs, plan.gain, plan.num_rows, self.cost)
-        rate = (plan.gain + sum(probs[:best])) / self._seconds(plan.num_rows + best)
-        is_known = self.cost.seconds(plan.num_rows) is not None
-        if not is_known or rate >= MIN_GAIN * plan.gain / self._seconds(plan.num_rows):
-            plan.num_taken = self._within_limits(plan, slots, best)
-            plan.pays = plan.num_taken > 0 or not best
-        return plan
-
-    def _within_limits(self, plan: _Plan, slots: Sequence[_Slot], num_taken: int) -> int:
-        """Return the most of so many offers with which every slot that says how long a token may take is expected to
-        keep to it, but for those that no step would keep to.
-        """
-        limits_s: dict[int, float] = {}
-        max_step_s: dict[int, float] = {}  # with the tokens that the slot is expected to have of the step
-        for place, (_, demand, _) in enumerate(slots):
-            if demand.scheduling.max_tpot_ms is not None:
-                limit_s = demand.scheduling.max_tpot_ms / 1e3
-                step_s = limit_s * demand.gain(plan.required[place])
-                if self._seconds(max(1, plan.num_rows)) <= step_s:
-                    limits_s[place], max_step_s[place] = limit_s, step_s
-        if not limits_s:
-            return num_taken
-        best, min_step_s = 0, min(max_step_s.values())
-        for count, (prob, place) in enumerate(plan.offers[:num_taken], start=1):
-            if place in limits_s:
-                max_step_s[place] += prob * limits_s[place]
-                min_step_s = min(max_step_s.values())
-            if self._seconds(plan.num_rows + count) <= min_step_s:
-                best = count
-        return best
-
-    def _seconds(self, num_rows: int) -> float:
-        """Return what a step takes; of all steps the same while nothing is known."""
-        return self.cost.seconds(num_rows) or 1.0
+            gain += offer.gain
+            gains[offer.index] += offer.gain
+            step_s = self.cost.seconds(num_rows) or 1.0
+            if gain / step_s > max_rate and all(step_s <= limit_s * gains[i] for i, limit_s in limits_s.items()):
+                num_best, max_rate = count, gain / step_s
+        return offers[:num_best]
 
     # callers
 
     def _share_out(
-        self,
-        slots: Sequence[_Slot],
-        num_drafts: Sequence[int],
-        plan: _Plan,
-        max_rows: int,
-        absent: Iterable[Scheduling],
-    ) -> Sequence[_Item]:
-        """Return the slots of the step, and how many candidates are verified of each, where all callers are to have
-        their part. num_drafts: where nobody is bounded.
+        self, demands: _Demands, plan: _Plan, num_taken: int, max_rows: int, absent: Iterable[Scheduling]
+    ) -> dict[int, int]:
+        """Return how many candidates are verified of each slot of the step where all callers are to have their part,
+        by its index. num_taken: of the plan, where nobody is bounded.
         """
-        callers: dict[bytes, list[_Slot]] = {}
-        for slot in slots:
-            callers.setdefault(slot.demand.scheduling.caller, []).append(slot)
-        away_weights = {each.caller: each.weight for each in absent if each.caller not in callers}
+        num_drafts = plan.num_drafts(num_taken)
+        callers: dict[bytes, dict[int, VerifyDemand]] = {}
+        for index, demand in demands.items():
+            callers.setdefault(demand.scheduling.caller, {})[index] = demand
         parts = list[CallerPart[_Item]]()
-        if len(callers) + len(away_weights) > 1:
-            parts += [self._part(own, num_drafts, max_rows) for own in callers.values()]
-            parts += [away(caller, weight) for caller, weight in away_weights.items()]
+        for caller, own in callers.items():
+            gain, num_rows, weight = 0.0, 0, 1.0
+            for index, demand in own.items():
+                gain += demand.gain(num_drafts[index])
+                num_rows += demand.num_pending + demand.num_rows(num_drafts[index])
+                weight = demand.scheduling.weight
+            parts.append(CallerPart(caller, weight, gain, num_rows, partial(self._alone, own, max_rows)))
+        away_weights = {each.caller: each.weight for each in absent if each.caller not in callers}
+        parts += [away(caller, weight) for caller, weight in away_weights.items()]
         dealt = self._callers.deal(parts)
         self._bounding_gain = None
-        if dealt is None:
-            dealt = list(enumerate(num_drafts))
-        else:
-            bounding = callers.get(self._callers.bounding or b"", [])
+        if dealt is not None:
+            num_drafts = dict(dealt)  # of one slot the last
+            bounding = callers.get(self._callers.bounding or b"", {})
             plan = self._plan(bounding, max_rows)
-            gains = {slot.index: slot.demand.gain for slot in bounding}
-            self._bounding_gain = 0.0
-            for index, num in dict(dealt).items():  # of one slot the last
-                if index in gains:
-                    self._bounding_gain += gains[index](num)
-        if plan.offers:
-            self._pays = plan.pays
-        return dealt
+            self._bounding_gain = sum(
+                own.gain(num_drafts[index]) for index, own in bounding.items() if index in num_drafts
+            )
+        if plan.has_offers:
+            self._pays = bool(plan.taken)
+        return num_drafts
 
-    def _part(self, slots: Sequence[_Slot], num_drafts: Sequence[int], max_rows: int) -> CallerPart[_Item]:
-        """Return the part of a caller whose slots these are. num_drafts: of all slots."""
-        scheduling = slots[-1].demand.scheduling
-        gain, max_gain, num_rows, min_rows = 0.0, 0.0, 0, 0
-        for index, demand, own_rows in slots:
-            min_rows += own_rows
-            num_rows += own_rows + demand.num_rows(num_drafts[index])
-            gain += demand.gain(num_drafts[index])
-            max_gain += demand.gain(len(demand.probs))
-        alone = partial(self._alone, slots, max_rows)
-        return CallerPart(scheduling.caller, scheduling.weight, gain, num_rows, max_gain, min_rows, alone)
-
-    def _alone(self, slots: Sequence[_Slot], max_rows: int) -> Alone[_Item]:
+    def _alone(self, demands: _Demands, max_rows: int) -> Alone[_Item]:
         """Return all slots of a caller without candidates, by priority and then by when they were ready, and behind
         them these, the likeliest first.
         """
-        plan = self._plan(slots, max_rows)
-        drafts = list[tuple[float, int, Unit[_Item]]]()
+        plan = self._plan(demands, max_rows)
+        plain, drafts = list[tuple[int, float, Unit[_Item]]](), list[tuple[float, int, Unit[_Item]]]()
         gain = 0.0
-        for (index, demand, _), num_drafts in zip(slots, plan.num_drafts(plan.num_taken), strict=True):
+        for index, num_drafts in plan.num_drafts(len(plan.taken)).items():
+            demand = demands[index]
             gain += demand.gain(num_drafts)
+            plain.append((demand.scheduling.priority, demand.ready_s, Unit((index, 0), demand.num_pending)))
             if num_drafts and demand.is_whole:
-                mean = (demand.gain(num_drafts) - 1.0) / demand.max_rows
+                mean = sum(demand.probs) / demand.max_rows
                 drafts.append((-mean, 0, Unit((index, num_drafts), demand.max_rows)))
                 continue
             least = 1.0
             for place, prob in enumerate(demand.probs[:num_drafts], start=1):
                 least = min(least, prob)  # what comes first stays first
                 drafts.append((-least, place, Unit((index, place), 1)))
-        drafts.sort()
-        plain = sorted(slots, key=lambda slot: (slot.demand.scheduling.priority, slot.demand.ready_s))
-        units = [Unit((slot.index, 0), slot.num_rows) for slot in plain]
-        return Alone(gain, units + [unit for _, _, unit in drafts])
+        return Alone(gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))])
 
     # waiting
 

@@ -190,10 +190,8 @@ class _DeviceStep:
 
     def _keys(self, rows: Sequence[int]) -> Tensor:
         """Return what the target's own numbers of these rows' positions are keyed with, [N, 4] int64."""
-        owners = np.searchsorted(self._step.starts, rows, side="right") - 1
-        slots = [self._proposals[b].slot for b in owners]
-        positions = [len(slot.committed) + self._step.depths[row] for slot, row in zip(slots, rows, strict=True)]
-        return device_keys([slot.params for slot in slots], positions, self._device)
+        params = [self._rows[row].state.params for row in rows]
+        return device_keys(params, [self._step.positions[row] for row in rows], self._device)
 
     def log_probs(self, next_ids: Tensor) -> Tensor:
         """Return `reported.packed` of all rows of the slots that ask; a row off its slot's path means nothing."""
@@ -214,10 +212,12 @@ class _DeviceStep:
         decided = list[Decided | NonFiniteLogits]()
         for b, proposal in enumerate(self._proposals):
             start, end = self._step.starts[b : b + 2]
-            found = _walk(proposal, next_ids[start:end], is_last[start:end])
+            by_block = b in self._blocks
+            following = [*next_ids[start + 1 : end], next_ids[start]]  # after each node, and ROOT last
+            max_accepted = is_last.index(1, start) - start if by_block else None
+            found = walk(proposal.tree, following.__getitem__, max_accepted)
             rows = [start, *(start + 1 + node for node in found.path)]
-            decided_by = range(start, end) if any(is_last[start:end]) else rows
-            bad_rows = [row for row in decided_by if not is_finite[row]]
+            bad_rows = [row for row in (range(start, end) if by_block else rows) if not is_finite[row]]
             if not bad_rows and not all(has_mass[row] for row in rows):
                 raise NothingToDraw("nothing to draw from: a slot's law has no positive finite mass")
             num_logprobs = proposal.slot.params.num_logprobs
@@ -227,12 +227,6 @@ class _DeviceStep:
                 num_read += end - start
             decided.append(NonFiniteLogits(bad_rows) if bad_rows else found)
         return decided
-
-
-def _walk(proposal: Proposal, next_ids: Sequence[int], is_last: Sequence[int]) -> Decided:
-    """Walk a tree by what comes after its root and each of its nodes, [K + 1] each."""
-    max_accepted = is_last.index(1) if 1 in is_last else None
-    return walk(proposal.tree, lambda node: next_ids[1 + node], max_accepted)
 
 
 def _outcomes(ids: Tensor, has_mass: Tensor, is_last: Tensor | None = None) -> Tensor:

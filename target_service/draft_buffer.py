@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outrider.engine.speculation.candidates import EncodedDistribution
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, InsertedNodes, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.tree_shape import TreeShape
 
@@ -69,7 +69,7 @@ class DraftBuffer:
         self._is_root_ended = False
 
     def insert(
-        self, delivery: Nodes, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
+        self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
     ) -> InsertedNodes:
         """Take in a delivery. committed: the slot's tokens; max_bytes: what the buffer may hold; in_step: a step is
         running, which verifies without it.
@@ -275,7 +275,7 @@ class DraftBuffer:
         return nodes, probs
 
 
-def _distributions_of(delivery: Nodes) -> dict[int, EncodedDistribution]:
+def _distributions_of(delivery: Delivery) -> dict[int, EncodedDistribution]:
     """Return the distribution of the sampled nodes after each parent, by the parent's index."""
     found = dict[int, EncodedDistribution]()
     for parent, kind in zip(delivery.parents, delivery.kinds, strict=True):

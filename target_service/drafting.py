@@ -52,7 +52,8 @@ class Candidates:
         num_required = max_rows = len(self.offers) if is_fixed else 0
         is_whole = shape is not None and not lease.slot.params.determined and _is_exact(lease)
         if shape is not None and is_whole and num_required:
-            max_rows = min(shape.most_nodes * len(self.trees), lease.speculation.max_draft_tokens)
+            num_trees = sum(bool(candidates.tree.ids) for candidates in self.trees.values())
+            max_rows = min(shape.most_nodes * num_trees, lease.speculation.max_draft_tokens)
             prob = lease.first.shares.share(0)
             probs = [prob**depth for depth in range(1, shape.depth + 1)]
         extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0
@@ -215,10 +216,11 @@ class Drafting:
         """Return the candidates of several drafters; of the first alone where the target runs no trees, and with
         lenience, which is of chains.
         """
-        trees = {source: candidates for source, candidates in parts.items() if candidates.tree.ids}
-        for source in list(trees)[1:]:
-            if not self._takes_trees or not _is_exact(lease):
-                del trees[source]
+        can_merge = self._takes_trees and _is_exact(lease)
+        trees = dict[DraftSource, CandidateTree]()
+        for source, candidates in parts.items():
+            if can_merge or (candidates.tree.ids and not trees):
+                trees[source] = candidates  # one that is late stays, so that it is waited for
         if len(trees) < 2:
             return Candidates(lease, trees, [offer for candidates in trees.values() for offer in candidates.offers()])
         max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,3 @@ class FeatureJob:
     """A call of `Features` on the engine thread."""
 
     run: Callable[[Features], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What the target computes of a text alone."""
-
-    taps: bytes
-    """[tokens, taps, hidden] bfloat16."""
-    best_ids: Sequence[int]
-    """The likeliest token after each."""

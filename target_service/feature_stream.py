@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import MAX_UNREAD, Outbox
-from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
@@ -101,12 +100,9 @@ class FeatureStream:
         self._heads.check_probe(len(token_ids), taps)
         self._is_probing = True
 
-        def respond(result: Probe | JobError) -> None:
-            if isinstance(result, JobError):
-                self._is_probing = False
-                self._put_probe(tpb.ProbeReply(id=probe.id, why=result.message))
-            else:
-                self._put_probe(tpb.ProbeReply(id=probe.id, taps=result.taps, best_ids=result.best_ids))
+        def respond(states: bytes, best_ids: Sequence[int], why: str) -> None:
+            self._is_probing = not why
+            self._put_probe(tpb.ProbeReply(id=probe.id, taps=states, best_ids=best_ids, why=why))
 
         self._engine.submit(FeatureJob(lambda features: features.probe(token_ids, taps, respond)))
 

@@ -20,10 +20,10 @@ from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.jobs import Fault, JobError, SlotKey
+from outrider.engine.worker.jobs import SlotKey
 from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
-from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.lease import Lease
 from target_service.leases import Leases
 
@@ -77,16 +77,16 @@ class Features:
     def handle(self, job: FeatureJob) -> None:
         job.run(self)
 
-    def add_head(self, digest: bytes, projection: OpeningMap, respond: Callable[[JobError | None], None]) -> None:
-        """Make features for a head from the next step on."""
-        error = None
+    def add_head(self, digest: bytes, projection: OpeningMap, respond: Callable[[str | None], None]) -> None:
+        """Make features for a head from the next step on. respond: takes why it cannot, or None."""
+        why = None
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
             self._set_taps()
         except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
             self.drop_head(digest)
-            error = JobError(Fault.EXHAUSTED, f"the target cannot run the head's opening map: {failure}")
-        self._answer(lambda: respond(error))
+            why = f"the target cannot run the head's opening map: {failure}"
+        self._answer(lambda: respond(why))
 
     def drop_head(self, digest: bytes) -> None:
         """Make no features for a head any more."""
@@ -118,15 +118,19 @@ class Features:
                 del self._subscriptions[ticket]
         self._answer(done)
 
-    def probe(self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[Probe | JobError], None]) -> None:
-        """Run a text alone for a draft that tests its head."""
-        result: Probe | JobError
+    def probe(
+        self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[bytes, Sequence[int], str], None]
+    ) -> None:
+        """Run a text of T tokens alone, for a draft that tests its head. respond: takes the hidden states [T, taps, dt]
+        bfloat16 and the likeliest id after each token, or else why there are none.
+        """
+        states, ids, why = b"", list[int](), ""
         try:
-            states, best_ids = self.see(token_ids, taps)
-            result = Probe(_as_bytes(states), best_ids.tolist())
+            hidden, best_ids = self.see(token_ids, taps)
+            states, ids = _as_bytes(hidden), best_ids.tolist()
         except (OutriderError, RuntimeError) as failure:
-            result = JobError(Fault.EXHAUSTED, f"the target cannot run the probe now: {failure}")
-        self._answer(lambda: respond(result))
+            why = f"the target cannot run the probe now: {failure}"
+        self._answer(lambda: respond(states, ids, why))
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].

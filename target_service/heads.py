@@ -16,7 +16,6 @@ from outrider.engine.heads.wiring import MAX_PROBE_TAPS
 from outrider.engine.loading.memory import Spare
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
@@ -206,18 +205,18 @@ class Heads:
     def _add(self, digest: bytes, projection: OpeningMap) -> None:
         head = self._heads[digest] = _Head(projection.num_bytes, projection.spec.taps)
 
-        def respond(error: JobError | None) -> None:
+        def respond(why: str | None) -> None:
             if self._heads.get(digest) is not head:
                 return  # all its streams have ended
-            head.is_ready = error is None
-            if error is not None:
+            head.is_ready = why is None
+            if why is not None:
                 del self._heads[digest]
-                log.warning("refused a head of %d bytes: %s", head.num_bytes, error.message)
+                log.warning("refused a head of %d bytes: %s", head.num_bytes, why)
             for stream in head.streams:
-                if error is None:
+                if why is None:
                     stream.reply(digest, tpb.HEAD_STATE_READY)
                 else:
-                    stream.reply(digest, tpb.HEAD_STATE_REFUSED, error.message)
+                    stream.reply(digest, tpb.HEAD_STATE_REFUSED, why)
             self._count_bytes()
 
         self._engine.submit(FeatureJob(lambda features: features.add_head(digest, projection, respond)))

@@ -35,12 +35,6 @@ class ExpectedArrival(NamedTuple):
     """How long they usually take."""
     is_first: bool
     """None are buffered for the slot's next step."""
-    gap_s: float | None
-    """How long after some the next ones usually come."""
-    max_more: int
-    """Draft tokens that a step may use after the first."""
-    next_prob: float
-    """Acceptance probability of each of these where the one before is accepted."""
 
 
 def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> ExpectedArrival | None:
@@ -50,9 +44,7 @@ def expected_arrival(lease: Lease, draft: DeliveredDrafts, now: float) -> Expect
     if takes_s is None:
         return None
     until_s = since_s + _PATIENCE * takes_s
-    if now >= until_s:
-        return None
-    return ExpectedArrival(until_s, takes_s, is_first, draft.gap_s, lease.max_drafts - 1, draft.shares.share(0))
+    return ExpectedArrival(until_s, takes_s, is_first) if now < until_s else None
 
 
 def waits_until(lease: Lease) -> float:
@@ -68,22 +60,18 @@ def hold_until(pending: Iterable[PendingDraft], now: float, rate: float) -> floa
     gain = 0.0
     for lease, draft, prob in pending:
         expected = expected_arrival(lease, draft, now)
-        if expected is not None:
-            gain += prob + (_gain_of_more(expected, prob, rate) if expected.is_first else 0.0)
-            first = expected if first is None else min(first, expected)
+        if expected is None:
+            continue
+        first = expected if first is None else min(first, expected)
+        gain += prob
+        if not expected.is_first or draft.gap_s is None:
+            continue
+        # What those after the first would bring, less what waiting for each of them costs.
+        for _ in range(lease.max_drafts - 1):
+            prob *= draft.shares.share(0)
+            if prob <= draft.gap_s * rate:
+                break
+            gain += prob - draft.gap_s * rate
     if first is None or rate <= 0.0:
         return None
     return first.until_s if gain / rate > first.takes_s else None
-
-
-def _gain_of_more(expected: ExpectedArrival, prob: float, rate: float) -> float:
-    """Return the tokens that those after the first would bring, less what waiting for each of them costs."""
-    gain = 0.0
-    if expected.gap_s is None:
-        return gain
-    for _ in range(expected.max_more):
-        prob *= expected.next_prob
-        if prob <= expected.gap_s * rate:
-            break
-        gain += prob - expected.gap_s * rate
-    return gain

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.worker.jobs import Fault, JobError, OpenJob, SlotKey
 from outrider.engine.worker.slots import Slot
@@ -34,7 +34,7 @@ class Leases:
         self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
-        self._delivered: deque[tuple[Nodes, float]] = deque()
+        self._delivered: deque[tuple[Delivery, float]] = deque()
         self._num_bytes_left = 0
         """Of all that was delivered. The gRPC loop's thread alone counts it."""
         self._num_bytes_taken = 0
@@ -115,7 +115,7 @@ class Leases:
             lease.ready_s = now
         lease.job = replace(lease.job, until_len=job.until_len)
 
-    def hand_in(self, nodes: Nodes) -> bool:
+    def hand_in(self, nodes: Delivery) -> bool:
         """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
         waits there than may be parked. One alone is taken whatever its size.
         """
@@ -138,7 +138,7 @@ class Leases:
                 self._num_bytes_taken += nodes.num_bytes
                 self._deliver(nodes, arrived_s, in_step)
 
-    def _deliver(self, nodes: Nodes, arrived_s: float, in_step: bool) -> None:
+    def _deliver(self, nodes: Delivery, arrived_s: float, in_step: bool) -> None:
         """Park nodes under the lease that they name."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.engine.speculation.beam import level_to_proto, levels_from_proto
-from outrider.engine.speculation.nodes import Nodes, from_proto
+from outrider.engine.speculation.nodes import Delivery, from_proto
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import common_pb2 as pb
@@ -33,7 +33,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         self,
         service: WorkerService,
         vocab_size: int,
-        hand_in: Callable[[Nodes], bool],
+        hand_in: Callable[[Delivery], bool],
         heads: Heads,
         metrics: WorkerMetrics,
     ) -> None:

@@ -60,8 +60,8 @@ class StepRows:
 
     starts: list[int] = field(default_factory=lambda: [0])
     """First row of each proposal, and the number of all rows R, [B + 1]."""
-    depths: list[int] = field(default_factory=list)
-    """Draft tokens before the position that each row decides, [R]."""
+    positions: list[int] = field(default_factory=list)
+    """Position in its slot's sequence of the token that each row decides, [R]."""
     draw_starts: list[int] = field(default_factory=lambda: [0])
     """First draw of each proposal, and the number of all draws D, [B + 1]."""
     draw_rows: list[int] = field(default_factory=list)
@@ -82,9 +82,9 @@ class StepRows:
         step = cls()
         for proposal in proposals:
             start = step.starts[-1]
-            step.depths.append(0)
+            step.positions.append(len(proposal.slot.committed))
             for parent in proposal.tree.parents:
-                step.depths.append(step.depths[start + 1 + parent] + 1)
+                step.positions.append(step.positions[start + 1 + parent] + 1)
             num_drawn: dict[int, int] = {}
             for draw in proposal.draws:
                 parent = proposal.tree.parents[draw.node]
@@ -94,7 +94,7 @@ class StepRows:
                 step.draw_places.append(place)
                 step.draw_ids.append(proposal.tree.ids[draw.node])
                 step.distributions.append(draw.distribution)
-            step.starts.append(len(step.depths))
+            step.starts.append(len(step.positions))
             step.draw_starts.append(len(step.draw_rows))
         if step.draw_rows:
             step.uniforms = step._uniforms(proposals)
@@ -105,7 +105,7 @@ class StepRows:
         for proposal in proposals:
             params += [proposal.slot.params] * len(proposal.draws)
             rounds += [len(proposal.slot.committed)] * len(proposal.draws)
-        positions = [start + self.depths[row] for start, row in zip(rounds, self.draw_rows, strict=True)]
+        positions = [self.positions[row] for row in self.draw_rows]
         places = self.draw_places if any(self.draw_places) else None
         return host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)[0]
 

@@ -18,7 +18,7 @@ import torch
 import draft_service.deliveries
 from draft_service.jobs import AdvanceJob
 from draft_service.worker import start_worker as start_draft
-from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker import worker_handle
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob
@@ -67,7 +67,7 @@ class SteppedWorker:
 class SteppedPair:
     """Slots of the same number in a draft and in a target."""
 
-    def __init__(self, draft: SteppedWorker, target: SteppedWorker, delivered: list[Nodes]) -> None:
+    def __init__(self, draft: SteppedWorker, target: SteppedWorker, delivered: list[Delivery]) -> None:
         self.draft, self.target = draft, target
         self.committed: dict[int, list[int]] = {}
         """Tokens of each slot, its prompt's among them."""
@@ -134,7 +134,7 @@ def stepped_pair(
     draft: str, target: str, of_draft: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[SteppedPair]:
     """Yield a loaded pair. of_draft: settings of the draft alone. Raises ConfigError as the workers do."""
-    delivered: list[Nodes] = []
+    delivered: list[Delivery] = []
 
     def start(name: str, config: Any, num_threads: int, load: Any, make: Callable[[Any], Any]) -> SteppedWorker:
         base = worker_handle._base(StoppedEngine(), config, load, WorkerMetrics(name), None, None)
@@ -144,7 +144,7 @@ def stepped_pair(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.close = self.stub = None
 
-        def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+        def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
             delivered.append(nodes)
 
     with (

@@ -10,9 +10,9 @@ from itertools import accumulate
 
 from benchmarks.overlap.costs import Costs
 from benchmarks.overlap.shapes import Path
-from draft_service.grower import MOST_OFFERS
+from draft_service.node_scheduler import MAX_OFFERS
+from outrider.engine.speculation.plan import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 from outrider.engine.speculation.ranks import MAX_RANKS
-from outrider.engine.speculation.tree import LEAST_CHANCE, MAX_DEPTH, MAX_FED
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Bounds:
     max_depth: int = MAX_DEPTH
     max_fed: int = MAX_FED
     max_ranks: int = MAX_RANKS
-    most_offers: int = MOST_OFFERS
+    most_offers: int = MAX_OFFERS
 
 
 @dataclass

@@ -11,7 +11,7 @@ from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.candidates import Offer
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, InsertedNodes, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -45,9 +45,11 @@ class BeamDrafts:
         beams = {*self._tree.inner(), *self._tree.live} - {ROOT}
         return len(self._tree) - len(beams)
 
-    def insert(self, delivery: Nodes) -> InsertedNodes:
+    def insert(self, delivery: Delivery) -> InsertedNodes:
         """Take in a delivery, under the beams that were live at its root_len."""
-        tree, num_nodes = self._tree, self.num_nodes
+        tree = self._tree
+        if self.num_nodes + len(delivery.ids) > MAX_BUFFERED_NODES:
+            return InsertedNodes(num_dropped=len(delivery.ids))
         live_depth = tree.length - tree.num_settled
         node_of: dict[int, int | None] = {}
         for beam, live in enumerate(tree.live_at(delivery.root_len)):
@@ -64,10 +66,6 @@ class BeamDrafts:
             if tree.depth(parent) < live_depth:
                 num_late += node is not None and kind is NodeKind.GUESS
             elif kind is NodeKind.GUESS:
-                if node is None and num_nodes >= MAX_BUFFERED_NODES:
-                    num_dropped += 1
-                    continue
-                num_nodes += node is None
                 node = tree.find_or_add(parent, token_id)
                 tree.ranks[node] = delivery.ranks[index]
             node_of[index] = node

@@ -14,7 +14,7 @@ from outrider.engine.sampling.penalties import LogitRow
 from outrider.engine.speculation.beam import Level, draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.drafter import NodeDrafter, Said
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
 from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE
@@ -99,10 +99,10 @@ class BeamGrowth(BeamTree, Growth):
                 nodes = [node for node in self._frontier if node not in fed]
         return [(prob, node) for node in nodes[:max_num]]
 
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
-        assert said.best is not None, "a model drafts for a search"
-        ids, probs = said.best(LogitRow(said.state, ()), self._width + len(self._stop_ids))
-        self.learn(said.node, ids, probs)
+    def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
+        assert distribution.best is not None, "a model drafts for a search"
+        ids, probs = distribution.best(LogitRow(distribution.state, ()), self._width + len(self._stop_ids))
+        self.learn(distribution.node, ids, probs)
 
     def learn(self, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
         """Take the likeliest tokens after a node that is fed, best first."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import Growth, RowAhead
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
@@ -55,7 +55,7 @@ class Cascade:
         self._guesses: dict[int, RowAhead] = {}
         """By node or guess, the guess behind it."""
         self._asked = set[int]()
-        self._fed: dict[int, tuple[int, Said]] = {}
+        self._fed: dict[int, tuple[int, NodeDistribution]] = {}
         """By guess: its index among those that were fed, and what follows it."""
         self._drawn = list[int]()
         """Ascending indices of those that were drawn."""
@@ -90,16 +90,16 @@ class Cascade:
             level = [guess.node for guess in asked]
         return found
 
-    def note_fed(self, said: Sequence[Said]) -> None:
-        for index, each in enumerate(said):
-            self._fed[each.node] = index, each
+    def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
+        for index, distribution in enumerate(distributions):
+            self._fed[distribution.node] = index, distribution
 
-    def follow(self, said: Said) -> Said | None:
-        tree, guess = said.tree, self._guesses.pop(said.node, None)
+    def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
+        tree, guess = distribution.tree, self._guesses.pop(distribution.node, None)
         assert isinstance(tree, GrowingTree), "a search draws nothing"
         if guess is None:
             return None
-        child = tree.child(said.node, guess.token_id)
+        child = tree.child(distribution.node, guess.token_id)
         self._shares.note(None if child is None else 0)
         if child is None or guess.node not in self._fed or tree.prob_ahead(child, 0) is None:
             return None

@@ -21,9 +21,9 @@ from outrider.engine.speculation.draft_tree import ROOT
 def merge(trees: Sequence[CandidateTree], max_offers: int, is_fixed: bool, is_matched: bool) -> list[Offer]:
     """Return at most max_offers of what several drafters propose, in the order in which the budget takes them.
 
-    trees: in the order of their tests; one may be empty. is_fixed: the request names how many are verified. The earlier drafters then
-    keep all their offers and later ones get what is left, so that nothing learnt from other requests changes the tree.
-    Otherwise the likeliest are first. is_matched: draft tokens are accepted as far as they match.
+    trees: in the order of their tests; one may be empty. is_fixed: the request names how many are verified. The earlier
+    drafters then keep all their offers and later ones get what is left, so that nothing learnt from other requests
+    changes the tree. Otherwise the likeliest are first. is_matched: draft tokens are accepted as far as they match.
     """
     offers = _overlaid(trees) if is_matched else _in_turn(trees)
     if not is_fixed:

@@ -26,14 +26,14 @@ from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.heads.wiring import Outcome, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import Level
-from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, OpenJob, SlotVocabulary
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -111,7 +111,7 @@ class Pair:
         **settings: Any,
     ) -> None:
         """of_target, of_draft: settings of one worker alone."""
-        self.delivered: list[Nodes] = []
+        self.delivered: list[Delivery] = []
         self.slots: dict[int, Slot] = {}
         self._verdicts: dict[int, Any] = {}
         self._rows: list[RowsJob] = []
@@ -135,7 +135,7 @@ class Pair:
                 self.close = self.stub = self.probe = None
                 pair._offer = offer
 
-            def send(self, address: str, target_epoch: int, nodes: Nodes) -> None:
+            def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
                 pair.delivered.append(nodes)
 
             def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
@@ -169,11 +169,15 @@ class Pair:
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
         taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
-        self.target.handle(FeatureJob(lambda features: features.probe(ids, taps, answers.append)))
-        (probed,) = answers
-        assert isinstance(probed, Probe), probed
-        rows = np.frombuffer(probed.taps, dtype=np.uint16).reshape(len(ids), len(taps), -1)
-        seen = _seen(ids, taps, [ProbedRows(rows, tuple(probed.best_ids))])
+
+        def respond(*result: Any) -> None:
+            answers.append(result)
+
+        self.target.handle(FeatureJob(lambda features: features.probe(ids, taps, respond)))
+        ((states, best_ids, why),) = answers
+        assert not why, why
+        rows = np.frombuffer(states, dtype=np.uint16).reshape(len(ids), len(taps), -1)
+        seen = _seen(ids, taps, [ProbedRows(rows, tuple(best_ids))])
         outcome: Outcome = score_head(state.head, seen)
         return outcome
 

@@ -19,7 +19,7 @@ from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Hypothesis, Level
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
 from outrider.wire.kinds import EarlyStopping
@@ -168,7 +168,7 @@ class Foretold(Searching):
         root_len = len(self.ids[slot]) + start - (self.dice.random() < self.wrong / 4)
         if ids and root_len >= len(self.ids[slot]):
             kinds = [NodeKind.GUESS] * len(ids)
-            self.leases.hand_in(Nodes(ticket, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * len(ids)))
+            self.leases.hand_in(Delivery(ticket, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * len(ids)))
 
 
 SEARCHES = [
@@ -323,7 +323,7 @@ class Draft(Base):
         self.dice = random.Random(5)
         self.loses = 0.0
 
-    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.num_sent += len(nodes.ids)
         if self.dice.random() >= self.loses:
             self.target.leases.hand_in(replace(nodes, num_bytes=4 * len(nodes.ids)))
@@ -413,7 +413,7 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
     parents = [*(TREE_ROOT - beam for beam in range(4)), TREE_ROOT, 0, 1, 2, 3, 3]
     ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.GUESS] * 10
     length = NUM_PROMPT + len(target.levels[0])
-    target.leases.hand_in(Nodes(target.ticket, length, ids, parents, ranks, kinds, None))
+    target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))
     target.leases.take_delivered()
     assert len(lease.beams.offers(lease.slot, lease.first.shares)) == 10
     fed = [lease.beams.feed(lease.slot, count).num_drafts for count in (0, 3, 4, 5, 8, 9, 10)]

@@ -22,7 +22,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.paths.forward_path import BLOCK_SIZE
-from outrider.engine.speculation.nodes import Nodes
+from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import OpenSlots, SlotTable
@@ -56,7 +56,7 @@ class Draft:
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
         self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), params, lambda result: None, **rest))
 
-    def take(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def tell(self, ids: Sequence[int] = (), *, is_missed: bool = False) -> None:

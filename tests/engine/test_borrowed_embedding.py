@@ -96,7 +96,7 @@ def test_to_an_mtp_head_a_scale_makes_no_difference(tmp_path: Path) -> None:
     """It norms what it embeds."""
     _, folder, target = in_target(tmp_path, "gemma3_text")
     files = read(folder, target)
-    name = "model.embed_tokens.weight"
+    name = "embed_tokens.weight"
     scaled = replace(files, tensors={**files.tensors, name: WIDTH**0.5 * files.tensors[name]})
     shuffled = replace(files, tensors={**files.tensors, name: files.tensors[name].roll(1, 0)})
     logits = logits_of(files)

@@ -14,7 +14,7 @@ from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
@@ -66,7 +66,7 @@ class Draft(Base):
         self.num_drawn: list[int] = []
         """How many drawn tokens each message has."""
 
-    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         paths, laws = list[tuple[int, ...]](), dict[tuple[int, ...], bytes]()
         size = 0 if not isinstance(nodes.rows, DenseRows) else len(nodes.rows.data) // nodes.rows.num_rows
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):

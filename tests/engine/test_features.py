@@ -16,7 +16,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
 from outrider.wire.speculation import Speculation
 from target_service import features as module
-from target_service.feature_jobs import FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureSubscription
 from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 from tests.tiny_models import tiny_llama
@@ -76,7 +76,7 @@ class Served(Target):
         super().__init__(runner, num_blocks, **options)
         self.link = Link()
         self.runner = runner
-        self.errors: list[JobError | None] = []
+        self.errors: list[str | None] = []
         self.add(HEAD, opening())
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
@@ -369,21 +369,21 @@ def test_a_head_that_the_runner_cannot_serve_is_refused_and_leaves_nothing(
     monkeypatch.setattr(too_large, "to", no_memory)
     target.add(OTHER, too_large)
     error = target.errors[-1]
-    assert error is not None and "out of memory" in error.message and set(target.features._heads) == {HEAD}
+    assert error is not None and "out of memory" in error and set(target.features._heads) == {HEAD}
 
 
 def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(3)
-    probed: list[Probe | JobError] = []
+    probed: list[tuple[bytes, Any, str]] = []
     in_use = target.pool.num_in_use
-    target.features.probe(prompt(3, 20), (-1, 0, 1), probed.append)
+    target.features.probe(prompt(3, 20), (-1, 0, 1), lambda *result: probed.append(result))
     assert target.pool.num_in_use == in_use
-    (result,) = probed
-    assert isinstance(result, Probe) and len(result.taps) == 20 * 3 * 32 * 2 and len(result.best_ids) == 20
-    target.features.probe((10**6,), (0,), probed.append)
-    assert isinstance(probed[1], JobError) and "10" in probed[1].message and target.pool.num_in_use == in_use
+    ((states, best_ids, why),) = probed
+    assert not why and len(states) == 20 * 3 * 32 * 2 and len(best_ids) == 20
+    target.features.probe((10**6,), (0,), lambda *result: probed.append(result))
+    assert "10" in probed[1][2] and target.pool.num_in_use == in_use
     target.steps(3)
     assert target.link.ends() == target.fed_len(), "steps have the heads' taps again"
 
@@ -392,10 +392,10 @@ def test_a_probe_for_which_there_is_no_memory_is_answered(runner: ModelRunner) -
     target = Served(runner, 2)
     table = target.pool.new_table()
     table.reserve(2 * BLOCK_SIZE)
-    probed: list[Probe | JobError] = []
-    target.features.probe((1, 2), (0,), probed.append)
-    assert isinstance(probed[0], JobError) and "blocks" in probed[0].message
+    probed: list[tuple[bytes, Any, str]] = []
+    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
+    assert "blocks" in probed[0][2]
     table.free()
-    target.features.probe((1, 2), (0,), probed.append)
-    assert isinstance(probed[1], Probe)
+    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
+    assert probed[1][0] and not probed[1][2]
     target.features.drop_head(HEAD)

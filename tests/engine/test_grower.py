@@ -10,7 +10,7 @@ import pytest
 
 from draft_service.jobs import AdvanceJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
 from outrider.wire.speculation import Speculation
@@ -31,7 +31,7 @@ class Draft(Base):
         """Of the nodes sent under all committed tokens: (root_len, ids up to it) and its rank."""
         self.errors: list[JobError] = []
 
-    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         found: list[tuple[int, ...]] = []
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = (nodes.root_len,) if parent == TREE_ROOT else found[parent]

@@ -26,7 +26,7 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import BLOCK_SIZE
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import OpenJob, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import SlotTable
@@ -130,7 +130,7 @@ class Draft:
         self.requests.append(request.start)
         self.request_id = request.id
 
-    def take(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def send(

@@ -155,7 +155,7 @@ EAGLE1_REFUSALS: dict[str, tuple[Spoil, str]] = {
         lambda c, t: t.pop("layers.0.mlp.up_proj.weight"),
         r"not all tensors: model\.layers\.0\.mlp\.up_proj",
     ),
-    "not a number": (lambda c, t: t["fc.weight"].fill_(float("nan")), r"fc\.weight of .* not finite"),
+    "not a number": (lambda c, t: t["fc.weight"].fill_(float("nan")), r"eh_proj\.weight of .* not finite"),
     "another shape": (lambda c, t: c.update(intermediate_size=80), r"gate_proj\.weight .* \[96, 64\].* \[80, 64\]"),
     "a window": (lambda c, t: c.update(model_type="mistral", sliding_window=16), "sliding window"),
 }

@@ -22,7 +22,7 @@ from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.sampling.wire_tensors import decode_laws
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.kinds import DraftLogprobs
@@ -76,9 +76,9 @@ class Draft(Base):
         self.keeper.table = self.table
         self.grower = self.make_grower(runner, self.sent)
         self.translation = translation
-        self.sent_nodes: list[Nodes] = []
+        self.sent_nodes: list[Delivery] = []
 
-    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.sent_nodes.append(nodes)
 
     def open(self, ids: list[int], speculation: Speculation, **options: Any) -> None:

@@ -29,7 +29,7 @@ from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.followers import TableDrafter
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
@@ -192,7 +192,7 @@ class Target(Base):
         num = len(ids)
         parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
         ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
-        nodes = Nodes(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
+        nodes = Delivery(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
         self.leases.hand_in(nodes)
 
     def step(self) -> bool:
@@ -515,7 +515,7 @@ class Draft(Base):
         self.grower = self.make_grower(runner, self.sent, table)
         self.grown: dict[int, dict[tuple[int, ...], int]] = {}
 
-    def sent(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         paths: list[tuple[int, ...]] = []
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
             before = () if parent == TREE_ROOT else paths[parent]

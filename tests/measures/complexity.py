@@ -22,9 +22,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "engine/speculation": ("outrider/engine/speculation/",),
     "engine/heads": ("outrider/engine/heads/",),
     PAPERS: (f"{PAPERS}/",),
-    "moved elsewhere": (),
+    "moved in or out": (
+        "outrider/drafting/lookahead.py",
+        "outrider/drafting/tables.py",
+        "outrider/engine/drafters.py",
+        "outrider/engine/sampling/acceptance.py",
+        "outrider/engine/sampling/tree_acceptance.py",
+    ),
 }
-"""Folders, and the files outside of them to which their code went."""
+"""Folders, and the files outside of them from which code came or to which it went."""
 STEP_BEFORE = tuple(f"target_service/{name}.py" for name in ("verifier", "drafts", "lease", "rows", "parked"))
 STEP = tuple(
     f"target_service/{name}.py" for name in ("step", "drafting", "lease", "proposal", "budget", "draft_buffer")

@@ -9,7 +9,6 @@ from tests.mutants.operators import (
     call,
     comparison,
     drop,
-    never,
     read,
     sibling,
     statement,
@@ -39,7 +38,7 @@ DELIVERIES = (
         "a branch is drawn with the trunk's numbers, at which block verification has looked",
         GROWTH,
     ),
-    Mutant(f"{TREE}.advance", never("_goes_on"), "a chain that is over is not followed by another", GROWTH),
+    Mutant(f"{TREE}.go_on", always("_goes_on"), "a chain that is over is not followed by another", GROWTH),
     Mutant(
         f"{TREE}.number_keys",
         call("range", to="[0] * _0"),
@@ -186,7 +185,7 @@ DELIVERIES = (
     ),
     Mutant(
         "target_service:Proposal.source_of",
-        read("by_source", to="reversed([*_])"),
+        call("items", to="reversed([*_])"),
         "a token that two sources say is counted for the later one",
         UNIONS,
     ),

@@ -11,7 +11,7 @@ from tests.mutants.operators import (
     drop,
     never,
     operation,
-    statement,
+    read,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -21,56 +21,56 @@ DFLASH_TESTS, DRAFTER_TESTS = ("tests/engine/test_dflash.py",), ("tests/engine/t
 
 HEADS = (
     Mutant(
-        f"{HEADS_ROOM}.eagle3_files:_taps",
+        f"{HEADS_ROOM}.eagle3:_taps",
         constant(1, to="0", nth=(1, 2)),
         "SpecForge's heads read the layers before theirs",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3_files:_taps",
+        f"{HEADS_ROOM}.eagle3:_taps",
         constant(0, to="1"),
         "speculators' heads read the layers behind theirs",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3_files:_taps",
+        f"{HEADS_ROOM}.eagle3:_taps",
         constant(3, to="2"),
         "original heads read another layer than they were trained on",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:_norm_output",
-        statement("bool", to='return False, config.get("norm_output") is not False, False'),
+        f"{HEADS_ROOM}.eagle3:_open",
+        call("bool", to="False", beside=("True",)),
         "speculators' norm_output is taken for SpecForge's, and 3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_Layer.forward",
-        display("input_layernorm", "embedded", to="[_1, _0]"),
+        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
+        display("embedded", to="[_1, _0]"),
         "feature and embedding are swapped",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_Layer.forward",
+        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
         never("norm_before_residual"),
         "heads whose first residual is normed draft worse",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:CarryHead.forward",
+        f"{HEADS_ROOM}:HeadNetwork.forward",
         never("carries_normed"),
         "3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:Eagle3Head.read",
+        f"{HEADS_ROOM}:HeadNetwork.forward",
         always("reads_normed"),
         "heads without a last norm draft worse",
         EAGLE3_TESTS,
     ),
     Mutant(
         f"{HEADS_ROOM}:JoinedHead.run",
-        display("enorm", "hnorm", to="[_1, _0]"),
+        display("to", "dtype", to="[_1, _0]"),
         "feature and embedding of EAGLE-1 and MTP heads are swapped",
         JOINED_TESTS,
     ),
@@ -93,7 +93,7 @@ HEADS = (
         PEAGLE_TESTS,
     ),
     Mutant(
-        "draft_service:MaskedDrafter._make_blocks",
+        "draft_service:MaskDrafter._make_blocks",
         drop("truncate"),
         "masks stay in the cache, and what is drafted behind them is wrong",
         PEAGLE_TESTS,
@@ -117,14 +117,14 @@ HEADS = (
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.medusa_files:_named",
-        argument("_own_name", 1, to="1"),
+        f"{HEADS_ROOM}.medusa:_named",
+        argument("sub", 1, to="_.replace('2', '1')", nth=(1, 2)),
         "heads of several layers are not read",
         MEDUSA_TESTS,
     ),
     Mutant(
         f"{HEADS_ROOM}.dflash_files:_taps",
-        constant(1, to="0"),
+        constant(1, to="0", nth=(6, 6)),
         "DFlash heads read the layers before theirs",
         DFLASH_TESTS,
     ),
@@ -136,18 +136,18 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}.dflash_files:_taps",
-        never("num_layers"),
+        comparison("==", to="False"),
         "DFlash heads that read the target's last state read it before its norm",
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.dflash:_Layer.forward",
-        argument("self_attn", 1, to="self.input_layernorm(_)"),
+        f"{HEADS_ROOM}.llama_head:HeadLayer.forward",
+        read("before", to="self.input_layernorm(_)"),
         "each layer norms the rows, and DFlash drafts worse",
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:BlockHeadPath.forward",
+        f"{HEADS_ROOM}:HeadPath.forward",
         display("position_ids", to="[_1, _0]"),
         "rows have the positions of the block",
         DFLASH_TESTS,
@@ -159,15 +159,15 @@ HEADS = (
         ("tests/engine/test_paged.py", *DFLASH_TESTS),
     ),
     Mutant(
-        "draft_service:ContextSlot",
+        f"{HEADS_ROOM}:BlockHead",
         constant(0, to="1"),
         "blocks follow rows that are one off",
         DRAFTER_TESTS,
     ),
     Mutant(
-        "draft_service:DSparkDrafter._before",
-        comparison("!=", "states", "position", to="_0 > _1"),
-        "a recurrent head goes on with a state of another block",
+        "draft_service:SequentialDrafter._state_before",
+        comparison("==", "ROOT", to="True"),
+        "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),
 )

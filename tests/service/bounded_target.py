@@ -4,16 +4,16 @@ import sys
 
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service import parked
+from target_service import draft_buffer
 from target_service.worker import start_worker
 
 MAX_BYTES = 12_000
 
 
-def parked_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
+def buffer_bytes(num_slots: int, vocab_size: int, memory_bytes: int) -> int:
     return MAX_BYTES
 
 
 if __name__ == "__main__":
-    parked.parked_bytes = parked_bytes
+    draft_buffer.buffer_bytes = buffer_bytes
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

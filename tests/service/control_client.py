@@ -11,7 +11,7 @@ from typing import Any, Literal
 import grpc.aio
 import torch
 
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes, to_proto
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -251,7 +251,7 @@ def delivery(
     """
     num, start = len(ids), len(path)
     parents = range(TREE_ROOT, num - 1) if parents is None else parents
-    nodes = Nodes(
+    nodes = Delivery(
         ticket=ticket,
         root_len=root_len,
         ids=[*path, *ids],

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes, to_proto
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -174,7 +174,7 @@ KINDS_OF_REQUESTS: dict[str, tuple[Speculation, dict[str, Any]]] = {
 }
 
 
-def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Sequence[int]) -> Nodes:
+def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Sequence[int]) -> Delivery:
     """A tree of the right shape that no draft would grow: kinds, places, ends and laws by chance."""
     num, root_len = random.randint(0, 6), len(committed) - random.randint(0, 2)
     path = [*committed[root_len:], *random.choices(likely, k=random.choice([0, 0, 0, 1, 2]))]
@@ -185,7 +185,7 @@ def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Seq
     kinds = [*[NodeKind.KNOWN] * start, *kinds]
     num_laws = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind is NodeKind.LAW})
     noise = torch.randn(num_laws, 320, generator=torch.Generator().manual_seed(random.randrange(1 << 30)))
-    return Nodes(
+    return Delivery(
         ticket=ticket,
         root_len=root_len,
         ids=[*path, *random.choices(likely, k=num)],

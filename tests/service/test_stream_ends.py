@@ -11,7 +11,7 @@ import pytest
 
 from draft_service import target_link
 from draft_service.deliveries import Deliverer
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -43,10 +43,10 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
         yield tpb.FeatureBatch(summary=tpb.DeliverSummary())
 
 
-def with_law(ticket: int) -> Nodes:
+def with_law(ticket: int) -> Delivery:
     """One token and its law."""
     law = DenseRows(1, bytes(PART_BYTES))
-    return Nodes(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law)
+    return Delivery(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law)
 
 
 async def until(done: Any) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.commit import Commit, commit_tokens, kind_of_next
+from target_service.decide import until_grammar_fails
 from target_service.jobs import Finish
-from target_service.verifier import _num_led_to
+from target_service.step_rows import Decided
 
 DRAFTS, NEXT, EOS = (11, 12, 13, 14), 15, (0, 1)
 RUN = (*DRAFTS, NEXT)
@@ -95,9 +97,13 @@ def test_what_comes_after_a_rejection_is_not_looked_at() -> None:
 
 
 def test_what_was_accepted_before_its_grammar_fails_is_sound() -> None:
-    """Up to the token that leads there, as without drafts; behind it nothing is masked."""
-    for fails_behind, num in ((0, 0), (2, 2), (3, 3), (4, None)):
+    """Up to the token that leads there, which takes the place of the target's own; behind it nothing is masked."""
+    proposal: Any = SimpleNamespace(tree=DraftTree.of([5, 6, 7], [ROOT, 0, 1]))
+    decided = Decided((0, 1, 2), 9)
+    for fails_behind, path, next_id in ((2, (0,), 6), (3, (0, 1), 7), (4, (0, 1, 2), 9)):
         state: Any = SimpleNamespace(
             params=SamplingParams(grammar="{}"), failure=lambda ids, n=fails_behind: "full" if len(ids) >= n else None
         )
-        assert _num_led_to(state, [5, 6, 7]) == num
+        assert until_grammar_fails(proposal, state, decided) == Decided(path, next_id)
+    state = SimpleNamespace(params=SamplingParams(grammar="{}"), failure=lambda ids: "full")
+    assert until_grammar_fails(proposal, state, decided) is None

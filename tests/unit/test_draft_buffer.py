@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.transport.codec import SparseRows
 from outrider.wire.tree_shape import TreeShape
@@ -27,13 +27,13 @@ def chain(
     ids: Sequence[int],
     kind: NodeKind = NodeKind.GUESS,
     ends: Sequence[int] = (),
-) -> Nodes:
+) -> Delivery:
     """Nodes one below the other, after those of a path that was delivered before."""
     num, num_known = len(path) + len(ids), len(path)
     rows = LAWS if kind is NodeKind.LAW else None
     kinds = [*[NodeKind.KNOWN] * num_known, *[kind] * len(ids)]
     parents = list(range(TREE_ROOT, num - 1))
-    return Nodes(1, root_len, [*path, *ids], parents, [0] * num, kinds, rows, ends, num_bytes=10 * len(ids))
+    return Delivery(1, root_len, [*path, *ids], parents, [0] * num, kinds, rows, ends, num_bytes=10 * len(ids))
 
 
 def chain_ids(buffer: DraftBuffer, max_len: int = 9) -> list[int]:
@@ -126,7 +126,7 @@ class TestAdvance:
         buffer.insert(chain(3, [], [1, 2, 3]), COMMITTED, PLENTY)
         buffer.insert(chain(3, [1], [5, 6]), COMMITTED, PLENTY)
         assert buffer.advance([1, 5], 3, seen.append) == (2, 0)
-        assert chain_ids(buffer) == [6] and (len(buffer.tree), seen) == (1, [0, 0])
+        assert chain_ids(buffer) == [6] and (len(buffer.tree), buffer.num_bytes, seen) == (1, 10, [0, 0])
         assert buffer.advance([9], 5, seen.append) == (1, 0)
         assert len(buffer.tree) == buffer.num_bytes == 0 and seen[-1] is None
 
@@ -189,7 +189,7 @@ def test_a_state_has_one_chain_the_first() -> None:
     buffer = DraftBuffer()
     buffer.insert(chain(3, [], [1], NodeKind.LAW), COMMITTED, PLENTY)
     other = SparseRows((1, 1), b"\0" * 8, b"\0" * 8)
-    longer = Nodes(1, 3, [2, 3], [TREE_ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
+    longer = Delivery(1, 3, [2, 3], [TREE_ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
     assert buffer.insert(longer, COMMITTED, PLENTY) == InsertedNodes(num_dropped=2)
     assert chain_ids(buffer) == [1]
 
@@ -198,7 +198,7 @@ def test_the_best_come_first_and_parents_before_their_children() -> None:
     buffer = DraftBuffer()
     for ids, parents, ranks in (([1, 2, 3], [TREE_ROOT, 0, 0], [0, 0, 1]), ([4, 5], [TREE_ROOT, 0], [1, 0])):
         kinds = [NodeKind.GUESS] * len(ids)
-        buffer.insert(Nodes(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
+        buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
     nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, 4)
     tree = buffer.tree.select(nodes)
     assert (tree.ids, tree.parents) == ([1, 2, 4, 3], [-1, 0, -1, 0])

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_unchecked
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.sampling import distributions
-from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.drafters import Drafter
@@ -35,7 +35,7 @@ from tests.unit.test_tree_decision import make, parents_of
 def requested(proposal: Proposal, state: SamplingState, decided: Decided, start: int = 0) -> ExplainRequest:
     """What explains a proposal of one drafter, of which nothing was left out."""
     source = DraftSource(Drafter.NGRAM, SlotShares(RankShares()))
-    made = dataclasses.replace(proposal, sources=[source], ranks=[dict(enumerate(proposal.tree.ranks))])
+    made = dataclasses.replace(proposal, sources={source: dict(enumerate(proposal.tree.ranks))})
     return ExplainRequest(made, state, decided, start)
 
 
@@ -85,7 +85,7 @@ def check(explanation: pb.Explanation, r: Proposal, state: SamplingState, decide
         assert not found.draft_law
         assert [each.id for each in found.draft_guesses] == [tree.ids[child] for child in children][:NUM_BEST]
         return
-    drew = next(draw.distribution for draw in r.draws if draw.parent == decided.last)
+    drew = next(draw.distribution for draw in r.draws if tree.parents[draw.node] == decided.last)
     assert drew is not None
     check_ranked(found.draft_law, best(torch.from_numpy(drew.dense_scores().copy()).log_softmax(0)))
     assert not found.draft_guesses
@@ -143,7 +143,7 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
     slot = make(4, [-1, 0], 1, chain=True)
     source = DraftSource(drafter, SlotShares(RankShares()))
     ranks = {} if drafter is None else {0: 0, 1: 0}  # those of the grammar's are nobody's
-    ready = dataclasses.replace(slot.ready, draws=(), sources=[source], ranks=[ranks])
+    ready = dataclasses.replace(slot.ready, draws=(), sources={source: ranks})
     other = next(i for i in range(12) if i not in ready.tree.ids)
     (found,) = explain([ExplainRequest(ready, slot.state, Decided((0,), other), 0)], slot.logits).values()
     assert {each.kind for each in found.draft} == {kind} and not found.HasField("draft_us")
@@ -158,7 +158,7 @@ def test_a_delivery_tells_once_what_it_took() -> None:
     def came(ids: list[int], known: int, us: int) -> None:
         kinds = [*[NodeKind.KNOWN] * known, *[NodeKind.GUESS] * (len(ids) - known)]
         parents, ranks = list(range(-1, len(ids) - 1)), [0] * len(ids)
-        source.buffer.insert(Nodes(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
+        source.buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None, draft_us=us), [1, 2, 3], 1 << 20)
 
     came([4], 0, 100)
     came([4, 5, 6], 1, 40)
@@ -167,7 +167,7 @@ def test_a_delivery_tells_once_what_it_took() -> None:
 
     def spent(num: int) -> int | None:
         made = dataclasses.replace(
-            chain_proposal(slot, [4, 5, 6, 7][:num]), sources=[source], ranks=[dict.fromkeys(range(num), 0)]
+            chain_proposal(slot, [4, 5, 6, 7][:num]), sources={source: dict.fromkeys(range(num), 0)}
         )
         request = ExplainRequest(made, state, Decided(tuple(range(num)), 0), 0)
         (found,) = explain([request], torch.zeros(num + 1, 12)).values()

@@ -12,12 +12,11 @@ from unittest.mock import AsyncMock
 import pytest
 
 from outrider.engine.loading.memory import Spare
-from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
-from target_service.feature_jobs import FeatureJob, FeatureSubscription, Probe
+from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
 from target_service.servicer import TargetServicer
@@ -204,7 +203,7 @@ async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
         made.stream.send_features(made.wanted, 0, 1, b"ab")
         await made.settle()
         made.ask_probe()
-        made.jobs[0].respond(Probe(b"taps", [3, 4]))
+        made.jobs[0].respond(b"taps", [3, 4], "")
         made.ask_probe(id=2)
         assert len(made.jobs) == 1
         made.may_write.set()
@@ -219,10 +218,10 @@ async def test_probes_go_one_at_a_time() -> None:
         made.ask_probe(id=2)
         job = made.jobs[0]
         assert (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
-        job.respond(Probe(b"taps", [3, 4]))
+        job.respond(b"taps", [3, 4], "")
         await made.settle()
         made.ask_probe(id=3)
-        made.jobs[1].respond(JobError(Fault.EXHAUSTED, "no blocks"))
+        made.jobs[1].respond(b"", [], "no blocks")
         made.ask_probe(id=4, token_ids=[])
         made.ask_probe(id=5, target_epoch=8)
         await made.settle()

@@ -17,7 +17,7 @@ from outrider.engine.sampling.coupled import coupled_ranked
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import grow
 from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.nodes import NodeKind
@@ -82,7 +82,7 @@ class Draft:
             for _, node in offers:
                 self.tree.feed(node)
                 self.order.append(node)
-            said = [Said(self.tree, node, self.state, self.law, self.best) for _, node in offers]
+            said = [NodeDistribution(self.tree, node, self.state, self.law, self.best) for _, node in offers]
             assert not grow(said)
         return self
 
@@ -465,11 +465,11 @@ def test_a_table_without_a_choice_guesses_within_the_segment_that_goes_on() -> N
     tree = draft.tree
     tree.feed(ROOT)
     one = RowLaw(VOCAB_SIZE, np.zeros(1, dtype=np.float32), np.array([9]))
-    grow([Said(tree, ROOT, draft.state, lambda row: one)])
+    grow([NodeDistribution(tree, ROOT, draft.state, lambda row: one)])
     (guess,) = tree.children(ROOT)
     assert (tree.ids[guess], tree.kinds[guess]) == (9, NodeKind.GUESS)
     tree.feed(guess)
-    grow([Said(tree, guess, draft.state, draft.law)])
+    grow([NodeDistribution(tree, guess, draft.state, draft.law)])
     assert tree.segments[draft.law_of(guess)][0] == tree.segments[guess][0] == len(PROMPT)
     assert tree.ended == [guess]  # what is guessed and what is drawn are not verified together
     before = draft.chain(guess)

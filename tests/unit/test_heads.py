@@ -13,7 +13,6 @@ import torch
 
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.engine.loading.memory import Spare
-from outrider.engine.worker.jobs import Fault, JobError
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
@@ -96,13 +95,13 @@ class Target:
                 with contextlib.suppress(TimeoutError):  # not all that changes is told
                     await asyncio.wait_for(self.changed.wait(), 0.05)
 
-    async def registered(self, stream: int, data: bytes, error: JobError | None = None) -> None:
+    async def registered(self, stream: int, data: bytes, why: str | None = None) -> None:
         """Register a head whose map is not here, in two pieces."""
         assert self.register(stream, data) is WANTED
         self.piece(stream, data, 0, 20)
         self.piece(stream, data, 20, len(data))
         await self.until(lambda: self.jobs and isinstance(self.jobs[-1], SimpleNamespace))
-        self.jobs[-1].respond(error)
+        self.jobs[-1].respond(why)
 
     @property
     def num_bytes(self) -> float:
@@ -297,7 +296,7 @@ async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.
 
 async def test_a_map_for_which_the_engine_has_no_room() -> None:
     target, data = Target(), map_of()
-    await target.registered(1, data, JobError(Fault.EXHAUSTED, "out of memory"))
+    await target.registered(1, data, "out of memory")
     assert await target.refused() == "out of memory" and target.num_bytes == 0
     assert target.register(1, data) is WANTED
 

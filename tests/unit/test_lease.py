@@ -10,7 +10,7 @@ import pytest
 from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.wire.drafters import Drafter
@@ -48,7 +48,7 @@ class Course:
 
     def deliver(self, root_len: int, now: float) -> None:
         """Guesses of one token after the other come, under the first root_len tokens."""
-        nodes = Nodes(1, root_len, [1, 1], [TREE_ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
+        nodes = Delivery(1, root_len, [1, 1], [TREE_ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
         self.draft.buffer.insert(nodes, self.lease.slot.committed, 1 << 20)
         self.draft.arrived(root_len, now)
 

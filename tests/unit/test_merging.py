@@ -18,7 +18,7 @@ from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
@@ -92,7 +92,7 @@ def made(
     drafts = [DeliveredDrafts(Drafter.MODEL, shares, ticket, True) for ticket, shares in enumerate(of_drafts)]
     job: Any = SimpleNamespace(tickets=[(draft.ticket, True) for draft in drafts])
     spec = Speculation(**{"max_draft_tokens": 16, **speculation})
-    lease = Lease(job, slot, spec, 99, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
+    lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
@@ -110,7 +110,7 @@ def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> Non
                 ranks.append(parents.count(parent))
                 ids.append(path[depth - 1])
                 parents.append(parent)
-    nodes = Nodes(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
+    nodes = Delivery(draft, len(PROMPT), ids, parents, ranks, [NodeKind.GUESS] * len(ids), None)
     lease.drafts[draft].buffer.insert(nodes, lease.slot.committed, 1 << 20)
 
 
@@ -138,7 +138,7 @@ def shown(tree: DraftTree) -> set[Prefix]:
 
 
 def tree_of(found: Candidates) -> DraftTree:
-    return join(found.trees, found.offers).tree
+    return join(list(found.trees.values()), found.offers).tree
 
 
 def probs_of(found: Candidates) -> list[float]:
@@ -163,7 +163,7 @@ class TestGuesses:
         assert probs_of(found) == sorted(probs_of(found), reverse=True)
         proposal = proposal_of(drafting, found, len(found.offers))
         assert drafter_of(proposal) is UNION and not proposal.draws
-        delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.ranks)
+        delivered, own = ({proposal.tree.prefix(node) for node in ranks} for ranks in proposal.sources.values())
         assert (delivered, own) == ({(1,), (1, 3), (1, 3, 4), (6,)}, {(1,), (1, 2), (1, 2, 5)})
         firsts = [proposal.source_of(node) for node in range(len(proposal.tree))]
         assert firsts.count(lease.first) == 4, "what both say is the first one's"
@@ -247,7 +247,7 @@ class TestGuesses:
         drafting, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
         deliver(lease, [[3, 4]])
         found = drafting.candidates(lease)
-        assert [source.drafter for source in found.sources] == [Drafter.NGRAM]
+        assert [source.drafter for source in found.trees] == [Drafter.NGRAM]
         assert tree_of(found).ids == [1, 2]
 
 
@@ -475,7 +475,7 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
                 add(draft, add(draft, ROOT, token_id, EVEN), 0, EVEN)
         found = drafting.candidates(lease)
         assert len(found.offers) == 5 or num == 1
-        assert len(proposal_of(drafting, found, 5).ranks[0]) == 4
+        assert len(proposal_of(drafting, found, 5).sources[lease.first]) == 4
 
 
 def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
@@ -485,7 +485,7 @@ def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -
     for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
         state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
         drafting._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
-        assert [source.drafter for source in drafting.candidates(lease).sources] == [drafter]
+        assert [source.drafter for source in drafting.candidates(lease).trees] == [drafter]
 
 
 def test_a_target_without_token_trees_offers_no_unions() -> None:

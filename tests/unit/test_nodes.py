@@ -10,7 +10,7 @@ import pytest
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes, from_proto, to_proto
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, Delivery, NodeKind, from_proto, to_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.transport.codec import BadTensor
 
@@ -18,11 +18,13 @@ VOCAB_SIZE = 16
 LAW = RowLaw(VOCAB_SIZE, np.log(np.array([0.75, 0.25], dtype=np.float32)), np.array([3, 5]))
 
 
-def tree() -> Nodes:
+def tree() -> Delivery:
     """One that was delivered before, under it two draws and a key, and a guess beside it."""
     kinds = [NodeKind.KNOWN, NodeKind.GUESS, NodeKind.LAW, NodeKind.LAW, NodeKind.KEY]
     rows = encode_laws([LAW], prefer_sparse=True)
-    return Nodes(9, 40, [2, 7, 3, 5, 8], [TREE_ROOT, TREE_ROOT, 0, 0, 0], [0, 1, 0, 1, 2], kinds, rows, [TREE_ROOT, 2])
+    return Delivery(
+        9, 40, [2, 7, 3, 5, 8], [TREE_ROOT, TREE_ROOT, 0, 0, 0], [0, 1, 0, 1, 2], kinds, rows, [TREE_ROOT, 2]
+    )
 
 
 def sent(**changes: Any) -> tpb.Delivery:
@@ -48,7 +50,7 @@ def test_what_is_read_is_what_was_sent() -> None:
 
 
 def test_only_an_end_may_be_told() -> None:
-    found = from_proto(to_proto(Nodes(1, 3, [], [], [], [], None, [TREE_ROOT]), 4, VOCAB_SIZE), VOCAB_SIZE)
+    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [TREE_ROOT]), 4, VOCAB_SIZE), VOCAB_SIZE)
     assert (found.ids, found.ends, found.rows) == ([], [TREE_ROOT], None)
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service import pushing
-from draft_service.growing import Growing
+from draft_service.draft_slot import DraftSlot
 from draft_service.pushing import NUM_URGENT, PUSH_S, Pusher
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, NodeKind, Nodes
+from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, Delivery, NodeKind
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
@@ -30,13 +30,13 @@ class Course:
         engine: Any = SimpleNamespace(answer=lambda send: send(), flush=lambda: None)
         job: Any = SimpleNamespace(deliver_to="target:1", target_epoch=3)
         slot: Any = SimpleNamespace(params=draft.params)
-        self.draft, self.sent, self.now, self.buffer = draft, list[Nodes](), 100.0, DraftBuffer()
+        self.draft, self.sent, self.now, self.buffer = draft, list[Delivery](), 100.0, DraftBuffer()
         tree: Any = draft.tree
-        self.growing = Growing(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing = DraftSlot(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
         self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 
-    def take(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         assert (address, epoch, nodes.ticket) == ("target:1", 3, 7) and len(nodes.ids) <= MAX_NODES
         self.sent.append(nodes)
         self.buffer.insert(nodes, self.draft.committed, PLENTY)
@@ -126,11 +126,11 @@ def test_messages_of_whole_laws_stay_far_below_the_largest(monkeypatch: pytest.M
     assert mirrored(course.buffer) == drawn(course.draft)
 
 
-def _new(nodes: Nodes) -> list[int]:
+def _new(nodes: Delivery) -> list[int]:
     return [node for node, kind in enumerate(nodes.kinds) if kind is not NodeKind.KNOWN]
 
 
-def _path(nodes: Nodes, node: int) -> list[int]:
+def _path(nodes: Delivery, node: int) -> list[int]:
     """Ids of what leads to a node, itself left out."""
     parent = nodes.parents[node]
     return [] if parent == TREE_ROOT else [*_path(nodes, parent), nodes.ids[parent]]

@@ -39,7 +39,7 @@ class Machine:
     def part(self, caller: bytes) -> CallerPart[tuple[bytes, int]]:
         count = self.num_slots[caller]
         units = [Unit((caller, slot), 1) for slot in self.order[caller]]
-        return CallerPart(caller, self.weights[caller], count, count, count, count, lambda: Alone(count, units))
+        return CallerPart(caller, self.weights[caller], count, count, lambda: Alone(count, units))
 
     def step(self, gone: bytes | None = None) -> int:
         """Take a step, without those of one; return its rows."""

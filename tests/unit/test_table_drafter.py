@@ -15,7 +15,7 @@ from draft_service.jobs import AdvanceJob
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
-from outrider.engine.speculation.nodes import NodeKind, Nodes
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.plan import MAX_DEPTH
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob
@@ -63,7 +63,7 @@ class Draft:
     def flush(self) -> None:
         self.num_flushes += 1
 
-    def take(self, address: str, epoch: int, nodes: Nodes) -> None:
+    def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.buffer.insert(nodes, self.committed, 1 << 20)
 
     def commit(self, ids: list[int]) -> list[int]:
@@ -95,7 +95,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
     drafter = Bigram(CIRCLE * 3)
     keeper = SlotKeeper(OpenSlots[BareSlot](partial(TableSlot, drafter), 99, 99), engine, metrics, VOCAB_SIZE, ())
 
-    def take(address: str, epoch: int, nodes: Nodes) -> None:
+    def take(address: str, epoch: int, nodes: Delivery) -> None:
         num_nodes[nodes.ticket] += len(nodes.ids)
 
     grower = Grower(

@@ -22,7 +22,7 @@ from outrider.engine.sampling.penalties import LogitRow, SamplingState, process_
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation import drawing
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import GrowthSetup
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
@@ -69,7 +69,9 @@ def grow(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
         while offers := tree.offers(1):
             node = offers[0][1]
             tree.feed(node)
-            drawing.grow([Said(tree, node, state, lambda row: draft(row.draft_prefix), lambda row, num: ([], []))])
+            drawing.grow(
+                [NodeDistribution(tree, node, state, lambda row: draft(row.draft_prefix), lambda row, num: ([], []))]
+            )
     return tree
 
 

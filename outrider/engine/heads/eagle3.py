@@ -45,6 +45,8 @@ class Eagle3Head(LlamaHead, CarryHead):
     """The network behind the opening map. Its tensors have speculators' names."""
 
     facts: Eagle3Config
+    mask_feature: Tensor
+    """[d], of a P-EAGLE head's masks."""
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)

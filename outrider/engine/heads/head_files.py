@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,14 +73,13 @@ class Keys:
                 raise self.refusal(both, of=" or ".join(names))
         return found[0] if found else None
 
-    def number(self, *names: str, least: int, most: float = math.inf) -> int:
+    def number(self, *names: str, least: int, most: int = sys.maxsize) -> int:
         """Return the whole number within these bounds of a key that has these names."""
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
+            bounds = f"from {least} to {most}" if most < sys.maxsize else f"from {least} on"
             name = next((name for name in names if self.get(name) is not None), names[0])
-            raise self.refusal(
-                f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json", of=name
-            )
+            raise self.refusal(f"is {value!r}, must be a whole number {bounds}; correct its config.json", of=name)
         return value
 
     def flag(self, name: str) -> bool | None:

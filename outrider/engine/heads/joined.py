@@ -53,8 +53,9 @@ class JoinedHead(CarryHead):
         config = deepcopy(facts.layers)
         super().__init__(config, facts)
         self.model: Any = MODEL_MAPPING[type(config)](config)
-        self.model.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
-        norm_class, self.model.norm = type(self.model.norm), nn.Identity()
+        norm_class = type(self.model.norm)
+        self.model.embed_tokens, self.model.norm = nn.Identity(), nn.Identity()
+        self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
         if facts.joins_normed:
@@ -73,7 +74,7 @@ class JoinedHead(CarryHead):
         return found
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        embedded = self.model.embed_tokens(input_ids)  # [1, T, d]
+        embedded = self.embed_tokens(input_ids)  # [1, T, d]
         enorm, hnorm = (self.hnorm, self.enorm) if self.facts.swaps_norms else (self.enorm, self.hnorm)
         parts = [enorm(embedded), hnorm(features.to(embedded.dtype))]
         if self.facts.is_exchanged:

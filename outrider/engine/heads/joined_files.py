@@ -76,12 +76,12 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    reader = HeadReader(files, target, read_tensors(files))
+    reader = HeadReader(files, target, read_tensors(files, _own_name))
     raw = files.part("model") or files.config  # vLLM nests it
-    if "layers.0.self_attn.q_proj.bias" in reader.tensors and raw.get("model_type", "llama") == "llama":
+    if "model.layers.0.self_attn.q_proj.bias" in reader.tensors and raw.get("model_type", "llama") == "llama":
         raw = {**raw, "model_type": "qwen2"}  # Llama's class has a bias of the output beside those of q, k and v
     layers = reader.layers(raw)
-    has_bias = "fc.bias" in reader.tensors
+    has_bias = "eh_proj.bias" in reader.tensors
     if files.config.get("bias", has_bias) != has_bias:
         there = "there" if has_bias else "missing"
         raise files.refusal(
@@ -89,10 +89,7 @@ def read_eagle1(files: Checkpoint, target: TargetFiles) -> HeadFiles:
             of="bias",
         )
     facts = _facts(reader, layers, joins_normed=False, join_bias=has_bias)
-    reader.fill_from_target(facts)
-    reader.tensors = {_own_name(name): tensor for name, tensor in reader.tensors.items()}
-    reader.check_shapes(facts, JoinedHead, "an EAGLE-1 head")
-    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width))
+    return reader.complete(facts, JoinedHead, "an EAGLE-1 head", OpeningMap.identity(facts.width))
 
 
 def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -115,8 +112,7 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     facts = _facts(reader, layers, joins_normed=True, carries_normed=carries_normed)
     reader.fill_from_target(facts)
     _convert_layer(reader, layers)
-    reader.check_shapes(facts, JoinedHead, "an MTP head")
-    return HeadFiles(facts, reader.tensors, OpeningMap.identity(facts.width), undecided)
+    return reader.complete(facts, JoinedHead, "an MTP head", OpeningMap.identity(facts.width), undecided)
 
 
 def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
@@ -132,9 +128,7 @@ def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> Joine
 
 
 def _own_name(name: str) -> str:
-    if name.startswith(("layers.", "embed_tokens.")):
-        return f"model.{name}"
-    return name.replace("fc.", "eh_proj.", 1) if name.startswith("fc.") else name
+    return re.sub(r"^fc\.", "eh_proj.", re.sub(r"^layers\.", "model.layers.", name))
 
 
 def _prefix(files: Checkpoint, num_layers: int) -> str:
@@ -184,10 +178,9 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     """Make the tensors those of `JoinedHead`: the layer's as transformers' class of it has them, which lays the experts
     of a checkpoint side by side.
     """
-    tensors = reader.tensors
     model_class: Any = MODEL_MAPPING[type(layers)]
     around = JOINING - {"embed_tokens.weight", "norm.weight"}
-    given = {name: tensor for name, tensor in tensors.items() if name not in around}
+    given = {name: tensor for name, tensor in reader.tensors.items() if name not in around}
     reader.refuse("not all tensors", _missing_experts(given), of=MTP)
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -195,7 +188,7 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
             None,
             config=deepcopy(layers),
             state_dict=given,
-            dtype=given["embed_tokens.weight"].dtype,
+            dtype=next(iter(given.values())).dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -206,10 +199,9 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
     reader.refuse("not all tensors", info["missing_keys"], of=MTP)
     mismatched = [name for name, *_ in info["mismatched_keys"]]
     reader.refuse("tensors of another shape than by its config.json", mismatched, of=MTP)
-    reader.tensors = {name: tensor for name, tensor in tensors.items() if name in JOINING - {"embed_tokens.weight"}}
-    for name, tensor in model.state_dict().items():
-        if name != "norm.weight":
-            reader.tensors[f"model.{name}"] = tensor
+    reader.tensors = {name: tensor for name, tensor in reader.tensors.items() if name in JOINING}
+    for name, tensor in model.layers.state_dict().items():
+        reader.tensors[f"model.layers.{name}"] = tensor
 
 
 def _missing_experts(names: Iterable[str]) -> list[str]:

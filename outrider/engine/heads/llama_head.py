@@ -103,17 +103,19 @@ class HeadAttention(nn.Module):
         super().__init__()
         self.config, self.layer_idx = config, index
         self.is_causal, self.window = is_causal, window
-        self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
+        self.head_dim = config.head_dim
+        self.scaling = self.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        wide, narrow = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        narrow = config.num_key_value_heads * self.head_dim
+        wide = narrow * self.num_key_value_groups
         self.q_proj = nn.Linear(input_width, wide, bias=bias != "none")
         self.k_proj = nn.Linear(input_width, narrow, bias=bias != "none")
         self.v_proj = nn.Linear(input_width, narrow, bias=bias != "none")
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=bias == "all")
-        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        norms: list[nn.Module] = [nn.Identity(), nn.Identity()]
         if has_norms:
-            self.q_norm = HeadNorm(config.head_dim, eps=config.rms_norm_eps)
-            self.k_norm = HeadNorm(config.head_dim, eps=config.rms_norm_eps)
+            norms = [HeadNorm(self.head_dim, eps=config.rms_norm_eps) for _ in norms]
+        self.q_norm, self.k_norm = norms
 
     def forward(self, inner: Tensor, read: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None) -> Tensor:
         """Return [1, Q, d] of inner [1, Q, i], the last of read [1, K, i]; Q may be 0."""

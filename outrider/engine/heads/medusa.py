@@ -72,7 +72,9 @@ class MedusaHeads(HeadNetwork):
             logits = torch.stack([head(inner[..., i, :]) for i, head in enumerate(self.lm_heads)], dim=-2)
         return self.spread(logits * self.facts.scale)
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """As every head's, of the first of these heads."""
         return self(features[:-1])[:, 0]
 

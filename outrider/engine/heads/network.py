@@ -152,9 +152,13 @@ class HeadNetwork(PreTrainedModel):
         """Return the last layer's output [1, T, d]."""
         raise NotImplementedError
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """Return the logits [P, V] of what follows the second and the next P - 1 tokens of a text, the tokens before
-        given. features: [T, d], of the T tokens.
+        given. features: [T, d], of the T tokens. ahead: of a `CarryHead` also 2, for the logits of its next step, one
+        less: after each token's next one, with the head's own carry as its feature, or after a mask where it fills
+        masks.
 
         runner: of the head's path. Takes memory of its cache for as long as it runs. Raises OutOfBlocks.
         """
@@ -183,11 +187,8 @@ class CarryHead(HeadNetwork):
     """A head that hands its own output on, as the feature of what follows."""
 
     def score_text(
-        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, *, ahead: int = 1
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
-        """As every head's. ahead: 2 for the logits of the next step, [T - 2, V]: after each token's next one, with the
-        head's own carry as its feature, or after a mask in a head that fills masks.
-        """
         assert runner is not None, "it has a cache"
         ids = list(token_ids[1:])
         num = len(ids)
@@ -212,7 +213,9 @@ class BlockHead(HeadNetwork):
 
     lag = 0
 
-    def score_text(self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
         assert runner is not None and self.block is not None, "it has a cache, and fills blocks"
         block = self.block

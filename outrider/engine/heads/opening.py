@@ -77,16 +77,16 @@ _SPEC = TypeAdapter(OpeningSpec)
 class OpeningMap(nn.Module):
     """Runs on the target."""
 
+    fc: Tensor | None
+    norm: Tensor | None
+    output_norm: Tensor | None
+
     def __init__(self, spec: OpeningSpec, tensors: Mapping[str, Tensor]) -> None:
         """Take tensors of spec.shapes, or none for the identity of one tap."""
         super().__init__()
         self.spec = spec
-        self.register_buffer("fc", tensors.get("fc"))
-        self.register_buffer("norm", tensors.get("norm"))
-        self.register_buffer("output_norm", tensors.get("output_norm"))
-        self.fc: Tensor | None
-        self.norm: Tensor | None
-        self.output_norm: Tensor | None
+        for name in ("fc", "norm", "output_norm"):
+            self.register_buffer(name, tensors.get(name))
 
     @classmethod
     def identity(cls, width: int) -> OpeningMap:
@@ -100,7 +100,7 @@ class OpeningMap(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors in memory."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
         """Return rows [N, d] bfloat16 of taps [N, m, dt], in the spec's order."""

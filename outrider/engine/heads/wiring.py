@@ -191,29 +191,28 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     as long as it runs. Raises OutOfBlocks. Call it on the engine thread.
     """
     _decide(loaded, seen)
-    taps = loaded.opening.spec.taps
-    others = [_way(label, text_logits(loaded, seen, way), seen, 1) for label, way in _shifts(taps, loaded.num_layers)]
-    opening = loaded.opening
+    opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
+    others = [_way(loaded, seen, label, taps) for label, taps in _shifts(opening.spec.taps, loaded.num_layers)]
     if opening.output_norm is not None:
         tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
         bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))
-        others.append(_way("with the norm of the rows left out", text_logits(bare, seen, taps), seen, 1))
-    network, facts = loaded.network, loaded.network.facts
+        others.append(_way(bare, seen, "with the norm of the rows left out"))
     for label, misread in network.misreadings():
         network.facts = misread
         try:
-            others.append(_way(label, text_logits(loaded, seen, taps), seen, 1))
+            others.append(_way(loaded, seen, label))
         finally:
             network.facts = facts
-    return Outcome(_way("as configured", text_logits(loaded, seen, taps), seen, 1), others)
+    return Outcome(_way(loaded, seen, "as configured"), others)
 
 
-def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int], **more: int) -> Tensor:
-    """Return the logits [P, V] of what follows a text's second token and those behind, with some taps. more: as the
-    network's `score_text`.
+def text_logits(loaded: LoadedHead, seen: Seen, taps: Sequence[int] | None = None, ahead: int = 1) -> Tensor:
+    """Return the logits [P, V] of what follows a text's second token and those behind. taps: others than the head's.
+    ahead: 2 for the step behind that of a `CarryHead`.
     """
-    features = loaded.opening(torch.stack([seen.taps[tap] for tap in taps], dim=1))  # [T, d]
-    return loaded.network.score_text(loaded.runner, seen.token_ids, features, **more)
+    states = [seen.taps[tap] for tap in taps or loaded.opening.spec.taps]
+    features = loaded.opening(torch.stack(states, dim=1))  # [T, d]
+    return loaded.network.score_text(loaded.runner, seen.token_ids, features, ahead)
 
 
 def _decide(loaded: LoadedHead, seen: Seen) -> None:
@@ -221,16 +220,16 @@ def _decide(loaded: LoadedHead, seen: Seen) -> None:
     network = loaded.network
     for name in loaded.undecided:
         before = network.facts
-        after = replace(before, **{name: not getattr(before, name)})
-        as_read = _way(name, text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2), seen, 2)
-        network.facts = after
-        turned = _way(name, text_logits(loaded, seen, loaded.opening.spec.taps, ahead=2), seen, 2)
+        as_read = _way(loaded, seen, name, ahead=2)
+        network.facts = replace(before, **{name: not getattr(before, name)})
+        turned = _way(loaded, seen, name, ahead=2)
         if _lead(turned.scores, as_read.scores) <= 0:
             network.facts = before
 
 
-def _way(label: str, logits: Tensor, seen: Seen, ahead: int) -> Way:
-    """Compare logits [P, V], after as many of the text's positions, with what the target says `ahead` tokens later."""
+def _way(loaded: LoadedHead, seen: Seen, label: str, taps: Sequence[int] | None = None, ahead: int = 1) -> Way:
+    """Compare the logits [P, V] after the text's positions with what the target says `ahead` tokens later."""
+    logits = text_logits(loaded, seen, taps, ahead)
     best = seen.best_ids[ahead : ahead + len(logits)].to(logits.device)
     said = torch.stack([best, best.roll(len(best) // 2)], dim=1)  # [P, 2]
     scores, elsewhere = logits.log_softmax(-1).gather(1, said).clamp(min=MIN_SCORE).cpu().unbind(1)

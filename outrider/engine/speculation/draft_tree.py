@@ -99,7 +99,11 @@ class DraftTree:
 
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
-        return len(self.path(node))
+        depth = 0
+        while node != ROOT:
+            depth += 1
+            node = self.parents[node]
+        return depth
 
     @property
     def max_depth(self) -> int:

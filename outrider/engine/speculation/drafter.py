@@ -1,9 +1,9 @@
-"""The protocol of everything that drafts: it says what may follow a node of a growing tree.
+"""The protocol of everything that drafts: it gives the distribution of what follows a node of a growing tree.
 
-Drawing, noise, penalties, cuts, sending and accepting are not its business: `drawing` makes children of what it says,
-`tree` says which nodes are worth asking for. What it says is a *law*, of which a token is drawn and which is shipped
-with it, or, where the law leaves no choice or the rule needs no law, a *guess*, kept where the target says the same. A
-drafter proves nothing: what a law was computed from is free, and costs acceptance alone.
+Sampling, noise, penalties, cuts, sending and accepting are not its business: `drawing` makes children from a
+distribution, `tree` tells which nodes are worth feeding. A drafter gives a *law*, from which a token is drawn and which
+is sent with it, or, where the law leaves no choice or the rule needs no law, a *guess*, kept where the target chooses
+the same. A drafter proves nothing: what a law was computed from is free, and costs acceptance alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outrider.engine.speculation.growth import Growth
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A node, and what is known of the token after it."""
+class NodeDistribution:
+    """What is known of the token after a node."""
 
     tree: Growth
     node: int
@@ -33,43 +33,43 @@ class Said:
     """The ids that follow most likely at temperature 0, and their probabilities; None: by the law."""
 
 
-Asked = TypeVar("Asked", contravariant=True)
+SlotT = TypeVar("SlotT", contravariant=True)
 """A slot as its worker keeps it, with what grows there."""
 
 
-class NodeDrafter(Protocol[Asked]):
+class NodeDrafter(Protocol[SlotT]):
     """Serves all slots of a worker, on its engine thread."""
 
     takes_trees: bool
-    """Whether it can be asked for several nodes of a slot that do not lie on one path."""
+    """Whether a step may feed several nodes of a slot that do not lie on one path."""
     can_refeed: bool
     """Whether a node that was let go can be fed again by its token alone."""
     max_depth: int | None
-    """Depth under the last committed token that it has something to say up to; None: any."""
+    """Depth under the last committed token up to which it has distributions; None: any."""
 
-    def say(self, wanted: Sequence[tuple[Asked, Sequence[int]]], now: float) -> Sequence[Said] | None:
+    def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Return what follows these nodes, or those of them that there is room for now; and do what else is due, such
         as reading prompts. None: there was nothing to do.
         """
 
-    def keep_fed(self, asked: Asked, num_fed: int, keep: Sequence[int]) -> None:
+    def keep_fed(self, asked: SlotT, num_fed: int, keep: Sequence[int]) -> None:
         """Keep, of the last num_fed nodes that it was asked for, what is known of those at the ascending indices
         `keep`.
         """
 
-    def knows(self, asked: Asked) -> bool:
+    def knows(self, asked: SlotT) -> bool:
         """Return whether what it was asked for before is still known."""
 
-    def is_ready(self, asked: Asked) -> bool:
+    def is_ready(self, asked: SlotT) -> bool:
         """Return whether it can be asked for nodes of a slot now: not before prompts are read, for one."""
 
     def next_wake(self) -> float | None:
-        """Return when to call `say` again, though nothing happens until then."""
+        """Return when to call `propose` again, though nothing happens until then."""
 
 
-def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> Said:
-    """Return what a model says: the logits after the node are row `index` of `host`."""
-    return Said(
+def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> NodeDistribution:
+    """Return a model's: the logits after the node are row `index` of `host`."""
+    return NodeDistribution(
         tree, node, state, lambda row: host.law_if_any(index, row), lambda row, num: host.ranked(index, row, num)
     )
 
@@ -80,11 +80,11 @@ def of_table(
     state: SamplingState,
     counts_after: Callable[[Sequence[int]], Counts | None],
     vocab_size: int,
-) -> Said:
-    """Return what a table says. counts_after: takes the ids of the path to the node; counts stand for logits."""
+) -> NodeDistribution:
+    """Return a table's. counts_after: takes the ids of the path to the node; counts stand for logits."""
 
     def law(row: LogitRow) -> RowLaw | None:
         counts = counts_after(row.draft_prefix)
         return None if counts is None else law_of_counts(counts, row, vocab_size)
 
-    return Said(tree, node, state, law)
+    return NodeDistribution(tree, node, state, law)

@@ -16,7 +16,7 @@ from outrider.engine.sampling.coupled import coupled_ranked, uniforms
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits
 from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.growth import Growth, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import MAX_RANKS
@@ -30,52 +30,52 @@ NUM_LIKELY = 64
 or less."""
 
 
-def grow(said: Sequence[Said]) -> dict[Growth, str]:
+def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
     """Make the children of these nodes; none where nothing is known to follow. Return the trees that cannot go on, for
     NaN or infinity in their logits, and why.
     """
     failed = dict[Growth, str]()
-    for each, numbers in zip(said, _uniforms(said), strict=True):
-        if each.tree in failed:
+    for distribution, numbers in zip(distributions, _uniforms(distributions), strict=True):
+        if distribution.tree in failed:
             continue
         try:
-            each.tree.extend(each, numbers)
+            distribution.tree.extend(distribution, numbers)
         except NonFiniteLogits as error:
-            failed[each.tree] = error.message
-    for tree in {each.tree for each in said}:
+            failed[distribution.tree] = error.message
+    for tree in {distribution.tree for distribution in distributions}:
         if tree not in failed:
             tree.finish_step()
     return failed
 
 
-def _uniforms(said: Sequence[Said]) -> list[list[float]]:
+def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
     """Return the numbers that each node's children are drawn with; all at once, for what a call costs."""
     counts, keys, params = list[int](), list[NumberKey](), list[SamplingParams]()
-    for each in said:
-        own = each.tree.number_keys(each.node)
+    for distribution in distributions:
+        own = distribution.tree.number_keys(distribution.node)
         counts.append(len(own))
         keys += own
-        params += [each.state.params] * len(own)
+        params += [distribution.state.params] * len(own)
     if not keys:
-        return [[] for _ in said]
+        return [[] for _ in distributions]
     starts, positions, candidates = zip(*keys, strict=True)
     (drawn,) = host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates).tolist()
     numbers = iter(drawn)
     return [list(islice(numbers, count)) for count in counts]
 
 
-def add_children(tree: GrowingTree, said: Said, numbers: Sequence[float]) -> None:
+def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
     """Make the children of a node. numbers: for those that are drawn. Raises NonFiniteLogits."""
-    node, params = said.node, said.state.params
-    row = LogitRow(said.state, tree.prefix(node))
-    if said.state.failure(row.draft_prefix) is not None:
+    node, params = distribution.node, distribution.state.params
+    row = LogitRow(distribution.state, tree.prefix(node))
+    if distribution.state.failure(row.draft_prefix) is not None:
         return  # here the target ends the answer
     max_ranked = tree.plan.max_ranked
-    if params.greedy and said.best is not None:
-        ids, probs = said.best(row, max_ranked)
+    if params.greedy and distribution.best is not None:
+        ids, probs = distribution.best(row, max_ranked)
         tree.add_ranked(node, list(zip(ids, probs, strict=True)))
         return
-    law = said.law(row)
+    law = distribution.law(row)
     if law is None:
         return
     if params.greedy:
@@ -83,13 +83,13 @@ def add_children(tree: GrowingTree, said: Said, numbers: Sequence[float]) -> Non
     elif params.determined:
         ids, probs = coupled_ranked(law, params, tree.committed_len + tree.depth(node), max_ranked)
         tree.add_ranked(node, list(zip(ids, probs, strict=True)))
-    elif said.best is None and law.scores.size == 1:  # a table that has no choice guesses
+    elif distribution.best is None and law.scores.size == 1:  # a table that has no choice guesses
         tree.add_child(node, law.id_of(0), NodeKind.GUESS)
     else:
-        _draw(tree, said, law, numbers)
+        _draw(tree, distribution, law, numbers)
 
 
-def _draw(tree: GrowingTree, said: Said, whole: RowLaw, numbers: Sequence[float]) -> None:
+def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numbers: Sequence[float]) -> None:
     """Draw children, one after the other without replacement, and guess beside them what the target may draw itself."""
     law = (whole if tree.topk is None else truncate_topk(whole, tree.topk)).normalised()
     weights = law.weights.copy()
@@ -98,11 +98,11 @@ def _draw(tree: GrowingTree, said: Said, whole: RowLaw, numbers: Sequence[float]
             return
         place = draw_place(weights, u)
         weights[place] = 0.0
-        tree.add_child(said.node, law.id_of(place), NodeKind.LAW, law)
+        tree.add_child(distribution.node, law.id_of(place), NodeKind.LAW, law)
     num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
     if tree.plan.has_keys and num_keys > 0:
-        position = tree.committed_len + tree.depth(said.node)
-        tree.add_ranked(said.node, _keys(said.state.params, position, law, weights, num_keys))
+        position = tree.committed_len + tree.depth(distribution.node)
+        tree.add_ranked(distribution.node, _keys(distribution.state.params, position, law, weights, num_keys))
 
 
 def _keys(

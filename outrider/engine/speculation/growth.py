@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.engine.sampling.row_law import RowLaw
-    from outrider.engine.speculation.drafter import NodeDrafter, Said
+    from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 
 NumberKey = tuple[int, int, int]
 """(committed length at which a segment begins, position, candidate) of a uniform number."""
@@ -123,7 +123,7 @@ class Growth(CachedTree, ABC):
         return ()
 
     @abstractmethod
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
+    def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         """Take what follows a node. numbers: uniforms for what is sampled there. Raises NonFiniteLogits."""
 
     @abstractmethod
@@ -182,10 +182,10 @@ class RowsAhead(Protocol):
     def behind(self, nodes: Sequence[int]) -> list[RowAhead]:
         """Return the rows to be fed behind these nodes, in the order of `note_fed`."""
 
-    def note_fed(self, said: Sequence[Said]) -> None:
+    def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
         """Take what follows the first of the rows `behind` the nodes, all that were fed."""
 
-    def follow(self, said: Said) -> Said | None:
+    def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
         """Return what follows the child of a node that has just been made which lies in the cache; None without one."""
 
     def end_step(self) -> tuple[int, Sequence[int]]:

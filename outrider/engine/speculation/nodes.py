@@ -1,9 +1,9 @@
-"""Nodes of a draft's tree on their way to a target, as plain values. Imports no torch."""
+"""Deliveries: nodes of a draft's tree on their way to a target, as plain values. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -13,7 +13,7 @@ from outrider.wire.params import MAX_CHOICES
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
 
 MAX_NODES = 256
-"""Most nodes of one delivery. Doubling it doubles what one message may hold up."""
+"""Most nodes of one delivery."""
 MAX_BUFFERED_NODES = 1024
 """Nodes of one slot that are buffered in a target. It bounds what a draft worker that never stops may fill."""
 TREE_ROOT = -1
@@ -37,8 +37,8 @@ _KINDS = {kind.value: kind for kind in NodeKind}
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes that hang under committed tokens [0, root_len). All lists but the last two are as long as ids."""
+class Delivery:
+    """Nodes that follow the committed tokens [0, root_len). All lists but the last two are as long as ids."""
 
     ticket: int
     root_len: int
@@ -58,9 +58,6 @@ class Nodes:
     draft_us: int = 0
     """What the draft spent on them, in microseconds; 0 = not known."""
 
-    def with_rows(self, rows: Rows, vocab_size: int) -> Nodes:
-        return replace(self, rows=rows, vocab_size=vocab_size)
-
 
 @dataclass(frozen=True, slots=True)
 class InsertedNodes:
@@ -74,22 +71,22 @@ class InsertedNodes:
     """Some were too many bytes."""
 
 
-def to_proto(nodes: Nodes, target_epoch: int, vocab_size: int) -> tpb.Delivery:
+def to_proto(delivery: Delivery, target_epoch: int, vocab_size: int) -> tpb.Delivery:
     return tpb.Delivery(
-        ticket=nodes.ticket,
+        ticket=delivery.ticket,
         target_epoch=target_epoch,
-        root_len=nodes.root_len,
-        ids=np.array(nodes.ids, dtype="<i4").tobytes(),
-        parents=np.array(nodes.parents, dtype="<i4").tobytes(),
-        ranks=bytes(nodes.ranks),
-        kinds=bytes(kind.value for kind in nodes.kinds),
-        distributions=None if nodes.rows is None else rows_to_proto(nodes.rows, vocab_size),
-        ends=np.array(nodes.ends, dtype="<i4").tobytes(),
-        draft_us=nodes.draft_us,
+        root_len=delivery.root_len,
+        ids=np.array(delivery.ids, dtype="<i4").tobytes(),
+        parents=np.array(delivery.parents, dtype="<i4").tobytes(),
+        ranks=bytes(delivery.ranks),
+        kinds=bytes(kind.value for kind in delivery.kinds),
+        distributions=None if delivery.rows is None else rows_to_proto(delivery.rows, vocab_size),
+        ends=np.array(delivery.ends, dtype="<i4").tobytes(),
+        draft_us=delivery.draft_us,
     )
 
 
-def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
+def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
     """Read and check all that needs no tensor of floats. Raises BadTensor."""
     ids = _ids(item.ids, vocab_size)
     num = len(ids)
@@ -112,7 +109,7 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Nodes:
     if drawn_from and not item.HasField("distributions"):
         raise BadTensor("distributions are missing, and nodes were drawn from laws")
     rows = rows_from_proto(item.distributions, len(drawn_from), vocab_size) if drawn_from else None
-    return Nodes(
+    return Delivery(
         item.ticket,
         item.root_len,
         ids,

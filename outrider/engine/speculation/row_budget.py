@@ -21,13 +21,11 @@ from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import VirtualTokens
 
 ALONE_EVERY = 4
-"""Bounded steps of which one is the bounding caller's alone. Doubling it halves what that costs the others, and follows
-the machine half as fast."""
+"""Bounded steps of which one is the bounding caller's alone."""
 _WEIGHT = 0.25
-"""Weight of a step in what is learnt. Doubling it follows twice as fast, and noise twice as much."""
+"""Weight of a step in what is learnt."""
 _OUTLIER = 4.0
-"""Most times the mean that a step counts as: the machine may have had other things to do. Doubling it doubles what one
-disturbed step adds."""
+"""Most times the mean that a step counts as: the machine may have had other things to do."""
 
 Item = TypeVar("Item")
 
@@ -60,20 +58,16 @@ class CallerPart(NamedTuple, Generic[Item]):
     gain: float
     """Tokens that are expected of it."""
     num_rows: int
-    most_gain: float
-    """Tokens that are expected of all that might be fed for it."""
-    least_rows: int
-    """Rows that a step of it has at least."""
     alone: Callable[[], Alone[Item]]
 
 
 def away(caller: bytes, weight: float) -> CallerPart[Item]:
     """Return the part of a caller that has nothing to feed now, and soon will have: as if a row alone were all."""
-    return CallerPart(caller, weight, 1.0, 0, 1.0, 1, lambda: Alone(1.0, ()))
+    return CallerPart(caller, weight, 1.0, 0, lambda: Alone(1.0, ()))
 
 
 class RowBudget(Generic[Item]):
-    """Of one worker."""
+    """The rows of a worker's steps, shared between callers."""
 
     def __init__(self, cost: RowCost) -> None:
         self._cost = cost
@@ -87,36 +81,46 @@ class RowBudget(Generic[Item]):
         self._num_since_alone = ALONE_EVERY
         self._alone: bytes | None = None
         """Whose alone the step is that was dealt last, all that it would feed."""
-        self._longest_s: float | None = None
+        self._max_step_s: float | None = None
         """What that step was to take at most; None where it was not bounded, or had fewer rows than it might."""
 
     def deal(self, parts: Sequence[CallerPart[Item]]) -> list[Item] | None:
         """Return what is in the next step; None where nobody is bounded."""
-        self._alone = self._longest_s = None
-        if len(parts) < 2 or self._is_fair(parts):
+        self._alone = self._max_step_s = self.bounding = None
+        step_s, max_rows, total_weight = 0.0, 0, 0.0
+        for part in parts:
+            max_rows += part.num_rows
+            total_weight += part.weight
+        if len(parts) > 1:
+            step_s = self._cost.seconds(max(1, max_rows)) or 0.0  # nothing has run yet
+        alone = dict[bytes, Alone[Item]]()
+        max_step_s = dict[bytes, float]()  # with which each caller has its part
+        is_fair = True
+        for part in parts if step_s else ():
+            own = alone[part.caller] = part.alone()
+            own_s = self._alone_s.get(part.caller) or self._cost.least_seconds(max(1, own.num_rows)) or 1.0
+            max_step_s[part.caller] = own_s * total_weight / part.weight
+            is_fair = is_fair and part.gain * max_step_s[part.caller] >= own.gain * step_s
+        if is_fair:
             self._given.wait({}, ())
             self._alone_s.clear()
-            self.bounding = None
             return None
-        total = sum(part.weight for part in parts)
-        alone = {part.caller: part.alone() for part in parts}
-        by_s = {p.caller: self._seconds(p.caller, alone[p.caller].num_rows) * total / p.weight for p in parts}
-        bounding = self.bounding = min(by_s, key=by_s.__getitem__)
-        units = {caller: deque(each.units) for caller, each in alone.items() if each.units}
-        self._num_rows = max(1.0, min(self._num_rows, sum(part.num_rows for part in parts)))
+        bounding = self.bounding = min(max_step_s, key=max_step_s.__getitem__)
+        units = {caller: deque(own.units) for caller, own in alone.items() if own.units}
+        self._num_rows = max(1.0, min(self._num_rows, max_rows))
         num_rows = round(self._num_rows)
         self._num_since_alone += 1
         stepping = units
         if bounding in units and self._num_since_alone >= ALONE_EVERY:
             self._num_since_alone = 0
             stepping, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
-        weights = {part.caller: part.weight for part in parts}
-        self._given.wait({caller: weights[caller] for caller in units}, alone)
+        weights = {part.caller: part.weight for part in parts if part.caller in units}
+        self._given.wait(weights, alone)
         dealt = self._dealt(stepping, num_rows)
-        self._given.wait({caller: weights[caller] for caller, own in units.items() if own}, alone)
+        self._given.wait({caller: weight for caller, weight in weights.items() if units[caller]}, alone)
         self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in alone}
         if any(stepping.values()):
-            self._longest_s = by_s[bounding]
+            self._max_step_s = max_step_s[bounding]
         elif len(stepping) == 1:
             (self._alone,) = stepping
         return dealt
@@ -130,24 +134,9 @@ class RowBudget(Generic[Item]):
             mean_s = before + _WEIGHT * (min(seconds, _OUTLIER * before) - before)
             # What disturbs a step makes it longer, and is not its own.
             self._alone_s[self._alone] = min(seconds, mean_s)
-        elif self._longest_s is not None:
-            ratio = min(_OUTLIER, self._longest_s / (seconds + dealing_s))
+        elif self._max_step_s is not None:
+            ratio = min(_OUTLIER, self._max_step_s / (seconds + dealing_s))
             self._num_rows *= 1.0 + _WEIGHT * (ratio - 1.0)
-
-    def _is_fair(self, parts: Sequence[CallerPart[Item]]) -> bool:
-        """Return whether each gains its part of what it would gain alone."""
-        seconds = self._cost.seconds(max(1, sum(part.num_rows for part in parts)))
-        if seconds is None:
-            return True  # nothing has run yet
-        total = sum(part.weight for part in parts)
-        for part in parts:
-            part_s = seconds * part.weight / total
-            if part.gain * self._seconds(part.caller, part.least_rows) >= part.most_gain * part_s:
-                continue  # it gains its part of more than it could
-            alone = part.alone()
-            if not alone.units or part.gain * self._seconds(part.caller, alone.num_rows) < alone.gain * part_s:
-                return False
-        return True
 
     def _dealt(self, units: dict[bytes, deque[Unit[Item]]], left: int) -> list[Item]:
         dealt, waiting = list[Item](), dict(units)
@@ -160,7 +149,3 @@ class RowBudget(Generic[Item]):
             if not waiting[caller]:
                 del waiting[caller]
         return dealt
-
-    def _seconds(self, caller: bytes, num_rows: int) -> float:
-        """Return what a step of a caller alone takes; of all steps the same while nothing is known."""
-        return self._alone_s.get(caller) or self._cost.least_seconds(max(1, num_rows)) or 1.0

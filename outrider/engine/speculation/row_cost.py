@@ -11,15 +11,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 _LEVEL_WEIGHT = 0.2
-"""Weight of a step for the level. Doubling it follows the machine twice as fast, and noise twice as much."""
+"""Weight of a step for the level."""
 _SHAPE_WEIGHT = 0.1
-"""Weight of a step for its number of rows. Doubling it follows twice as fast, and noise twice as much."""
+"""Weight of a step for its number of rows."""
 _OUTLIER = 4.0
 """Most times the expected seconds that a step counts as: the machine may have had other things to do. Doubling it
 doubles what one disturbed step adds."""
 _EXACT_ROWS = 32
-"""Numbers of rows that are told apart; above, those within an eighth are taken together. Doubling it doubles what has
-to be learnt."""
+"""Numbers of rows that are told apart; above, those within an eighth are taken together."""
 
 
 class RowCost:
@@ -54,21 +53,19 @@ class RowCost:
         if not self._sizes:
             return None
         size = _size(num_rows)
-        place = bisect_right(self._sizes, size) - 1
-        if place < 0 or place == len(self._sizes) - 1:
-            return self._level_s * self._monotone[max(0, place)]
-        low, high = self._sizes[place : place + 2]
-        low_s, high_s = self._monotone[place : place + 2]
+        above = bisect_right(self._sizes, size)
+        if above == 0 or above == len(self._sizes):
+            return self._level_s * self._monotone[max(0, above - 1)]
+        low, high = self._sizes[above - 1], self._sizes[above]
+        low_s, high_s = self._monotone[above - 1], self._monotone[above]
         return self._level_s * (low_s + (high_s - low_s) * (size - low) / (high - low))
 
     def least_seconds(self, num_rows: int) -> float | None:
         """Return the same, and for fewer rows than were tried the least that they may take: their part of the fewest.
         They are so taken for worth a trial.
         """
-        seconds, part = self.seconds(num_rows), 1.0
-        if self._sizes and num_rows < self._sizes[0]:
-            part = num_rows / self._sizes[0]
-        return None if seconds is None else seconds * part
+        seconds = self.seconds(num_rows)
+        return None if seconds is None else seconds * min(1.0, num_rows / self._sizes[0])
 
     @property
     def reach(self) -> int:
@@ -101,14 +98,17 @@ def _size(num_rows: int) -> int:
     return num_rows - num_rows % step
 
 
-def _never_falling(values: list[float]) -> list[float]:
+def _never_falling(values: Sequence[float]) -> list[float]:
     """Return the nearest sequence that never falls (isotonic regression by pooling adjacent violators)."""
-    pools: list[list[float]] = []  # [mean, number]
+    pools = list[tuple[float, int]]()  # sum and number of neighbours that share their mean
     for value in values:
-        pools.append([value, 1.0])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            mean, number = pools.pop()
-            before = pools[-1]
-            before[0] = (before[0] * before[1] + mean * number) / (before[1] + number)
-            before[1] += number
-    return [mean for mean, number in pools for _ in range(int(number))]
+        total, num = value, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / num:
+            total_before, num_before = pools.pop()
+            total += total_before
+            num += num_before
+        pools.append((total, num))
+    means = list[float]()
+    for total, num in pools:
+        means += [total / num] * num
+    return means

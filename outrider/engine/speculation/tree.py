@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.drafter import Said
+from outrider.engine.speculation.drafter import NodeDistribution
 from outrider.engine.speculation.drawing import add_children
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup, NumberKey
 from outrider.engine.speculation.nodes import NodeKind
@@ -132,17 +132,20 @@ class GrowingTree(Growth):
         return self.plan.places.get(self._segment(node)[1], 0) if self.plan.places else 1
 
     def number_keys(self, node: int) -> Sequence[NumberKey]:
+        num_sampled = self.num_sampled(node)
+        if not num_sampled:
+            return ()
         start, first = self._segment(node)[0], self.plan.first_candidate
         position = self.committed_len + self.depth(node)
-        return [(start, position, first + rank) for rank in range(self.num_sampled(node))]
+        return [(start, position, first + rank) for rank in range(num_sampled)]
 
     def _segment(self, node: int) -> tuple[int, Place]:
         """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
         return self.segments.setdefault(node, (self.committed_len + self.depth(node), ()))
 
-    def extend(self, said: Said, numbers: Sequence[float]) -> None:
-        add_children(self, said, numbers)
-        node, children = said.node, self.children(said.node)
+    def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
+        add_children(self, distribution, numbers)
+        node, children = distribution.node, self.children(distribution.node)
         is_guess = self.kinds.get(node) is NodeKind.GUESS
         if not children or (is_guess and self.kinds[children[0]] is NodeKind.LAW):
             self.ended.append(node)  # what is guessed and what is drawn do not mix

@@ -7,13 +7,13 @@ import sys
 
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service import verifier
+from target_service import step
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
 
 def decide_by_token() -> None:
-    replace(verifier, "decide", functools.partial(verifier.decide, by_block=False))
+    replace(step, "decide", functools.partial(step.decide, by_block=False))
 
 
 if __name__ == "__main__":

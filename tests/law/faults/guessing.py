@@ -5,7 +5,7 @@ No fault of the law: how much is fed is chosen before anything is drawn.
 
 import sys
 
-from draft_service import grower
+from draft_service import node_scheduler
 from draft_service.worker import start_worker
 from outrider.wire.settings.config import DraftConfig
 from outrider.wire.worker_main import run_worker
@@ -17,5 +17,5 @@ def best_count(gains, base_gain, base_rows, cost):
 
 
 if __name__ == "__main__":
-    replace(grower, "best_count", best_count)
+    replace(node_scheduler, "best_count", best_count)
     sys.exit(run_worker("draft", DraftConfig, start_worker, sys.argv[1:]))

@@ -17,12 +17,12 @@ from tests.law.faults import replace
 draw, allowed = drawing._draw, SamplingState.allowed
 
 
-def draw_and_mask(said, whole, numbers):
-    draw(said, whole, numbers)
-    mask = allowed(said.state, tuple(said.node.path(said.tree.root)))
-    for child in said.node.children:
-        if child.law is not None and mask is not None:
-            child.law = masked(child.law, mask, child.token_id)
+def draw_and_mask(tree, said, whole, numbers):
+    draw(tree, said, whole, numbers)
+    mask = allowed(said.state, tree.prefix(said.node))
+    for child in tree.children(said.node):
+        if child in tree.distributions and mask is not None:
+            tree.distributions[child] = masked(tree.distributions[child], mask, tree.ids[child])
 
 
 def masked(law, mask, token_id):

@@ -2,23 +2,22 @@
 
 import sys
 
-from target_service.drafts import Drafts
-
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service.lease import Candidates
+from target_service.drafting import Candidates, Drafting
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
-candidates = Drafts.candidates
+candidates = Drafting.candidates
 
 
 def whole(self, lease):
     found = candidates(self, lease)
-    wanted = min(lease.speculation.num_draft_tokens, lease.room)
-    return found if len(found.nodes) >= wanted else Candidates(lease)
+    num_named = min(lease.speculation.num_draft_tokens, lease.max_drafts)
+    num_here = sum(len(own.tree) for own in found.trees.values())
+    return found if num_here >= num_named else Candidates(lease)
 
 
 if __name__ == "__main__":
-    replace(Drafts, "candidates", whole)
+    replace(Drafting, "candidates", whole)
     sys.exit(run_worker("target", TargetConfig, start_worker, sys.argv[1:]))

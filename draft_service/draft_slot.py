@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from draft_service.block import Block
+from torch import Tensor
+
 from outrider.engine.speculation.growth import Growth, RowsAhead
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import OpenJob
@@ -12,7 +13,21 @@ from outrider.engine.worker.slots import BareSlot
 
 
 @dataclass(eq=False, slots=True)
-class Growing:
+class Block:
+    """Output of a drafter at the positions behind a committed token, before any of their tokens is known."""
+
+    position: int
+    """Of that token."""
+    logits: Tensor
+    """[N, V] float32, of what follows that token, and of the next positions."""
+    hidden: Tensor | None = None
+    """[N, d], what the logits were made of, for a sequential head."""
+    states: dict[int, Tensor] = field(default_factory=dict)
+    """States [1, r] of a sequential head after nodes and ROOT, whose indices stay as long as the block does."""
+
+
+@dataclass(eq=False, slots=True)
+class DraftSlot:
     """State of one choice in the draft worker: its cache slot, and the draft tokens that grow under it."""
 
     job: OpenJob
