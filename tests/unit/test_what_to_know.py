@@ -1,4 +1,4 @@
-"""docs/what-to-know.md: each concept is defined in the file beside it, and the headings count the rows and the files."""
+"""docs/what-to-know.md: each concept is defined in the file beside it, and the headings count rows and files."""
 
 import re
 from pathlib import Path
