@@ -177,15 +177,13 @@ class Step:
     def _within_budget(
         self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
     ) -> tuple[list[StepShare], list[SearchShare], Turn]:
-        """Return what each slot of the step feeds to it, and the scheduler's choice, with pieces of prompts beside
-        them.
-        """
+        """Return what each slot of the step feeds to it, and the scheduler's choice with its pieces of prompts."""
         pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
         absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
-        demands = [found.demand for found in candidates]
         chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
+        demands = [found.demand for found in candidates]
         choices = self._budget.choose(demands, self._max_prefill_tokens, num_free, absent)
         for found, choice in zip(candidates, choices, strict=True):
             slot = found.lease.slot
