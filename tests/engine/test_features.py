@@ -376,14 +376,14 @@ def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(3)
-    probed: list[tuple[bytes, Any, str]] = []
+    probed: list[Any] = []
     in_use = target.pool.num_in_use
-    target.features.probe(prompt(3, 20), (-1, 0, 1), lambda *result: probed.append(result))
+    target.features.probe(prompt(3, 20), (-1, 0, 1), probed.append)
     assert target.pool.num_in_use == in_use
-    ((states, best_ids, why),) = probed
-    assert not why and len(states) == 20 * 3 * 32 * 2 and len(best_ids) == 20
-    target.features.probe((10**6,), (0,), lambda *result: probed.append(result))
-    assert "10" in probed[1][2] and target.pool.num_in_use == in_use
+    (reply,) = probed
+    assert len(reply.taps) == 20 * 3 * 32 * 2 and len(reply.best_ids) == 20
+    target.features.probe((10**6,), (0,), probed.append)
+    assert "10" in probed[1].message and target.pool.num_in_use == in_use
     target.steps(3)
     assert target.link.ends() == target.fed_len(), "steps have the heads' taps again"
 
@@ -392,10 +392,10 @@ def test_a_probe_for_which_there_is_no_memory_is_answered(runner: ModelRunner) -
     target = Served(runner, 2)
     table = target.pool.new_table()
     table.reserve(2 * BLOCK_SIZE)
-    probed: list[tuple[bytes, Any, str]] = []
-    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
-    assert "blocks" in probed[0][2]
+    probed: list[Any] = []
+    target.features.probe((1, 2), (0,), probed.append)
+    assert "blocks" in probed[0].message
     table.free()
-    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
-    assert probed[1][0] and not probed[1][2]
+    target.features.probe((1, 2), (0,), probed.append)
+    assert probed[1].taps
     target.features.drop_head(HEAD)

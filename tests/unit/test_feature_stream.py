@@ -13,6 +13,7 @@ import pytest
 
 from outrider.engine.loading.memory import Spare
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
@@ -77,10 +78,6 @@ class Stream:
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
         self.stream.ask(tpb.FeatureAsk(rows=rows))
-
-    def ask_probe(self, **fields: Any) -> None:
-        probe = tpb.ProbeRequest(**{"target_epoch": EPOCH, "id": 1, "token_ids": [1, 2], "taps": [0], **fields})
-        self.stream.ask(tpb.FeatureAsk(probe=probe))
 
 
 @asynccontextmanager
@@ -190,42 +187,37 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
         finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
         await made.settle()
         assert not finishing.done()
-        made.ask_probe(token_ids=[])  # which is answered too late
+        made.stream.send_features(made.wanted, 1, 1, b"cd")  # too late
         made.may_write.set()
         await finishing
         assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
-        assert not any(batch.probes for batch in made.batches)
-
-
-async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
-    async with streaming() as made:
-        made.may_write.clear()
-        made.stream.send_features(made.wanted, 0, 1, b"ab")
-        await made.settle()
-        made.ask_probe()
-        made.jobs[0].respond(b"taps", [3, 4], "")
-        made.ask_probe(id=2)
-        assert len(made.jobs) == 1
-        made.may_write.set()
-        await made.settle()
-        made.ask_probe(id=3)
-        assert len(made.jobs) == 2
+        assert sum(len(batch.rows) for batch in made.batches) == 1
 
 
 async def test_probes_go_one_at_a_time() -> None:
     async with streaming() as made:
-        made.ask_probe()
-        made.ask_probe(id=2)
-        job = made.jobs[0]
-        assert (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
-        job.respond(b"taps", [3, 4], "")
+        service = SimpleNamespace(engine=made, epoch=EPOCH, streams=ControlStreams())
+        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
+
+        def probe(**fields: Any) -> asyncio.Task[tpb.ProbeReply]:
+            request = tpb.ProbeRequest(**{"target_epoch": EPOCH, "token_ids": [1, 2], "taps": [0], **fields})
+            return asyncio.create_task(servicer.Probe(request, None))
+
+        first, second, third = probe(), probe(), probe()
         await made.settle()
-        made.ask_probe(id=3)
-        made.jobs[1].respond(b"", [], "no blocks")
-        made.ask_probe(id=4, token_ids=[])
-        made.ask_probe(id=5, target_epoch=8)
+        (job,) = made.jobs
+        assert (list(job.token_ids), list(job.taps)) == ([1, 2], [0])
+        job.respond(tpb.ProbeReply(taps=b"taps", best_ids=[3, 4]))
+        assert (await first).taps == b"taps"
         await made.settle()
-        replies = {reply.id: reply for batch in made.batches for reply in batch.probes}
-        assert (replies[1].taps, list(replies[1].best_ids), replies[1].why) == (b"taps", [3, 4], "")
-        whys = {2: "one at a time", 3: "no blocks", 4: "0 tokens", 5: "epoch 8"}
-        assert all(why in replies[number].why for number, why in whys.items()) and len(made.jobs) == 2
+        second.cancel()  # its draft has gone
+        await made.settle()
+        made.jobs[1].respond(tpb.ProbeReply())
+        made.jobs[2].respond(Unavailable("no blocks"))
+        with pytest.raises(Unavailable, match="no blocks"):
+            await third
+        with pytest.raises(InvalidRequest, match="0 tokens"):
+            await probe(token_ids=[])
+        with pytest.raises(Unavailable, match="another life"):
+            await probe(target_epoch=8)
+        assert len(made.jobs) == 3
