@@ -289,7 +289,7 @@ def main() -> int:
     num_layers = runner.facts.num_layers
     wrong = add(report, "EAGLE-3", list(eagle3_tallies(eagle3, options.target, seen, num_layers)))
     report.text(refused_at_load(read_eagle3(Checkpoint(str(eagle3)), TargetFiles(str(options.target))), str(eagle3)))
-    wrong += add(report, "Medusa", list(medusa_tallies(medusa, options.target, seen, num_layers)))
+    wrong += add(report, "Medusa", list(medusa_tallies(medusa, options.target, seen)))
     report.verdict(wrong, "No false alarm.")
     report.write(options.results)
     return 1 if wrong else 0
