@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -87,10 +86,8 @@ class WiringTest:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(f"the target ran no probe: {describe_failure(error)}") from None
-        scoring = concurrent.futures.Future[Outcome]()
-        self._engine.submit(EngineJob(partial(self._score, taps, replies, scoring)))
         try:
-            outcome = await asyncio.wrap_future(scoring)
+            outcome = await self._engine.call(EngineJob, partial(self._score, taps, replies))
         except OutOfBlocks as error:
             raise Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0) from None
         except Exception as error:
@@ -101,14 +98,9 @@ class WiringTest:
         if refusal is not None:
             raise IncompatiblePair(refusal)
 
-    def _score(
-        self, taps: Sequence[int], replies: Sequence[tpb.ProbeReply], scoring: concurrent.futures.Future[Outcome]
-    ) -> None:
+    def _score(self, taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Outcome:
         """Run the head. On the engine thread."""
-        try:
-            scoring.set_result(score_head(self._state.head, seen_in(self._ids, taps, replies)))
-        except Exception as error:
-            scoring.set_exception(error)
+        return score_head(self._state.head, seen_in(self._ids, taps, replies))
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:

@@ -119,17 +119,13 @@ class Features:
                 del self._subscriptions[ticket]
         self._answer(done)
 
-    def probe(
-        self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[tpb.ProbeReply | Unavailable], None]
-    ) -> None:
-        """Run a text alone, for a draft that tests its head. respond: takes what was found, or why nothing was."""
-        result: tpb.ProbeReply | Unavailable
+    def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
+        """Run a text alone, for a draft that tests its head. Raises Unavailable where it cannot be run now."""
         try:
             hidden, best_ids = self.see(token_ids, taps)
-            result = tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
         except (OutriderError, RuntimeError) as failure:
-            result = Unavailable(f"the target cannot run the probe now: {failure}")
-        self._answer(lambda: respond(result))
+            raise Unavailable(f"the target cannot run the probe now: {failure}") from None
+        return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -25,6 +25,9 @@ from target_service.feature_jobs import FeatureJob
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
+
+if TYPE_CHECKING:
+    from target_service.features import Features
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
@@ -96,19 +99,12 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         if request.target_epoch != self._service.epoch:
             raise Unavailable("this is another life of the target", retry_after_s=1.0)
         self._heads.check_probe(len(request.token_ids), request.taps)
-        found: asyncio.Future[tpb.ProbeReply | Unavailable] = asyncio.get_running_loop().create_future()
 
-        def respond(result: tpb.ProbeReply | Unavailable) -> None:
-            if not found.done():  # the draft may have gone
-                found.set_result(result)
+        def probe(features: Features) -> tpb.ProbeReply:
+            return features.probe(request.token_ids, request.taps)
 
         async with self._probing:
-            job = FeatureJob(lambda features: features.probe(request.token_ids, request.taps, respond))
-            self._service.engine.submit(job)
-            result = await found
-        if isinstance(result, Unavailable):
-            raise result
-        return result
+            return await self._service.engine.call(FeatureJob, probe)
 
     def _deliver(self, item: tpb.Delivery) -> bool:
         """Hand a delivery on; return False for one that breaks a rule."""

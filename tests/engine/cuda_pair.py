@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +169,12 @@ class Pair:
         state, answers = self.draft.base.loaded, list[Any]()
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
         taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
-        for first in range(0, len(taps), MAX_PROBE_TAPS):
-            part = taps[first : first + MAX_PROBE_TAPS]
-            self.target.handle(FeatureJob(partial(Features.probe, token_ids=ids, taps=part, respond=answers.append)))
+
+        def probe(features: Features) -> None:
+            for first in range(0, len(taps), MAX_PROBE_TAPS):
+                answers.append(features.probe(ids, taps[first : first + MAX_PROBE_TAPS]))
+
+        self.target.handle(FeatureJob(probe))
         outcome: Outcome = score_head(state.head, seen_in(ids, taps, answers))
         return outcome
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,6 +13,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from outrider.engine.loading.memory import Spare
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.metrics import WorkerMetrics
@@ -46,9 +48,6 @@ class Stream:
 
     def subscribe(self, subscription: FeatureSubscription) -> None:
         self.jobs.append(subscription)
-
-    def probe(self, token_ids: Any, taps: Any, respond: Any) -> None:
-        self.jobs.append(SimpleNamespace(token_ids=token_ids, taps=taps, respond=respond))
 
     def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
         self.jobs.append(SimpleNamespace(link=link, done=done))
@@ -195,29 +194,38 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
 
 
 async def test_probes_go_one_at_a_time() -> None:
-    async with streaming() as made:
-        service = SimpleNamespace(engine=made, epoch=EPOCH, streams=ControlStreams())
-        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)  # type: ignore[arg-type]
+    waiting, found = list[FeatureJob](), {1: tpb.ProbeReply(taps=b"taps", best_ids=[3, 4])}
 
-        def probe(**fields: Any) -> asyncio.Task[tpb.ProbeReply]:
-            request = tpb.ProbeRequest(**{"target_epoch": EPOCH, "token_ids": [1, 2], "taps": [0], **fields})
+    class Probed:
+        def probe(self, token_ids: Any, taps: Any) -> tpb.ProbeReply:
+            if token_ids[0] not in found:
+                raise Unavailable("no blocks")
+            return found[token_ids[0]]
+
+    async with streaming() as made:
+        engine: Any = SimpleNamespace(submit=waiting.append)
+        engine.call = partial(EngineThread.call, engine)
+        service: Any = SimpleNamespace(engine=engine, epoch=EPOCH, streams=ControlStreams())
+        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)
+
+        def probe(first_id: int) -> asyncio.Task[tpb.ProbeReply]:
+            request = tpb.ProbeRequest(target_epoch=EPOCH, token_ids=[first_id, 2], taps=[0])
             return asyncio.create_task(servicer.Probe(request, None))
 
-        first, second, third = probe(), probe(), probe()
+        first, second, third = probe(1), probe(1), probe(5)
         await made.settle()
-        (job,) = made.jobs
-        assert (list(job.token_ids), list(job.taps)) == ([1, 2], [0])
-        job.respond(tpb.ProbeReply(taps=b"taps", best_ids=[3, 4]))
+        assert len(waiting) == 1
+        waiting[0].run(Probed())  # type: ignore[arg-type]
         assert (await first).taps == b"taps"
         await made.settle()
         second.cancel()  # its draft has gone
         await made.settle()
-        made.jobs[1].respond(tpb.ProbeReply())
-        made.jobs[2].respond(Unavailable("no blocks"))
+        for job in waiting[1:]:
+            job.run(Probed())  # type: ignore[arg-type]
         with pytest.raises(Unavailable, match="no blocks"):
             await third
         with pytest.raises(InvalidRequest, match="0 tokens"):
-            await probe(token_ids=[])
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=EPOCH, taps=[0]), None)
         with pytest.raises(Unavailable, match="another life"):
-            await probe(target_epoch=8)
-        assert len(made.jobs) == 3
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=8), None)
+        assert len(waiting) == 3

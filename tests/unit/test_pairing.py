@@ -15,6 +15,7 @@ from draft_service import pairing as module
 from draft_service.jobs import EngineJob
 from draft_service.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair
 from outrider.wire.metrics import WorkerMetrics
@@ -23,6 +24,8 @@ from outrider.wire.settings.config import DraftConfig
 
 class AtOnce:
     """An engine that does what it is given."""
+
+    call = EngineThread.call
 
     def submit(self, job: EngineJob) -> None:
         job.run()
