@@ -234,7 +234,7 @@ async def registered(shape: Shape, target: Path) -> tuple[int, float, float]:
             info = await target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest())
         drafts, taken = list[Deliverer](), list[float]()
         for _ in range(2):
-            drafts.append(Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, offer=offer))
+            drafts.append(Deliverer(MAX_MESSAGE_BYTES, lambda num: None, offer=offer))
             began = time.perf_counter()
             await drafts[-1].register(address, info.epoch)
             taken.append(time.perf_counter() - began)

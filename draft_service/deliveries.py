@@ -30,7 +30,6 @@ class Deliverer:
 
     def __init__(
         self,
-        vocab_size: int,
         max_message_bytes: int,
         dropped: Callable[[int], None],
         certificates: CertificateFolder | None = None,
@@ -42,7 +41,6 @@ class Deliverer:
         where it reads rows of features; `submit` takes those that come from an address. `left(address)` is called when
         nothing more comes from there.
         """
-        self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
         self._dropped = dropped
         self._certificates = certificates
@@ -53,8 +51,7 @@ class Deliverer:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
-        vocab_size = self._vocab_size if nodes.vocab_size is None else nodes.vocab_size
-        if not self._link(address).put(to_proto(nodes, target_epoch, vocab_size)):
+        if not self._link(address).put(to_proto(nodes, target_epoch)):
             self._dropped(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:

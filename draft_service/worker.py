@@ -58,7 +58,6 @@ def _parts(base: Base[Any]) -> Parts:
             test_wiring.forget(address)
 
     deliverer = Deliverer(
-        info.vocab_size,
         MAX_MESSAGE_BYTES,
         dropped=metrics.dropped_tokens.inc,
         certificates=base.certificates,

@@ -79,7 +79,7 @@ class Draft:
         self.rows: dict[tuple[int, int], Rows] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
-        self.deliverer = Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
+        self.deliverer = Deliverer(MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
         self._changed = asyncio.Event()
 
     def _take(self, address: str, job: RowsJob) -> None:
