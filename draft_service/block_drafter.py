@@ -5,7 +5,7 @@ biases them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,17 +23,14 @@ from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 
 
-class BlockDrafter(ABC):
-    """Implements `NodeDrafter`."""
-
-    takes_trees = True
-    can_refeed = False
+class BlockDrafter(NodeDrafter[DraftSlot]):
+    """Reads what follows nodes from the blocks of their slots."""
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
@@ -64,17 +61,11 @@ class BlockDrafter(ABC):
         due. Return whether there was anything to do.
         """
 
-    def keep_fed(self, growing: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
-        growing.slot.settle()
+    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
+        asked.slot.settle()
 
-    def knows(self, growing: DraftSlot) -> bool:
-        return True
-
-    def is_ready(self, growing: DraftSlot) -> bool:
-        return has_block(growing) or is_fed(cached(growing))
-
-    def next_wake(self) -> float | None:
-        return None
+    def is_ready(self, asked: DraftSlot) -> bool:
+        return has_block(asked) or is_fed(cached(asked))
 
 
 def has_block(growing: DraftSlot) -> bool:

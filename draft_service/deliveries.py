@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
-from draft_service.target_link import Probed, TargetLink
+from draft_service.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, to_proto
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
@@ -30,7 +30,6 @@ class Deliverer:
 
     def __init__(
         self,
-        vocab_size: int,
         max_message_bytes: int,
         dropped: Callable[[int], None],
         certificates: CertificateFolder | None = None,
@@ -42,7 +41,6 @@ class Deliverer:
         where it reads rows of features; `submit` takes those that come from an address. `left(address)` is called when
         nothing more comes from there.
         """
-        self._vocab_size = vocab_size
         self._max_message_bytes = max_message_bytes
         self._dropped = dropped
         self._certificates = certificates
@@ -53,36 +51,34 @@ class Deliverer:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
-        vocab_size = self._vocab_size if nodes.vocab_size is None else nodes.vocab_size
-        if not self._link(address).put(to_proto(nodes, target_epoch, vocab_size)):
+        if not self._link(address).put(to_proto(nodes, target_epoch)):
             self._dropped(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
         """Request the rows of a lease from a position on, as they are made. Requesting twice is harmless."""
         self._link(address).registration.request(target_epoch, request)
 
-    async def pair(self, address: str, target_epoch: int) -> str | None:
-        """Register the head at a target. Return why that is not possible, None once it is done.
-
-        Raises Unavailable where the target was not there, or not in time: it may be another time.
+    async def register(self, address: str, target_epoch: int) -> None:
+        """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
+        was not there, or not in time: it may be another time.
         """
         link = self._link(address)
+        registration = link.registration
         try:
             async with asyncio.timeout(PAIR_S):
-                why = await asyncio.shield(link.registration.begin(target_epoch, again=True))
+                await registration.register(target_epoch)
         except TimeoutError:
             raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
-        if why is not None and (link.is_broken or link.registration.epoch != target_epoch):
-            raise Unavailable(f"the target at {address} did not take the head: {why}")
-        return why
+        if registration.epoch != target_epoch:
+            raise Unavailable(f"the target at {address} was started anew", retry_after_s=1.0)
+        if link.is_broken:
+            raise Unavailable(f"the target at {address} did not take the head: {registration.refusal}")
+        if registration.refusal is not None:
+            raise IncompatiblePair(registration.refusal)
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
         """Return a stub that calls a target over its stream's channel."""
-        return target_pb2_grpc.TargetServiceStub(self._link(address).dialer.channel())
-
-    async def probe(self, address: str, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
-        """Run a target over at most 128 tokens, with at most 16 of its hidden states. Raises Unavailable."""
-        return await self._link(address).probe(target_epoch, token_ids, taps)
+        return self._link(address).stub
 
     def _link(self, address: str) -> TargetLink:
         link = self._links.get(address)

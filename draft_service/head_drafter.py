@@ -29,13 +29,13 @@ class HeadDrafter(ModelDrafter):
         self.can_refeed = False  # a node that is fed again needs the carry of the one before
         self._path = path
 
-    def is_ready(self, growing: DraftSlot) -> bool:
-        return (growing.tree.is_root_fed and self.knows(growing)) or is_fed(cached(growing))
+    def is_ready(self, asked: DraftSlot) -> bool:
+        return (asked.tree.is_root_fed and self.knows(asked)) or is_fed(cached(asked))
 
-    def keep_fed(self, growing: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
-        super().keep_fed(growing, num_fed, keep)
-        if not growing.tree.is_root_fed:
-            growing.slot.settle()  # what was made of carries on the way is made anew of features
+    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
+        super().keep_fed(asked, num_fed, keep)
+        if not asked.tree.is_root_fed:
+            asked.slot.settle()  # what was made of carries on the way is made anew of features
 
     def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor:
         return torch.stack([tree.carries[tree.parents[node]] for node in nodes])

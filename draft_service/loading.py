@@ -15,7 +15,7 @@ from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_sa
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.loaded import Loaded, load
+from outrider.engine.loading.loaded import Loaded, describe_model, describe_runner, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import OpenAhead
@@ -73,29 +73,12 @@ class HeadState(WorkerState):
         return self.head.runner
 
     def info(self) -> pb.WorkerInfo:
-        facts, runner, info = self.head.facts, self.head.runner, super().info()
-        info.MergeFrom(
-            pb.WorkerInfo(
-                model_id=facts.model_id,
-                vocab_size=facts.vocab_size,
-                dtype=facts.dtype,
-                device=facts.device,
-                attention_path="none",
-                eos_token_ids=facts.eos_token_ids,
-                num_parameters=facts.num_parameters,
-                quantization=facts.quantization,
-                trees=True,  # also of a block, though its path runs none
-                tensor_parallel=1,
-            )
-        )
-        if runner is not None:
-            info.attention_path = runner.path.name
-            info.batch_invariant = runner.path.batch_invariant
-            info.num_kv_blocks = runner.pool.num_blocks
-            info.num_kv_blocks_in_use = runner.pool.num_in_use
-            info.num_kv_blocks_cached = runner.pool.num_cached
-            info.kv_block_size = runner.pool.block_size
-            info.kv_bytes_per_token = runner.kv_bytes_per_token
+        info = super().info()
+        info.MergeFrom(describe_model(self.head.facts))
+        info.attention_path = "none"
+        info.trees = True  # also of a block, though its path runs none
+        if self.runner is not None:
+            info.MergeFrom(describe_runner(self.runner))
         return info
 
 

@@ -14,7 +14,7 @@ from draft_service.translated_slot import TranslatedSlot
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.drafter import NodeDistribution, of_logits
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
 from outrider.engine.speculation.growth import Growth, RowAhead
 from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.step_plan import Row
@@ -31,10 +31,8 @@ class _SlotRows(NamedTuple):
     ahead: Sequence[RowAhead]
 
 
-class ModelDrafter:
+class ModelDrafter(NodeDrafter[DraftSlot]):
     """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order."""
-
-    max_depth: int | None = None
 
     def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot]) -> None:
         self.takes_trees = self.can_refeed = feeder.runner.supports_trees

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from draft_service.draft_slot import DraftSlot
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.speculation.growth import RowsAhead
-from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
+from outrider.engine.speculation.row_budget import CallerPart, RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost, best_count
 from outrider.engine.worker.scheduler import DORMANT_S
 
@@ -74,16 +73,13 @@ class NodeScheduler:
             num_rows[caller] += 1
         parts = list[CallerPart[_Offer]]()
         for caller, weight in weights.items():
+            part = CallerPart[_Offer](caller, weight)
             if caller in listed:
-                alone = partial(self._alone, listed[caller])
-                parts.append(CallerPart(caller, weight, gains[caller], num_rows[caller], alone))
-            else:
-                parts.append(away(caller, weight))
+                alone = self._best(listed[caller])
+                gain, units = -sum(offer.cost for offer in alone), [Unit(offer, 1) for offer in alone]
+                part = CallerPart(caller, weight, gains[caller], num_rows[caller], gain, units)
+            parts.append(part)
         return self._budget.deal(parts) or best
-
-    def _alone(self, offers: Iterable[Iterable[_Offer]]) -> Alone[_Offer]:
-        best = self._best(offers)
-        return Alone(-sum(offer.cost for offer in best), [Unit(offer, 1) for offer in best])
 
     def _best(self, offers: Iterable[Iterable[_Offer]]) -> list[_Offer]:
         """Return those that make the most of the draft's time, the likeliest first; one at least, if there are any."""

@@ -51,35 +51,37 @@ class Registration:
         self._outbox = outbox
         self.epoch: int | None = None
         """Epoch of the target that the head was offered to last."""
-        self._result: asyncio.Future[str | None] | None = None
-        """Why that target refused the head; None where it is ready."""
+        self.refusal: str | None = None
+        """Why that target does not take the head; None where it does, or has not answered."""
+        self._settled = asyncio.Event()
+        """Set once it has answered."""
         self._sending: asyncio.Task[None] | None = None
         self._offered_s = 0.0
 
-    def begin(self, target_epoch: int, *, again: bool = False) -> asyncio.Future[str | None]:
-        """Register at a target unless that was done; return why it refuses the head, None once it is ready.
+    async def register(self, target_epoch: int) -> None:
+        """Register at a target, also where it refused the head before, and wait for its answer."""
+        self._begin(target_epoch, again=True)
+        while not self._settled.is_set():
+            await self._settled.wait()
 
-        again: register also where it was refused.
-        """
-        result = self._result
-        is_refused = result is not None and result.done() and result.result() is not None
-        if result is None or target_epoch != self.epoch or (again and is_refused):
-            self._settle("the target was started anew")
-            self.epoch = target_epoch
-            result = self._result = asyncio.get_running_loop().create_future()
-            self._offered_s = time.monotonic()
-            offer = self.offer
-            spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
-            self._outbox.put(tpb.FeatureAsk(head=spec))
-        return result
+    def _begin(self, target_epoch: int, *, again: bool) -> None:
+        """Offer the head to a target unless that was done. again: also where it was refused."""
+        if target_epoch == self.epoch and not (again and self.refusal is not None):
+            return
+        self.epoch, self.refusal = target_epoch, None
+        self._settled.clear()
+        self._offered_s = time.monotonic()
+        offer = self.offer
+        spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
+        self._outbox.put(tpb.FeatureAsk(head=spec))
 
     def request(self, target_epoch: int, request: RowsRequest) -> None:
         """Request rows of a lease where the head is ready; else nothing is sent, and the slot requests them again.
 
         A head that was refused is offered again now and then: the target may have had no memory for it.
         """
-        result = self.begin(target_epoch, again=time.monotonic() >= self._offered_s + OFFER_AGAIN_S)
-        if result.done() and result.result() is None:
+        self._begin(target_epoch, again=time.monotonic() >= self._offered_s + OFFER_AGAIN_S)
+        if self._settled.is_set() and self.refusal is None:
             rows = tpb.FeatureRequest(
                 target_epoch=target_epoch,
                 ticket=request.ticket,
@@ -98,11 +100,11 @@ class Registration:
             self._sending = asyncio.create_task(self._send_weights())
         elif reply.state == tpb.HEAD_STATE_READY:
             log.info("the head is registered at %s", self._address)
-            self._settle(None)
+            self.settle(None)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
             why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
             log.warning("%s refused the head: %s", self._address, why)
-            self._settle(why)
+            self.settle(why)
 
     async def _send_weights(self) -> None:
         offer = self.offer
@@ -111,19 +113,12 @@ class Registration:
             data = offer.data[offset : offset + PIECE_BYTES]
             self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
-    def _settle(self, why: str | None) -> None:
-        if self._result is None:
-            return
-        if self._result.done():
-            self._result = asyncio.get_running_loop().create_future()
-        self._result.set_result(why)
+    def settle(self, refusal: str | None) -> None:
+        """Take the target's answer, or the end of its stream."""
+        self._stop_sending()
+        self.refusal = refusal
+        self._settled.set()
 
     def _stop_sending(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
-            self._sending = None
-
-    def lost(self, why: str) -> None:
-        """Settle the registration of a stream that has ended."""
-        self._stop_sending()
-        self._settle(why)

@@ -10,7 +10,7 @@ from outrider.engine.speculation.beam import Level, levels_from_proto
 from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerService
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import ConfigError, IncompatiblePair, InvalidRequest
 from outrider.wire.params import MAX_CHOICES
 from outrider.wire.peer_text import bound_strings
 
@@ -18,16 +18,19 @@ from outrider.wire.peer_text import bound_strings
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
     """Serves a draft's RPCs."""
 
-    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[str | None]]) -> None:
-        """pair: returns why the draft may not serve a target, by address and epoch; None where it may."""
+    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[None]]) -> None:
+        """pair: readies the draft to serve the target at (address, epoch). Raises IncompatiblePair where it may not."""
         super().__init__(service)
         self._pair = pair
         self._vocab_size = service.info().vocab_size
 
     async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
         bound_strings(request)
-        why = await self._pair(request.deliver_to, request.target_epoch)
-        return dpb.PairReply(ok=why is None, why=why or "")
+        try:
+            await self._pair(request.deliver_to, request.target_epoch)
+        except (ConfigError, IncompatiblePair) as error:
+            return dpb.PairReply(why=error.message)
+        return dpb.PairReply(ok=True)
 
     async def Control(self, requests: AsyncIterator[dpb.DraftRequestBatch], context: Any) -> None:
         await self._service.control(

@@ -11,7 +11,7 @@ from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
-from outrider.engine.speculation.drafter import NodeDistribution, of_table
+from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_table
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
@@ -112,12 +112,8 @@ class TableSlot(BareSlot):
         self._is_sound = False
 
 
-class TableDrafter:
+class TableDrafter(NodeDrafter[DraftSlot]):
     """Asks the follower of each slot."""
-
-    takes_trees = True
-    can_refeed = False
-    max_depth: int | None = None
 
     def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
         """flush: lets what is to be sent leave."""
@@ -138,14 +134,3 @@ class TableDrafter:
                 tree.feed(node)
                 found.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
         return found or None
-
-    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None: ...
-
-    def knows(self, asked: DraftSlot) -> bool:
-        return True
-
-    def is_ready(self, asked: DraftSlot) -> bool:
-        return True
-
-    def next_wake(self) -> float | None:
-        return None

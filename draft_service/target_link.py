@@ -5,19 +5,16 @@ thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import grpc.aio
 import numpy as np
 
-from draft_service.jobs import Rows, RowsJob
+from draft_service.jobs import RowsJob
 from draft_service.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
-from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.transport.rpc import describe_failure
 from outrider.wire.transport.streams import Outbox
 from outrider.wire.transport.tls import Dialer
@@ -30,16 +27,6 @@ MAX_UNTAKEN_BYTES = 64 << 20
 """Bytes of rows that the engine has not taken in; beyond it none are read."""
 RETRY_S = 0.005
 """Seconds between two looks whether it has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """A target's forward over one text."""
-
-    taps: Rows
-    """[tokens, taps, hidden] bits of bfloat16."""
-    best_ids: Sequence[int]
-    """The likeliest token after each."""
 
 
 class TargetLink:
@@ -60,7 +47,8 @@ class TargetLink:
         self.dialer = dialer
         self._address = address
         self._submit = submit
-        self._call = target_pb2_grpc.TargetServiceStub(dialer.channel()).Deliver()
+        self.stub = target_pb2_grpc.TargetServiceStub(dialer.channel())
+        self._call = self.stub.Deliver()
         self._backlog_bytes = 0
         self._given_bytes = 0
         """Bytes of rows given to the engine. The gRPC loop's thread alone counts them."""
@@ -73,7 +61,6 @@ class TargetLink:
             lambda item: item.ByteSize(),
         )
         self._registration = None if offer is None else Registration(offer, address, self._outbox)
-        self._probe_reply: asyncio.Future[tpb.ProbeReply] | None = None
         self._watch = asyncio.create_task(self._until_broken())
 
     @property
@@ -89,19 +76,6 @@ class TargetLink:
         self._backlog_bytes += size
         self._outbox.put(item)
         return True
-
-    async def probe(self, target_epoch: int, token_ids: Sequence[int], taps: Sequence[int]) -> Probed:
-        """Run the target over one text, one at a time. Raises Unavailable with its reason where it does not."""
-        self._probe_reply = asyncio.get_running_loop().create_future()
-        probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=token_ids, taps=taps)
-        self._outbox.put(tpb.FeatureAsk(probe=probe))
-        reply = await self._probe_reply
-        num, data = len(token_ids) * len(taps), reply.taps
-        if reply.why or not data or len(data) % (2 * num) or len(reply.best_ids) != len(token_ids):
-            why = bound_text(reply.why, MAX_REASON_BYTES) or "its answer has not the form of one"
-            raise Unavailable(f"the target ran no probe: {why}")
-        rows = np.frombuffer(data, dtype=np.uint16).reshape(len(token_ids), len(taps), -1)
-        return Probed(rows, tuple(reply.best_ids))
 
     async def _write(self, items: list[tpb.Delivery | tpb.FeatureAsk]) -> None:
         batch = tpb.DeliveryBatch()
@@ -124,26 +98,16 @@ class TargetLink:
             reason = "cancelled"
         if not self.is_broken:
             log.warning("delivery stream to %s ended: %s", self._address, reason)
-        self._lose(reason)
-        await self._outbox.close()
-
-    def _lose(self, reason: str) -> None:
         self.is_broken = True
+        await self._outbox.close()
         if self._registration is not None:
-            self._registration.lost(f"the stream to the target ended: {reason}")
-        self._answer_probe(tpb.ProbeReply(why=reason))
-
-    def _answer_probe(self, reply: tpb.ProbeReply) -> None:
-        if self._probe_reply is not None and not self._probe_reply.done():
-            self._probe_reply.set_result(reply)
+            self._registration.settle(f"the stream to the target ended: {reason}")
 
     async def _take(self, batch: tpb.FeatureBatch) -> None:
         if self._registration is None:
             return
         for head in batch.heads:
             self._registration.replied(head)
-        for probe in batch.probes:
-            self._answer_probe(probe)
         for rows in batch.rows:
             await self._take_rows(rows, self._registration.offer.width)
 
@@ -164,7 +128,7 @@ class TargetLink:
             await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
 
     async def close(self) -> None:
-        self._lose("this draft closed it")
+        self.is_broken = True
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
         await self._outbox.close()

@@ -48,10 +48,9 @@ class TargetVocabularies:
         self.infos: list[pb.Translation] = []
         """Descriptions of those that it translates for."""
 
-    async def learn(self, address: str, target_epoch: int) -> str | None:
-        """Learn what a target's tokens are. Return why the draft may not serve it; None where it may.
-
-        Raises Unavailable while that cannot be known.
+    async def learn(self, address: str, target_epoch: int) -> None:
+        """Learn what a target's tokens are. Raises ConfigError where the draft may not serve it, and Unavailable while
+        that cannot be known.
         """
         try:
             info: pb.WorkerInfo = await self._stub_of(address).GetInfo(pb.GetInfoRequest(), timeout=READ_S)
@@ -62,10 +61,7 @@ class TargetVocabularies:
         except grpc.aio.AioRpcError as error:
             why = f"the target at {address} does not say what its tokens are: {error.code().name}"
             raise Unavailable(why, retry_after_s=1.0) from None
-        except ConfigError as error:
-            return error.message
         self._of_targets[address] = (target_epoch, found)
-        return None
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
         """Return the vocabulary of a slot: the draft's own, unless its target was found to have another."""

@@ -58,7 +58,6 @@ def _parts(base: Base[Any]) -> Parts:
             test_wiring.forget(address)
 
     deliverer = Deliverer(
-        info.vocab_size,
         MAX_MESSAGE_BYTES,
         dropped=metrics.dropped_tokens.inc,
         certificates=base.certificates,
@@ -68,7 +67,7 @@ def _parts(base: Base[Any]) -> Parts:
     )
     test_wiring, request_rows = None, None
     if info.needs_features:
-        test_wiring = WiringTest(state, base.engine, metrics, deliverer.probe)
+        test_wiring = WiringTest(state, base.engine, metrics, deliverer.stub)
         request_rows = deliverer.request_rows
     vocabularies: TargetVocabularies | None = None
     if info.translates:
@@ -77,13 +76,12 @@ def _parts(base: Base[Any]) -> Parts:
         service.vocabulary_of = vocabularies.of
         state.translations = vocabularies.infos.copy
 
-    async def pair(address: str, target_epoch: int) -> str | None:
-        """Return why the draft may not serve a target; None where it may."""
+    async def pair(address: str, target_epoch: int) -> None:
         if vocabularies is not None:
-            return await vocabularies.learn(address, target_epoch)
-        if test_wiring is None:
-            return None
-        return await deliverer.pair(address, target_epoch) or await test_wiring(address, target_epoch)
+            await vocabularies.learn(address, target_epoch)
+        if test_wiring is not None:
+            await deliverer.register(address, target_epoch)
+            await test_wiring(address, target_epoch)
 
     def add_services(server: Any) -> list[str]:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair), server)

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
-from outrider.engine.speculation.row_budget import Alone, CallerPart, RowBudget, Unit, away
+from outrider.engine.speculation.row_budget import CallerPart, RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import Scheduling
 from target_service.hold import PendingDraft, hold_until
@@ -250,16 +249,17 @@ class VerifyBudget:
         callers: dict[bytes, dict[int, VerifyDemand]] = {}
         for index, demand in demands.items():
             callers.setdefault(demand.scheduling.caller, {})[index] = demand
-        parts = list[CallerPart[_Item]]()
+        away = {each.caller: each.weight for each in absent if each.caller not in callers}
+        parts = [CallerPart[_Item](caller, weight) for caller, weight in away.items()]
         for caller, own in callers.items():
+            if len(callers) + len(away) == 1:
+                break  # nobody to share with
             gain, num_rows, weight = 0.0, 0, 1.0
             for index, demand in own.items():
                 gain += demand.gain(num_drafts[index])
                 num_rows += demand.num_pending + demand.num_rows(num_drafts[index])
                 weight = demand.scheduling.weight
-            parts.append(CallerPart(caller, weight, gain, num_rows, partial(self._alone, own, max_rows)))
-        away_weights = {each.caller: each.weight for each in absent if each.caller not in callers}
-        parts += [away(caller, weight) for caller, weight in away_weights.items()]
+            parts.append(CallerPart(caller, weight, gain, num_rows, *self._alone(own, max_rows)))
         dealt = self._callers.deal(parts)
         self._bounding_gain = None
         if dealt is not None:
@@ -273,9 +273,9 @@ class VerifyBudget:
             self._pays = bool(plan.taken)
         return num_drafts
 
-    def _alone(self, demands: _Demands, max_rows: int) -> Alone[_Item]:
-        """Return all slots of a caller without candidates, by priority and then by when they were ready, and behind
-        them these, the likeliest first.
+    def _alone(self, demands: _Demands, max_rows: int) -> tuple[float, Sequence[Unit[_Item]]]:
+        """Return the tokens that are expected of a caller's step alone, and what is in it: all its slots without
+        candidates, by priority and then by when they were ready, and behind them these, the likeliest first.
         """
         plan = self._plan(demands, max_rows)
         plain, drafts = list[tuple[int, float, Unit[_Item]]](), list[tuple[float, int, Unit[_Item]]]()
@@ -292,7 +292,7 @@ class VerifyBudget:
             for place, prob in enumerate(demand.probs[:num_drafts], start=1):
                 least = min(least, prob)  # what comes first stays first
                 drafts.append((-least, place, Unit((index, place), 1)))
-        return Alone(gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))])
+        return gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))]
 
     # waiting
 

@@ -46,8 +46,6 @@ class FeatureStream:
         """Of features. The engine thread alone counts them."""
         self._num_written_bytes = 0
         """Of these. The gRPC loop's thread alone counts them."""
-        self._is_probing = False
-        """A probe is run, or its result waits."""
         self._is_over = False
         self._outbox: Outbox[tpb.FeatureBatch] = Outbox(
             self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
@@ -73,15 +71,9 @@ class FeatureStream:
             elif kind == "rows":
                 self._check_epoch(ask.rows.target_epoch)
                 self._subscribe(ask.rows)
-            elif kind == "probe":
-                self._check_epoch(ask.probe.target_epoch)
-                self._probe(ask.probe)
         except InvalidRequest as error:
-            if kind == "probe":
-                self._put_probe(tpb.ProbeReply(id=ask.probe.id, why=error.message))
-            else:
-                request = getattr(ask, kind)
-                self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
+            request = getattr(ask, kind)
+            self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -92,22 +84,6 @@ class FeatureStream:
             raise InvalidRequest("rows were asked for of a head that is not ready; register it first")
         subscription = FeatureSubscription(self, request.digest, request.ticket, request.start, request.id)
         self._engine.submit(FeatureJob(lambda features: features.subscribe(subscription)))
-
-    def _probe(self, probe: tpb.ProbeRequest) -> None:
-        token_ids, taps = tuple(probe.token_ids), tuple(probe.taps)
-        if self._is_probing:
-            raise InvalidRequest("another probe of this stream is not answered yet; send one at a time")
-        self._heads.check_probe(len(token_ids), taps)
-        self._is_probing = True
-
-        def respond(states: bytes, best_ids: Sequence[int], why: str) -> None:
-            self._is_probing = not why
-            self._put_probe(tpb.ProbeReply(id=probe.id, taps=states, best_ids=best_ids, why=why))
-
-        self._engine.submit(FeatureJob(lambda features: features.probe(token_ids, taps, respond)))
-
-    def _put_probe(self, reply: tpb.ProbeReply) -> None:
-        self._put(tpb.FeatureBatch(probes=[reply]))
 
     def reply(self, digest: bytes, state: tpb.HeadState, why: str = "") -> None:
         """Send the state of a head's registration."""
@@ -160,9 +136,6 @@ class FeatureStream:
         merged = tpb.FeatureBatch()
         for batch in batches:
             merged.MergeFrom(batch)
-        for reply in merged.probes:
-            if reply.taps:
-                self._is_probing = False
         await self._write_batch(merged)
         self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
 

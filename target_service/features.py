@@ -21,7 +21,8 @@ from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
-from outrider.wire.errors import OutriderError
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import OutriderError, Unavailable
 from outrider.wire.log import get_logger
 from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.lease import Lease
@@ -118,19 +119,13 @@ class Features:
                 del self._subscriptions[ticket]
         self._answer(done)
 
-    def probe(
-        self, token_ids: Sequence[int], taps: Sequence[int], respond: Callable[[bytes, Sequence[int], str], None]
-    ) -> None:
-        """Run a text of T tokens alone, for a draft that tests its head. respond: takes the hidden states [T, taps, dt]
-        bfloat16 and the likeliest id after each token, or else why there are none.
-        """
-        states, ids, why = b"", list[int](), ""
+    def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
+        """Run a text alone, for a draft that tests its head. Raises Unavailable where it cannot be run now."""
         try:
             hidden, best_ids = self.see(token_ids, taps)
-            states, ids = _as_bytes(hidden), best_ids.tolist()
         except (OutriderError, RuntimeError) as failure:
-            why = f"the target cannot run the probe now: {failure}"
-        self._answer(lambda: respond(states, ids, why))
+            raise Unavailable(f"the target cannot run the probe now: {failure}") from None
+        return tpb.ProbeReply(taps=_as_bytes(hidden), best_ids=best_ids.tolist())
 
     def see(self, ids: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run a text of T tokens alone. Return hidden states [T, taps, dt], and the likeliest id after each token [T].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -16,14 +16,18 @@ from outrider.engine.worker.worker_service import Respond, WorkerFacts, WorkerSe
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import InvalidRequest
+from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
+from target_service.feature_jobs import FeatureJob
 from target_service.feature_stream import FeatureStream
 from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
+
+if TYPE_CHECKING:
+    from target_service.features import Features
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
@@ -43,6 +47,7 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
         self._hand_in = hand_in
         self._heads = heads
         self._metrics = metrics
+        self._probing = asyncio.Lock()
 
     async def Control(self, requests: AsyncIterator[tpb.TargetRequestBatch], context: Any) -> None:
         await self._service.control(
@@ -89,6 +94,17 @@ class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
                 await stream.finish(summary)
         finally:
             await stream.close()
+
+    async def Probe(self, request: tpb.ProbeRequest, context: Any) -> tpb.ProbeReply:
+        if request.target_epoch != self._service.epoch:
+            raise Unavailable("this is another life of the target", retry_after_s=1.0)
+        self._heads.check_probe(len(request.token_ids), request.taps)
+
+        def probe(features: Features) -> tpb.ProbeReply:
+            return features.probe(request.token_ids, request.taps)
+
+        async with self._probing:
+            return await self._service.engine.call(FeatureJob, probe)
 
     def _deliver(self, item: tpb.Delivery) -> bool:
         """Hand a delivery on; return False for one that breaks a rule."""

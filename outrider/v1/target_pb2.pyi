@@ -228,16 +228,14 @@ class Delivery(_message.Message):
     def __init__(self, ticket: _Optional[int] = ..., target_epoch: _Optional[int] = ..., root_len: _Optional[int] = ..., ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., distributions: _Optional[_Union[_common_pb2.TokenDistributions, _Mapping]] = ..., ends: _Optional[bytes] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class FeatureAsk(_message.Message):
-    __slots__ = ("head", "weights", "rows", "probe")
+    __slots__ = ("head", "weights", "rows")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    PROBE_FIELD_NUMBER: _ClassVar[int]
     head: HeadSpec
     weights: HeadWeights
     rows: FeatureRequest
-    probe: ProbeRequest
-    def __init__(self, head: _Optional[_Union[HeadSpec, _Mapping]] = ..., weights: _Optional[_Union[HeadWeights, _Mapping]] = ..., rows: _Optional[_Union[FeatureRequest, _Mapping]] = ..., probe: _Optional[_Union[ProbeRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, head: _Optional[_Union[HeadSpec, _Mapping]] = ..., weights: _Optional[_Union[HeadWeights, _Mapping]] = ..., rows: _Optional[_Union[FeatureRequest, _Mapping]] = ...) -> None: ...
 
 class HeadSpec(_message.Message):
     __slots__ = ("target_epoch", "digest", "num_bytes")
@@ -274,28 +272,24 @@ class FeatureRequest(_message.Message):
     def __init__(self, target_epoch: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., start: _Optional[int] = ..., id: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("target_epoch", "id", "token_ids", "taps")
+    __slots__ = ("target_epoch", "token_ids", "taps")
     TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TAPS_FIELD_NUMBER: _ClassVar[int]
     target_epoch: int
-    id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     taps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, target_epoch: _Optional[int] = ..., id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, target_epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FeatureBatch(_message.Message):
-    __slots__ = ("rows", "heads", "probes", "summary")
+    __slots__ = ("rows", "heads", "summary")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
-    PROBES_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[FeatureRows]
     heads: _containers.RepeatedCompositeFieldContainer[HeadReply]
-    probes: _containers.RepeatedCompositeFieldContainer[ProbeReply]
     summary: DeliverSummary
-    def __init__(self, rows: _Optional[_Iterable[_Union[FeatureRows, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadReply, _Mapping]]] = ..., probes: _Optional[_Iterable[_Union[ProbeReply, _Mapping]]] = ..., summary: _Optional[_Union[DeliverSummary, _Mapping]] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[_Union[FeatureRows, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadReply, _Mapping]]] = ..., summary: _Optional[_Union[DeliverSummary, _Mapping]] = ...) -> None: ...
 
 class FeatureRows(_message.Message):
     __slots__ = ("ticket", "target_epoch", "start", "num_rows", "data", "request_id")
@@ -326,16 +320,12 @@ class HeadReply(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., state: _Optional[_Union[HeadState, str]] = ..., why: _Optional[str] = ..., target_epoch: _Optional[int] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("id", "why", "taps", "best_ids")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("taps", "best_ids")
     TAPS_FIELD_NUMBER: _ClassVar[int]
     BEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    why: str
     taps: bytes
     best_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[int] = ..., why: _Optional[str] = ..., taps: _Optional[bytes] = ..., best_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, taps: _Optional[bytes] = ..., best_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeliverSummary(_message.Message):
     __slots__ = ("num_deliveries", "num_refused")

@@ -55,6 +55,11 @@ class TargetServiceStub:
                 request_serializer=outrider_dot_v1_dot_target__pb2.DeliveryBatch.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_target__pb2.FeatureBatch.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/outrider.v1.TargetService/Probe',
+                request_serializer=outrider_dot_v1_dot_target__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_target__pb2.ProbeReply.FromString,
+                _registered_method=True)
 
 
 class TargetServiceServicer:
@@ -87,6 +92,14 @@ class TargetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Runs a text alone, for a draft that compares what its head says of the hidden states with what the target says. One
+        after the other: steps wait for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +122,11 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     servicer.Deliver,
                     request_deserializer=outrider_dot_v1_dot_target__pb2.DeliveryBatch.FromString,
                     response_serializer=outrider_dot_v1_dot_target__pb2.FeatureBatch.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=outrider_dot_v1_dot_target__pb2.ProbeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_target__pb2.ProbeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +237,33 @@ class TargetService:
             '/outrider.v1.TargetService/Deliver',
             outrider_dot_v1_dot_target__pb2.DeliveryBatch.SerializeToString,
             outrider_dot_v1_dot_target__pb2.FeatureBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.TargetService/Probe',
+            outrider_dot_v1_dot_target__pb2.ProbeRequest.SerializeToString,
+            outrider_dot_v1_dot_target__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

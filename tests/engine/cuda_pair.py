@@ -19,12 +19,11 @@ import torch
 import draft_service.deliveries
 import outrider.engine.worker.worker_handle as worker_handle
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
-from draft_service.pairing import _seen
+from draft_service.pairing import seen_in
 from draft_service.registration import HeadOffer
-from draft_service.target_link import Probed as ProbedRows
 from draft_service.worker import start_worker as start_draft
 from outrider.engine.heads.opening import OpeningMap
-from outrider.engine.heads.wiring import Outcome, probe_ids, score_head, taps_to_probe
+from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Outcome, probe_ids, score_head, taps_to_probe
 from outrider.engine.speculation.beam import Level
 from outrider.engine.speculation.nodes import Delivery
 from outrider.engine.worker.engine_thread import EngineThread
@@ -34,6 +33,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
 from target_service.feature_jobs import FeatureJob, FeatureSubscription
+from target_service.features import Features
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -132,7 +132,7 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.stub = self.probe = None
+                self.close = self.stub = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
@@ -170,15 +170,12 @@ class Pair:
         ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit)[:NUM_PROBED]
         taps = taps_to_probe(state.head.opening.spec.taps, state.head.num_layers)
 
-        def respond(*result: Any) -> None:
-            answers.append(result)
+        def probe(features: Features) -> None:
+            for first in range(0, len(taps), MAX_PROBE_TAPS):
+                answers.append(features.probe(ids, taps[first : first + MAX_PROBE_TAPS]))
 
-        self.target.handle(FeatureJob(lambda features: features.probe(ids, taps, respond)))
-        ((states, best_ids, why),) = answers
-        assert not why, why
-        rows = np.frombuffer(states, dtype=np.uint16).reshape(len(ids), len(taps), -1)
-        seen = _seen(ids, taps, [ProbedRows(rows, tuple(best_ids))])
-        outcome: Outcome = score_head(state.head, seen)
+        self.target.handle(FeatureJob(probe))
+        outcome: Outcome = score_head(state.head, seen_in(ids, taps, answers))
         return outcome
 
     # slots

@@ -14,6 +14,7 @@ import torch
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
+from outrider.wire.errors import Unavailable
 from outrider.wire.speculation import Speculation
 from target_service import features as module
 from target_service.feature_jobs import FeatureSubscription
@@ -376,14 +377,13 @@ def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0)
     target.steps(3)
-    probed: list[tuple[bytes, Any, str]] = []
     in_use = target.pool.num_in_use
-    target.features.probe(prompt(3, 20), (-1, 0, 1), lambda *result: probed.append(result))
+    reply = target.features.probe(prompt(3, 20), (-1, 0, 1))
     assert target.pool.num_in_use == in_use
-    ((states, best_ids, why),) = probed
-    assert not why and len(states) == 20 * 3 * 32 * 2 and len(best_ids) == 20
-    target.features.probe((10**6,), (0,), lambda *result: probed.append(result))
-    assert "10" in probed[1][2] and target.pool.num_in_use == in_use
+    assert len(reply.taps) == 20 * 3 * 32 * 2 and len(reply.best_ids) == 20
+    with pytest.raises(Unavailable, match="10"):
+        target.features.probe((10**6,), (0,))
+    assert target.pool.num_in_use == in_use
     target.steps(3)
     assert target.link.ends() == target.fed_len(), "steps have the heads' taps again"
 
@@ -392,10 +392,8 @@ def test_a_probe_for_which_there_is_no_memory_is_answered(runner: ModelRunner) -
     target = Served(runner, 2)
     table = target.pool.new_table()
     table.reserve(2 * BLOCK_SIZE)
-    probed: list[tuple[bytes, Any, str]] = []
-    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
-    assert "blocks" in probed[0][2]
+    with pytest.raises(Unavailable, match="blocks"):
+        target.features.probe((1, 2), (0,))
     table.free()
-    target.features.probe((1, 2), (0,), lambda *result: probed.append(result))
-    assert probed[1][0] and not probed[1][2]
+    assert target.features.probe((1, 2), (0,)).taps
     target.features.drop_head(HEAD)

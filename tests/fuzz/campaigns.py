@@ -33,8 +33,9 @@ from outrider.wire.errors import InvalidRequest
 from outrider.wire.params import ANY_VOCABULARY, SamplingParams
 from outrider.wire.protocol import PROTOCOL
 from tests.fuzz.bodies import PLAYED, VALID, changed, names_of
-from tests.fuzz.calls import hold, talk
+from tests.fuzz.calls import DEADLINE_S, hold, talk
 from tests.fuzz.hints import (
+    LAST_DIGEST,
     SENTINEL,
     UNDISTURBED,
     last_asks,
@@ -45,6 +46,7 @@ from tests.fuzz.hints import (
     valid_ask,
     valid_item,
     valid_part,
+    valid_probe,
     worker_hints,
 )
 from tests.fuzz.services import SETTLE_S, FrontDoor, HttpDoor, Worker
@@ -165,17 +167,15 @@ def control(worker: Worker, others: list[str], tally: Tally) -> Callable[[Any], 
     return campaign
 
 
-def once_ready(rest: bytes, last: bytes = b"") -> Callable[[bytes], bool | bytes]:
-    """Sends the rest when a head is ready, and `last` behind it, again while its probe is refused because another is
-    run. Ends when it is answered, and with it what was asked for before it.
-    """
-    left = [rest + last]  # joined, one batch
+def once_ready(rest: bytes, served: Callable[[], object] = lambda: None) -> Callable[[bytes], bool | bytes]:
+    """Sends the rest when a head is ready. Ends when the head of LAST_DIGEST is refused, and `served` has returned."""
+    left = [rest]
 
     def until(message: bytes) -> bool | bytes:
         batch = tpb.FeatureBatch.FromString(message)
-        probes = [probe for probe in batch.probes if probe.id == SENTINEL]
-        if probes:
-            return bool(probes[-1].taps) or last
+        if any(reply.digest == LAST_DIGEST for reply in batch.heads):
+            served()
+            return True
         return bool(left) and any(reply.state == tpb.HEAD_STATE_READY for reply in batch.heads) and left.pop()
 
     return until
@@ -198,6 +198,17 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
 
     def campaign(data: Any) -> None:
         draw = data.draw
+        probed = nudged(draw, valid_probe(draw, target.epoch), hints)
+
+        def probe() -> None:
+            """Call behind what was asked for on the stream, which is served by then."""
+            call = target.channel.unary_unary(target.method("Probe"))
+            try:
+                call(probed.SerializeToString(), timeout=DEADLINE_S)
+                tally.ends["probes"] += 1
+            except grpc.RpcError as error:
+                assert error.code() in {*CLEAR, Code.UNAVAILABLE}, error  # type: ignore[attr-defined]
+
         items = [
             *leases(draw, target.epoch),
             *(valid_item(draw, tpb.TargetRequest, target.epoch, "") for _ in range(3)),
@@ -233,7 +244,7 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
         last = tpb.DeliveryBatch(asks=last_asks(target.epoch)).SerializeToString()
 
         def deliver_raw(*, is_counted: bool) -> None:
-            messages, until = ([registered], once_ready(raw, last)) if has_head else ([raw], None)
+            messages, until = ([registered], once_ready(raw + last, probe)) if has_head else ([raw], None)
             status, details, arrived = tally.talk(target.channel, target.method("Deliver"), messages, until)
             tally.ends[f"Deliver {status.name}"] += 1
             assert rubbish or status is Code.OK, (status, details)
@@ -242,7 +253,6 @@ def deliver(target: Worker, tally: Tally) -> Callable[[Any], None]:
             assert all(not batch.HasField("summary") for batch in batches[:-1])
             for batch in batches:
                 tally.ends["rows"] += len(batch.rows)
-                tally.ends["probes"] += len(batch.probes)
                 for reply in batch.heads:
                     tally.ends[tpb.HeadState.Name(reply.state).removeprefix("HEAD_STATE_").lower()] += 1
                     assert reply.why or reply.state != tpb.HEAD_STATE_REFUSED, "a refusal says why"

@@ -260,8 +260,9 @@ def delivery(
         kinds=[*[NodeKind.KNOWN] * start, *[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num],
         rows=None if log_probs is None else encode_rows(log_probs, prefer_sparse=sparse),
         ends=[start + node for node in ends],
+        vocab_size=0 if log_probs is None else log_probs.shape[1],
     )
-    return to_proto(nodes, client.epoch, 0 if log_probs is None else log_probs.shape[1])
+    return to_proto(nodes, client.epoch)
 
 
 async def eventually(check: Callable[[pb.WorkerInfo], bool], client: ControlClient, timeout_s: float = 20.0) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+import grpc.aio
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,7 @@ from draft_service.registration import HeadOffer
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.tree_shape import TreeShape
@@ -78,7 +79,7 @@ class Draft:
         self.rows: dict[tuple[int, int], Rows] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
-        self.deliverer = Deliverer(VOCAB, MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
+        self.deliverer = Deliverer(MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
         self._changed = asyncio.Event()
 
     def _take(self, address: str, job: RowsJob) -> None:
@@ -92,8 +93,8 @@ class Draft:
     def request(self, ticket: int, start: int = 0) -> None:
         self.deliverer.request_rows(self.address, self.client.epoch, RowsRequest(ticket, start, 1))
 
-    async def pair(self) -> str | None:
-        return await self.deliverer.pair(self.address, self.client.epoch)
+    async def pair(self) -> None:
+        await self.deliverer.register(self.address, self.client.epoch)
 
     async def until(self, check: Callable[[], bool]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -139,7 +140,7 @@ async def test_rows_are_those_of_the_tokens_in_pieces_of_prompts_and_in_steps(
     async with draft_of(target, target_worker) as draft:
         ticket, expected = new_ticket(), reference.greedy(PROMPT, 2 * K)
         draft.request(ticket)
-        assert await draft.pair() is None, "which waits for the registration that the request began"
+        await draft.pair()  # which waits for the registration that the request began
         draft.request(ticket)
         await target.opened(1, PROMPT, k=K)
         replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=K + 2))
@@ -165,7 +166,7 @@ async def test_rows_of_a_tree_are_those_of_the_path_that_is_kept(
     target: ControlClient, target_worker: Process, model: UncachedModel, reference: ReferenceModel
 ) -> None:
     async with draft_of(target, target_worker) as draft:
-        assert await draft.pair() is None
+        await draft.pair()
         ticket, prompt = new_ticket(), PROMPT[:7]
         right = reference.greedy(prompt, 3)
         wrong = [(token_id + 1) % VOCAB for token_id in right]
@@ -198,7 +199,7 @@ async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later
     before = (await target.metrics())['outrider_worker_preemptions_total{worker="target"}']
     prompts = {1: PROMPT[::-1], 2: PROMPT[3:] + PROMPT[:3]}  # neither is in the prefix cache
     async with draft_of(target, target_worker) as draft:
-        assert await draft.pair() is None
+        await draft.pair()
         tickets, replies = {slot: new_ticket() for slot in prompts}, {}
         for slot, prompt in prompts.items():
             draft.request(tickets[slot])
@@ -213,7 +214,7 @@ async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later
         for slot, ids in texts.items():
             check_close(await draft.came(tickets[slot], 0, len(ids) - 1), draft.expected(model, ids)[:-1])
         async with draft_of(target, target_worker) as later:
-            assert await later.pair() is None
+            await later.pair()
             later.request(tickets[2], start=10)
             found = await later.came(tickets[2], len(texts[2]) - 9, len(texts[2]) - 1)
             check_close(found, later.expected(model, texts[2])[-9:-1])
@@ -223,12 +224,13 @@ async def test_rows_after_a_slot_lost_its_memory_and_of_a_draft_that_comes_later
 async def test_a_head_is_here_once_and_goes_with_its_last_draft(target: ControlClient, target_worker: Process) -> None:
     assert await head_bytes(target) == 0
     async with draft_of(target, target_worker) as first:
-        assert await first.pair() is None and await first.pair() is None
+        await first.pair()
+        await first.pair()
         async with draft_of(target, target_worker) as second:
-            assert await second.pair() is None
+            await second.pair()
             assert await head_bytes(target) == opening().num_bytes
         async with draft_of(target, target_worker, opening(seed=1)) as another:
-            assert await another.pair() is None
+            await another.pair()
             assert await head_bytes(target) == 2 * opening().num_bytes
     deadline = time.monotonic() + TIMEOUT_S
     while await head_bytes(target):
@@ -245,21 +247,22 @@ async def test_a_head_of_another_target_makes_no_pair(
     target: ControlClient, target_worker: Process, made: OpeningMap, why: str
 ) -> None:
     async with draft_of(target, target_worker, made) as draft:
-        found = await draft.pair()
-        assert found is not None and why in found
+        with pytest.raises(IncompatiblePair, match=why):
+            await draft.pair()
 
 
 async def test_another_life_of_the_target_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
     async with draft_of(target, target_worker) as draft:
-        found = await draft.deliverer.pair(draft.address, target.epoch ^ 1)
-        assert found == f"it is for target epoch {target.epoch ^ 1}, this is {target.epoch}"
-        assert await draft.pair() is None, "the same stream serves the life that is"
+        with pytest.raises(IncompatiblePair) as caught:
+            await draft.deliverer.register(draft.address, target.epoch ^ 1)
+        assert caught.value.message == f"it is for target epoch {target.epoch ^ 1}, this is {target.epoch}"
+        await draft.pair()  # the same stream serves the life that is
 
 
 async def test_a_target_that_is_not_there_makes_no_pair(target: ControlClient, target_worker: Process) -> None:
     async with draft_of(target, target_worker) as draft:
         with pytest.raises(Unavailable, match="did not take the head: the stream to the target ended: UNAVAILABLE"):
-            await draft.deliverer.pair("127.0.0.1:1", 7)
+            await draft.deliverer.register("127.0.0.1:1", 7)
 
 
 async def test_a_probe_says_what_the_target_says(
@@ -267,13 +270,17 @@ async def test_a_probe_says_what_the_target_says(
 ) -> None:
     async with draft_of(target, target_worker) as draft:
         taps = (-1, 0, LAYERS)
-        probed = await draft.deliverer.probe(draft.address, target.epoch, PROMPT, taps)
+        stub = draft.deliverer.stub(draft.address)
+        probe = tpb.ProbeRequest(target_epoch=target.epoch, token_ids=PROMPT, taps=taps)
+        probed = await stub.Probe(probe, timeout=TIMEOUT_S)
         states = model.hidden_states(PROMPT)
         truth = torch.stack([states[:, tap] for tap in taps], dim=1)
-        torch.testing.assert_close(numbers(probed.taps), truth, rtol=0.01, atol=0.01)
+        rows = np.frombuffer(probed.taps, dtype=np.uint16).reshape(len(PROMPT), len(taps), -1)
+        torch.testing.assert_close(numbers(rows), truth, rtol=0.01, atol=0.01)
         assert list(probed.best_ids) == model.forward(PROMPT).argmax(dim=-1).tolist()
-        with pytest.raises(Unavailable, match="tap 9 was asked for, must be from -1 to 2"):
-            await draft.deliverer.probe(draft.address, target.epoch, PROMPT, (9,))
+        probe.taps[0] = 9
+        with pytest.raises(grpc.aio.AioRpcError, match="tap 9 was asked for, must be from -1 to 2"):
+            await stub.Probe(probe, timeout=TIMEOUT_S)
 
 
 async def test_the_target_says_that_it_gives_features(target: ControlClient) -> None:

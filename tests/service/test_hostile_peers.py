@@ -194,6 +194,7 @@ def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Seq
         kinds=kinds,
         rows=encode_rows(noise.log_softmax(1), prefer_sparse=False) if num_laws else None,
         ends=[random.randrange(TREE_ROOT, start + num) for _ in range(random.choice([0, 0, 1, 2]))][: start + num],
+        vocab_size=320,
     )
 
 
@@ -225,7 +226,7 @@ async def test_trees_by_chance_fail_no_step(hasty: ControlClient, reference: Ref
             committed += verdict.token_ids
             num_drafted += verdict.num_drafted
             trees = [any_nodes(random, message.tickets[0].ticket, committed, [*expected[:6], 3, 4]) for _ in range(3)]
-            await deliver(hasty, *(to_proto(each, hasty.epoch, 320) for each in trees))
+            await deliver(hasty, *(to_proto(each, hasty.epoch) for each in trees))
             hasty.tell(tpb.Extend(slot=slot, ticket=message.tickets[0].ticket, until_len=len(committed) + 1))
         assert options or committed == [*PROMPT, *expected]
         hasty.tell(pb.CloseSlot(slot=slot))

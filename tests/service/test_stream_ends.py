@@ -46,7 +46,7 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
 def with_law(ticket: int) -> Delivery:
     """One token and its law."""
     law = DenseRows(1, bytes(PART_BYTES))
-    return Delivery(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law)
+    return Delivery(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
 
 
 async def until(done: Any) -> None:
@@ -65,7 +65,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
         return []
 
     server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
+    deliverer = Deliverer(MAX_MESSAGE_BYTES, dropped.append)
 
     def send(ticket: int) -> None:
         deliverer.send(address, 7, with_law(ticket))
@@ -102,7 +102,7 @@ async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.Mon
 
     target.may_read.set()
     server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(VOCAB_SIZE, MAX_MESSAGE_BYTES, dropped.append)
+    deliverer = Deliverer(MAX_MESSAGE_BYTES, dropped.append)
     try:
         for ticket in (1, 2):
             deliverer.send(address, 7, with_law(ticket))

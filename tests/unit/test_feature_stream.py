@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,7 +13,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from outrider.engine.loading.memory import Spare
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
@@ -46,9 +49,6 @@ class Stream:
     def subscribe(self, subscription: FeatureSubscription) -> None:
         self.jobs.append(subscription)
 
-    def probe(self, token_ids: Any, taps: Any, respond: Any) -> None:
-        self.jobs.append(SimpleNamespace(token_ids=token_ids, taps=taps, respond=respond))
-
     def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
         self.jobs.append(SimpleNamespace(link=link, done=done))
 
@@ -77,10 +77,6 @@ class Stream:
     def want(self, epoch: int = EPOCH, digest: bytes = DIGEST) -> None:
         rows = tpb.FeatureRequest(target_epoch=epoch, ticket=5, digest=digest, start=2, id=9)
         self.stream.ask(tpb.FeatureAsk(rows=rows))
-
-    def ask_probe(self, **fields: Any) -> None:
-        probe = tpb.ProbeRequest(**{"target_epoch": EPOCH, "id": 1, "token_ids": [1, 2], "taps": [0], **fields})
-        self.stream.ask(tpb.FeatureAsk(probe=probe))
 
 
 @asynccontextmanager
@@ -190,42 +186,46 @@ async def test_the_summary_is_last_and_waits_for_what_is_before_it() -> None:
         finishing = asyncio.create_task(made.stream.finish(tpb.DeliverSummary(num_deliveries=4)))
         await made.settle()
         assert not finishing.done()
-        made.ask_probe(token_ids=[])  # which is answered too late
+        made.stream.send_features(made.wanted, 1, 1, b"cd")  # too late
         made.may_write.set()
         await finishing
         assert made.batches[0].rows and made.batches[-1].summary.num_deliveries == 4
-        assert not any(batch.probes for batch in made.batches)
-
-
-async def test_a_probe_whose_answer_is_not_read_is_the_last() -> None:
-    async with streaming() as made:
-        made.may_write.clear()
-        made.stream.send_features(made.wanted, 0, 1, b"ab")
-        await made.settle()
-        made.ask_probe()
-        made.jobs[0].respond(b"taps", [3, 4], "")
-        made.ask_probe(id=2)
-        assert len(made.jobs) == 1
-        made.may_write.set()
-        await made.settle()
-        made.ask_probe(id=3)
-        assert len(made.jobs) == 2
+        assert sum(len(batch.rows) for batch in made.batches) == 1
 
 
 async def test_probes_go_one_at_a_time() -> None:
+    waiting, found = list[FeatureJob](), {1: tpb.ProbeReply(taps=b"taps", best_ids=[3, 4])}
+
+    class Probed:
+        def probe(self, token_ids: Any, taps: Any) -> tpb.ProbeReply:
+            if token_ids[0] not in found:
+                raise Unavailable("no blocks")
+            return found[token_ids[0]]
+
     async with streaming() as made:
-        made.ask_probe()
-        made.ask_probe(id=2)
-        job = made.jobs[0]
-        assert (job.token_ids, job.taps) == ((1, 2), (0,)) and len(made.jobs) == 1
-        job.respond(b"taps", [3, 4], "")
+        engine: Any = SimpleNamespace(submit=waiting.append)
+        engine.call = partial(EngineThread.call, engine)
+        service: Any = SimpleNamespace(engine=engine, epoch=EPOCH, streams=ControlStreams())
+        servicer = TargetServicer(service, 9, lambda nodes: True, made.heads, made.metrics)
+
+        def probe(first_id: int) -> asyncio.Task[tpb.ProbeReply]:
+            request = tpb.ProbeRequest(target_epoch=EPOCH, token_ids=[first_id, 2], taps=[0])
+            return asyncio.create_task(servicer.Probe(request, None))
+
+        first, second, third = probe(1), probe(1), probe(5)
         await made.settle()
-        made.ask_probe(id=3)
-        made.jobs[1].respond(b"", [], "no blocks")
-        made.ask_probe(id=4, token_ids=[])
-        made.ask_probe(id=5, target_epoch=8)
+        assert len(waiting) == 1
+        waiting[0].run(Probed())  # type: ignore[arg-type]
+        assert (await first).taps == b"taps"
         await made.settle()
-        replies = {reply.id: reply for batch in made.batches for reply in batch.probes}
-        assert (replies[1].taps, list(replies[1].best_ids), replies[1].why) == (b"taps", [3, 4], "")
-        whys = {2: "one at a time", 3: "no blocks", 4: "0 tokens", 5: "epoch 8"}
-        assert all(why in replies[number].why for number, why in whys.items()) and len(made.jobs) == 2
+        second.cancel()  # its draft has gone
+        await made.settle()
+        for job in waiting[1:]:
+            job.run(Probed())  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match="no blocks"):
+            await third
+        with pytest.raises(InvalidRequest, match="0 tokens"):
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=EPOCH, taps=[0]), None)
+        with pytest.raises(Unavailable, match="another life"):
+            await servicer.Probe(tpb.ProbeRequest(target_epoch=8), None)
+        assert len(waiting) == 3

@@ -23,12 +23,20 @@ def tree() -> Delivery:
     kinds = [NodeKind.KNOWN, NodeKind.GUESS, NodeKind.LAW, NodeKind.LAW, NodeKind.KEY]
     rows = encode_laws([LAW], prefer_sparse=True)
     return Delivery(
-        9, 40, [2, 7, 3, 5, 8], [TREE_ROOT, TREE_ROOT, 0, 0, 0], [0, 1, 0, 1, 2], kinds, rows, [TREE_ROOT, 2]
+        9,
+        40,
+        [2, 7, 3, 5, 8],
+        [TREE_ROOT, TREE_ROOT, 0, 0, 0],
+        [0, 1, 0, 1, 2],
+        kinds,
+        rows,
+        [TREE_ROOT, 2],
+        vocab_size=VOCAB_SIZE,
     )
 
 
 def sent(**changes: Any) -> tpb.Delivery:
-    message = to_proto(tree(), 4, VOCAB_SIZE)
+    message = to_proto(tree(), 4)
     for name, value in changes.items():
         message.ClearField(name)
         if value is not None:
@@ -45,12 +53,12 @@ def test_what_is_read_is_what_was_sent() -> None:
     found = from_proto(message, VOCAB_SIZE)
     for name in ("ticket", "root_len", "ids", "parents", "ranks", "kinds", "ends"):
         assert getattr(found, name) == getattr(before, name), name
-    assert from_proto(to_proto(replace(before, draft_us=70), 4, VOCAB_SIZE), VOCAB_SIZE).draft_us == 70
+    assert from_proto(to_proto(replace(before, draft_us=70), 4), VOCAB_SIZE).draft_us == 70
     assert found.num_bytes == message.ByteSize() and found.rows is not None and found.rows.num_rows == 1
 
 
 def test_only_an_end_may_be_told() -> None:
-    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [TREE_ROOT]), 4, VOCAB_SIZE), VOCAB_SIZE)
+    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [TREE_ROOT]), 4), VOCAB_SIZE)
     assert (found.ids, found.ends, found.rows) == ([], [TREE_ROOT], None)
 
 

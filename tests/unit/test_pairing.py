@@ -14,14 +14,18 @@ import torch
 from draft_service import pairing as module
 from draft_service.jobs import EngineJob
 from draft_service.pairing import WiringTest
-from draft_service.target_link import Probed
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
+from outrider.engine.worker.engine_thread import EngineThread
+from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import IncompatiblePair
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
 
 
 class AtOnce:
     """An engine that does what it is given."""
+
+    call = EngineThread.call
 
     def submit(self, job: EngineJob) -> None:
         job.run()
@@ -44,6 +48,25 @@ def state_of(taps: tuple[int, ...], num_layers: int, score: Callable[[Any], floa
     )
 
 
+def wiring_test(state: Any, probe: Callable[[str, tpb.ProbeRequest], Any]) -> WiringTest:
+    """probe: what a target at an address answers."""
+
+    def stub_of(address: str) -> Any:
+        return SimpleNamespace(Probe=lambda request, timeout: probe(address, request))
+
+    engine: Any = AtOnce()
+    return WiringTest(state, engine, WorkerMetrics("draft"), stub_of)
+
+
+async def found(test: WiringTest, address: str, epoch: int) -> str | None:
+    """Return why the head does not fit."""
+    try:
+        await test(address, epoch)
+    except IncompatiblePair as error:
+        return error.message
+    return None
+
+
 @pytest.fixture(autouse=True)
 def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "score_head", lambda head, seen: head.score(seen))
@@ -52,45 +75,45 @@ def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     said, asked = {("b:1", 7): "it reads a layer too low"}, list[tuple[str, int]]()
     monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "_seen", lambda ids, taps, probed: probed)
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
     monkeypatch.setattr(module, "judge", lambda *_, **__: said.get(asked[-1]))
     state = state_of((1,), 2, lambda seen: 0.5)
 
-    async def probe(address: str, epoch: int, ids: Any, taps: Any) -> Any:
-        asked.append((address, epoch))
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
+        asked.append((address, request.target_epoch))
 
-    engine: Any = AtOnce()
-    test = WiringTest(state, engine, WorkerMetrics("draft"), probe)
+    test = wiring_test(state, probe)
     lives = [("a:1", 7), ("b:1", 7), ("a:1", 8), ("a:1", 7)]
     for address, epoch in lives:
         why = said.get((address, epoch))
-        assert [await test(address, epoch), await test(address, epoch)] == [why, why]
+        assert [await found(test, address, epoch), await found(test, address, epoch)] == [why, why]
     assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8), ("a:1", 7)]
 
 
 async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
-    monkeypatch.setattr(module, "_seen", lambda ids, taps, probed: probed)
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
     monkeypatch.setattr(module, "judge", lambda *_, **__: None)
     asked, answers = list[str](), asyncio.Event()
 
-    async def probe(address: str, epoch: int, ids: Any, taps: Any) -> Any:
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
         asked.append(address)
         await answers.wait()
 
-    engine: Any = AtOnce()
-    test = WiringTest(state_of((1,), 2, lambda seen: 0.5), engine, WorkerMetrics("draft"), probe)
+    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
     both = asyncio.gather(test("a:1", 7), test("a:1", 7))
     await asyncio.sleep(0)
     answers.set()
-    assert (await both, asked) == ([None, None], ["a:1"])
+    await both
+    assert asked == ["a:1"]
     test.forget("a:1")
     answers.clear()
     with pytest.raises(TimeoutError):  # as a gateway's call has a deadline
         async with asyncio.timeout(0.01):
             await test("a:1", 7)
     answers.set()
-    assert (await test("a:1", 7), asked) == (None, ["a:1", "a:1"]), "the test went on"
+    await test("a:1", 7)
+    assert asked == ["a:1", "a:1"], "the test went on"
 
 
 async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_parts(
@@ -100,17 +123,16 @@ async def test_more_hidden_states_than_a_target_gives_at_once_are_asked_for_in_p
     monkeypatch.setattr(module, "judge", lambda *_, **__: None)
     taps, asked, given = tuple(range(1, 25, 4)), list[int](), list[Seen]()
 
-    async def probe(address: str, epoch: int, ids: Any, part: Any) -> Probed:
-        asked.append(len(part))
-        exact = torch.tensor(part, dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-        return Probed(np.stack([exact, exact])[:, :, None], (7, 8))
+    async def probe(address: str, request: tpb.ProbeRequest) -> tpb.ProbeReply:
+        asked.append(len(request.taps))
+        exact = torch.tensor(list(request.taps), dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        return tpb.ProbeReply(taps=np.stack([exact, exact]).tobytes(), best_ids=(7, 8))
 
     def score(seen: Seen) -> float:
         given.append(seen)
         return 0.5
 
-    engine: Any = AtOnce()
-    assert await WiringTest(state_of(taps, 30, score), engine, WorkerMetrics("draft"), probe)("a:1", 7) is None
+    await wiring_test(state_of(taps, 30, score), probe)("a:1", 7)
     assert asked == [MAX_PROBE_TAPS, 2]
     (seen,) = given
     assert {tap: states[1].item() for tap, states in seen.taps.items()} == {

@@ -65,48 +65,72 @@ async def test_weights_are_sent_if_wanted_and_rows_requested_once_the_head_is_re
     assert not peer.took(), "the slots request them again"
     peer.registration.request(7, RowsRequest(3, 9, 1))
     assert peer.took() == [("rows", 3, 9)]
-    assert await peer.registration.begin(7) is None and not peer.took()
+    await peer.registration.register(7)
+    assert not peer.took()
+
+
+async def registering(peer: Peer, epoch: int = 7) -> asyncio.Task[None]:
+    task = asyncio.create_task(peer.registration.register(epoch))
+    await settle()
+    return task
 
 
 async def test_a_head_that_is_here_already_needs_no_weights() -> None:
     peer = Peer()
-    settled = peer.registration.begin(7)
+    waiting = await registering(peer)
     peer.says(READY, digest=b"x" * 32)
-    assert not settled.done(), "that is not ours"
+    await settle()
+    assert not waiting.done(), "that is not ours"
     peer.says(READY)
-    assert await settled is None and peer.took() == [("head", 7, 10)]
+    await waiting
+    assert peer.registration.refusal is None and peer.took() == [("head", 7, 10)]
 
 
 async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
     peer = Peer()
-    settled = peer.registration.begin(7)
+    waiting = await registering(peer)
     peer.says(WANTED)
     peer.says(REFUSED, "no room")
-    await settle()
-    assert await settled == "no room" and peer.took() == [("head", 7, 10)], "the weights stay here"
+    await waiting
+    assert peer.registration.refusal == "no room" and peer.took() == [("head", 7, 10)], "the weights stay here"
     peer.registration.request(7, RowsRequest(1, 0, 1))
     assert not peer.took()
-    again = peer.registration.begin(7, again=True)
+    again = await registering(peer)
     assert peer.took() == [("head", 7, 10)]
     peer.says(READY)
-    assert await again is None and not peer.took(), "what was asked for while it was refused is lost"
+    await again
+    assert peer.registration.refusal is None and not peer.took(), "what was asked for while it was refused is lost"
+
+
+async def test_who_waits_hears_no_answer_to_another_offer() -> None:
+    peer = Peer()
+    waiting = await registering(peer)
+    peer.says(REFUSED, "no room")
+    again = asyncio.create_task(peer.registration.register(7))  # runs behind the one that was just answered
+    await settle()
+    assert waiting.done() and not again.done()
+    peer.says(REFUSED, "no room still")
+    await again
+    assert peer.registration.refusal == "no room still"
 
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer = Peer()
     peer.registration.request(7, RowsRequest(1, 0, 1))
-    settled = peer.registration.begin(8)
+    waiting = await registering(peer, 8)
     assert peer.took() == [("head", 7, 10), ("head", 8, 10)]
     peer.says(REFUSED, "for target epoch 7")
     peer.says(READY, epoch=8)
-    assert await settled is None
+    await waiting
+    assert peer.registration.refusal is None
     assert not peer.took(), "the rows were asked of a life that is over"
 
 
 async def test_a_stream_that_ends_answers_those_who_wait() -> None:
     peer = Peer()
-    settled = peer.registration.begin(7)
+    waiting = await registering(peer)
     peer.says(WANTED)
-    peer.registration.lost("gone")
+    peer.registration.settle("gone")
+    await waiting
     await settle()
-    assert await settled == "gone" and peer.took() == [("head", 7, 10)]
+    assert peer.registration.refusal == "gone" and peer.took() == [("head", 7, 10)]

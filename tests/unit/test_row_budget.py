@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outrider.engine.speculation.row_budget import ALONE_EVERY, Alone, CallerPart, RowBudget, Unit, away
+from outrider.engine.speculation.row_budget import ALONE_EVERY, CallerPart, RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost
 
 FORWARD_S, ROW_S = 0.010, 0.001
@@ -39,11 +39,14 @@ class Machine:
     def part(self, caller: bytes) -> CallerPart[tuple[bytes, int]]:
         count = self.num_slots[caller]
         units = [Unit((caller, slot), 1) for slot in self.order[caller]]
-        return CallerPart(caller, self.weights[caller], count, count, lambda: Alone(count, units))
+        return CallerPart(caller, self.weights[caller], count, count, count, units)
 
     def step(self, gone: bytes | None = None) -> int:
         """Take a step, without those of one; return its rows."""
-        parts = [away(each, self.weights[each]) if each == gone else self.part(each) for each in self.num_slots]
+        parts = list[CallerPart[tuple[bytes, int]]]()
+        for caller, weight in self.weights.items():
+            if caller in self.num_slots:
+                parts.append(CallerPart(caller, weight) if caller == gone else self.part(caller))
         dealt = self.budget.deal(parts)
         if dealt is None:
             dealt = [(each, slot) for each in self.num_slots if each != gone for slot in range(self.num_slots[each])]

@@ -266,7 +266,7 @@ _METHODS = [
 ]
 _MAY = {
     Role.GATEWAY: {"GetInfo", "GetTokenizer", "Control", "Pair", "Join"},
-    Role.DRAFT: {"Deliver", "GetInfo", "TargetService/GetTokenizer"},
+    Role.DRAFT: {"Deliver", "Probe", "GetInfo", "TargetService/GetTokenizer"},
     Role.TARGET: {"TargetService/GetInfo"},
     Role.LAUNCHER: {"GetInfo", "Scale"},
 }

@@ -30,10 +30,10 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     vocabularies = TargetVocabularies(own, files, default, lambda address: Target())  # type: ignore[arg-type,return-value]
     slot = pb.OpenSlot(deliver_to=ADDRESS, target_epoch=1)
     ends[:] = [0]
-    assert await vocabularies.learn(ADDRESS, 1) is None
+    await vocabularies.learn(ADDRESS, 1)
     assert vocabularies.of(slot) is default
     ends[:] = [0, 5]
-    assert await vocabularies.learn(ADDRESS, 1) is None
+    await vocabularies.learn(ADDRESS, 1)
     found = vocabularies.of(slot)
     assert (found.size, found.eos_token_ids, found.translation) == (5000, (0, 5), None)
     assert vocabularies.infos == [], "nothing is translated"

@@ -38,13 +38,13 @@ SlotT = TypeVar("SlotT", contravariant=True)
 
 
 class NodeDrafter(Protocol[SlotT]):
-    """Serves all slots of a worker, on its engine thread."""
+    """Serves all slots of a worker, on its engine thread. Has of itself what holds for a drafter without a cache."""
 
-    takes_trees: bool
+    takes_trees: bool = True
     """Whether a step may feed several nodes of a slot that do not lie on one path."""
-    can_refeed: bool
+    can_refeed: bool = False
     """Whether a node that was let go can be fed again by its token alone."""
-    max_depth: int | None
+    max_depth: int | None = None
     """Depth under the last committed token up to which it has distributions; None: any."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
@@ -59,12 +59,15 @@ class NodeDrafter(Protocol[SlotT]):
 
     def knows(self, asked: SlotT) -> bool:
         """Return whether what it was asked for before is still known."""
+        return True
 
     def is_ready(self, asked: SlotT) -> bool:
         """Return whether it can be asked for nodes of a slot now: not before prompts are read, for one."""
+        return True
 
     def next_wake(self) -> float | None:
         """Return when to call `propose` again, though nothing happens until then."""
+        return None
 
 
 def of_logits(tree: Growth, node: int, state: SamplingState, host: HostLogits, index: int) -> NodeDistribution:

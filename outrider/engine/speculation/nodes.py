@@ -53,8 +53,8 @@ class Delivery:
     ends: Sequence[int] = ()
     """Indices of nodes, or TREE_ROOT, that nothing will follow which is waited for."""
     num_bytes: int = 0
-    vocab_size: int | None = None
-    """Width of the laws; None: that of the draft's own logits."""
+    vocab_size: int = 0
+    """Ids of a whole law, where it has laws and is to be sent."""
     draft_us: int = 0
     """What the draft spent on them, in microseconds; 0 = not known."""
 
@@ -71,7 +71,7 @@ class InsertedNodes:
     """Some were too many bytes."""
 
 
-def to_proto(delivery: Delivery, target_epoch: int, vocab_size: int) -> tpb.Delivery:
+def to_proto(delivery: Delivery, target_epoch: int) -> tpb.Delivery:
     return tpb.Delivery(
         ticket=delivery.ticket,
         target_epoch=target_epoch,
@@ -80,7 +80,7 @@ def to_proto(delivery: Delivery, target_epoch: int, vocab_size: int) -> tpb.Deli
         parents=np.array(delivery.parents, dtype="<i4").tobytes(),
         ranks=bytes(delivery.ranks),
         kinds=bytes(kind.value for kind in delivery.kinds),
-        distributions=None if delivery.rows is None else rows_to_proto(delivery.rows, vocab_size),
+        distributions=None if delivery.rows is None else rows_to_proto(delivery.rows, delivery.vocab_size),
         ends=np.array(delivery.ends, dtype="<i4").tobytes(),
         draft_us=delivery.draft_us,
     )

@@ -14,7 +14,7 @@ bounded, one in ALONE_EVERY is taken alone, which says how long that takes now.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from outrider.engine.speculation.row_cost import RowCost
@@ -37,33 +37,27 @@ class Unit(NamedTuple, Generic[Item]):
     num_rows: int
 
 
-class Alone(NamedTuple, Generic[Item]):
-    """The step that a caller would take alone."""
-
-    gain: float
-    """Tokens that are expected of it."""
-    units: Sequence[Unit[Item]]
-    """In the order in which they are dealt."""
-
-    @property
-    def num_rows(self) -> int:
-        return sum(unit.num_rows for unit in self.units)
-
-
 class CallerPart(NamedTuple, Generic[Item]):
-    """A caller's part of a step in which nobody is bounded."""
+    """A caller's part of a step in which nobody is bounded, and the step that it would take alone.
+
+    One that has nothing to feed now, and soon will have, counts as if a row alone were all.
+    """
 
     caller: bytes
     weight: float
-    gain: float
-    """Tokens that are expected of it."""
-    num_rows: int
-    alone: Callable[[], Alone[Item]]
+    gain: float = 1.0
+    """Tokens that are expected of its part."""
+    num_rows: int = 0
+    """Of its part."""
+    alone_gain: float = 1.0
+    """Tokens that are expected of the step alone."""
+    units: Sequence[Unit[Item]] = ()
+    """Of the step alone, in the order in which they are dealt."""
 
-
-def away(caller: bytes, weight: float) -> CallerPart[Item]:
-    """Return the part of a caller that has nothing to feed now, and soon will have: as if a row alone were all."""
-    return CallerPart(caller, weight, 1.0, 0, lambda: Alone(1.0, ()))
+    @property
+    def num_alone(self) -> int:
+        """Rows of the step alone."""
+        return sum(unit.num_rows for unit in self.units)
 
 
 class RowBudget(Generic[Item]):
@@ -93,32 +87,31 @@ class RowBudget(Generic[Item]):
             total_weight += part.weight
         if len(parts) > 1:
             step_s = self._cost.seconds(max(1, max_rows)) or 0.0  # nothing has run yet
-        alone = dict[bytes, Alone[Item]]()
+        by_caller = {part.caller: part for part in parts}
         max_step_s = dict[bytes, float]()  # with which each caller has its part
         is_fair = True
         for part in parts if step_s else ():
-            own = alone[part.caller] = part.alone()
-            own_s = self._alone_s.get(part.caller) or self._cost.least_seconds(max(1, own.num_rows)) or 1.0
+            own_s = self._alone_s.get(part.caller) or self._cost.least_seconds(max(1, part.num_alone)) or 1.0
             max_step_s[part.caller] = own_s * total_weight / part.weight
-            is_fair = is_fair and part.gain * max_step_s[part.caller] >= own.gain * step_s
+            is_fair = is_fair and part.gain * max_step_s[part.caller] >= part.alone_gain * step_s
         if is_fair:
             self._given.wait({}, ())
             self._alone_s.clear()
             return None
         bounding = self.bounding = min(max_step_s, key=max_step_s.__getitem__)
-        units = {caller: deque(own.units) for caller, own in alone.items() if own.units}
+        units = {part.caller: deque(part.units) for part in parts if part.units}
         self._num_rows = max(1.0, min(self._num_rows, max_rows))
         num_rows = round(self._num_rows)
         self._num_since_alone += 1
         stepping = units
         if bounding in units and self._num_since_alone >= ALONE_EVERY:
             self._num_since_alone = 0
-            stepping, num_rows = {bounding: units[bounding]}, alone[bounding].num_rows
+            stepping, num_rows = {bounding: units[bounding]}, by_caller[bounding].num_alone
         weights = {part.caller: part.weight for part in parts if part.caller in units}
-        self._given.wait(weights, alone)
+        self._given.wait(weights, by_caller)
         dealt = self._dealt(stepping, num_rows)
-        self._given.wait({caller: weight for caller, weight in weights.items() if units[caller]}, alone)
-        self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in alone}
+        self._given.wait({caller: weight for caller, weight in weights.items() if units[caller]}, by_caller)
+        self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in by_caller}
         if any(stepping.values()):
             self._max_step_s = max_step_s[bounding]
         elif len(stepping) == 1:

@@ -149,14 +149,11 @@ class GrowingTree(Growth):
         is_guess = self.kinds.get(node) is NodeKind.GUESS
         if not children or (is_guess and self.kinds[children[0]] is NodeKind.LAW):
             self.ended.append(node)  # what is guessed and what is drawn do not mix
-        elif self.is_end(children[0]):
+        elif self._is_last(self.depth(children[0])):
             self.ended.append(children[0])
 
-    def is_end(self, node: int) -> bool:
-        """Return whether nothing will follow a node while what is committed stays as it is."""
-        return self._is_last(self.depth(node))
-
     def _is_last(self, depth: int) -> bool:
+        """Return whether nothing will follow nodes of a depth while what is committed stays as it is."""
         return self.committed_len + depth >= self._slot.max_len - 1  # the target adds one of its own
 
     def add_child(self, parent: int, token_id: int, kind: NodeKind, law: RowLaw | None = None) -> int:

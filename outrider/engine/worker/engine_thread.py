@@ -5,11 +5,13 @@ The step times tell how busy a worker is, and when one that is silent must be ha
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +20,8 @@ from outrider.wire.errors import OutriderError
 from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
+
+Result = TypeVar("Result")
 
 MAX_CONSECUTIVE_FAULTS = 3
 """Number of failed steps and jobs, with no working step between them, at which the worker ends and Ray restarts it.
@@ -123,6 +127,20 @@ class EngineThread:
     def submit(self, job: Any) -> None:
         """Queue a job, from any thread. None only wakes the engine."""
         self._inbox.put(job)
+
+    async def call(self, job_of: Callable[[Callable[..., None]], Any], call: Callable[..., Result]) -> Result:
+        """Return, or raise, what a call does on the engine thread. job_of: makes the job that it goes in."""
+        future = concurrent.futures.Future[Result]()
+
+        def run(*owners: Any) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*owners))
+                except Exception as error:
+                    future.set_exception(error)
+
+        self.submit(job_of(run))
+        return await asyncio.wrap_future(future)
 
     def answer(self, send: Callable[[], None]) -> None:
         """Queue an answer, to leave at the next `flush`. Call it on the engine thread only."""

@@ -48,6 +48,7 @@ _ALLOWED = {
     "/outrider.v1.TargetService/GetTokenizer": frozenset({Role.GATEWAY, Role.DRAFT}),
     "/outrider.v1.TargetService/Control": _GATEWAY,
     "/outrider.v1.TargetService/Deliver": frozenset({Role.DRAFT}),
+    "/outrider.v1.TargetService/Probe": frozenset({Role.DRAFT}),
     "/outrider.v1.RegistryService/Join": _GATEWAY,
     "/outrider.v1.RegistryService/Scale": frozenset({Role.LAUNCHER}),
 }

@@ -82,8 +82,8 @@ at_root = itertools.cycle([nan_log_probs, *OF_LAWS])
 """Of what hangs under committed tokens: numbers are read where they are needed, which the others' never are."""
 
 
-def to_lying_proto(nodes, target_epoch, vocab_size):
-    message = to_proto(nodes, target_epoch, vocab_size)
+def to_lying_proto(nodes, target_epoch):
+    message = to_proto(nodes, target_epoch)
     if message.ids:
         has_laws = message.HasField("distributions")
         is_below = tpb.NODE_KIND_KNOWN in message.kinds
