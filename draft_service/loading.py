@@ -15,7 +15,7 @@ from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_sa
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.loaded import Loaded, load
+from outrider.engine.loading.loaded import Loaded, info_of, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import OpenAhead
@@ -34,7 +34,6 @@ log = get_logger(__name__)
 class ModelState(Loaded):
     """A model. Where it has no encoder and fills no masks it drafts for targets of other vocabularies, too."""
 
-    family: Family = MODEL
     block: BlockShape | None = None
     """How it fills masks; None for a model that drafts a token at a time."""
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
@@ -61,10 +60,6 @@ class HeadState(WorkerState):
     needs_features: ClassVar[bool] = True
 
     @property
-    def family(self) -> Family:
-        return self.head.family
-
-    @property
     def block(self) -> BlockShape | None:
         return self.head.network.block
 
@@ -73,29 +68,9 @@ class HeadState(WorkerState):
         return self.head.runner
 
     def info(self) -> pb.WorkerInfo:
-        facts, runner, info = self.head.facts, self.head.runner, super().info()
-        info.MergeFrom(
-            pb.WorkerInfo(
-                model_id=facts.model_id,
-                vocab_size=facts.vocab_size,
-                dtype=facts.dtype,
-                device=facts.device,
-                attention_path="none",
-                eos_token_ids=facts.eos_token_ids,
-                num_parameters=facts.num_parameters,
-                quantization=facts.quantization,
-                trees=True,  # also of a block, though its path runs none
-                tensor_parallel=1,
-            )
-        )
-        if runner is not None:
-            info.attention_path = runner.path.name
-            info.batch_invariant = runner.path.batch_invariant
-            info.num_kv_blocks = runner.pool.num_blocks
-            info.num_kv_blocks_in_use = runner.pool.num_in_use
-            info.num_kv_blocks_cached = runner.pool.num_cached
-            info.kv_block_size = runner.pool.block_size
-            info.kv_bytes_per_token = runner.kv_bytes_per_token
+        info = super().info()
+        info.MergeFrom(info_of(self.head.facts, self.runner))
+        info.trees = True  # also of a block, though its path runs none
         return info
 
 
@@ -119,7 +94,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
     loaded = load(config, epoch, on_lost)
     state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, close=loaded.close)
-    state.family, state.block = family, block
+    state.block = block
     if state.translates:  # slots of other vocabularies have a class of their own
         pool, limit = state.runner.pool, state.runner.facts.context_limit
         state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))

@@ -123,19 +123,19 @@ HEADS = (
         MEDUSA_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.dflash_files:_taps",
+        f"{HEADS_ROOM}.dflash:_taps",
         constant(1, to="0", nth=(6, 6)),
         "DFlash heads read the layers before theirs",
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.dflash_files:_facts",
+        f"{HEADS_ROOM}.dflash:_facts",
         argument("DFlashConfig", "embedding_scale", to="1.0"),
         "DFlash heads of Gemma embed blocks without the target's scale",
         ("tests/engine/test_borrowed_embedding.py",),
     ),
     Mutant(
-        f"{HEADS_ROOM}.dflash_files:_taps",
+        f"{HEADS_ROOM}.dflash:_taps",
         comparison("==", to="False"),
         "DFlash heads that read the target's last state read it before its norm",
         DFLASH_TESTS,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from outrider.engine.loading.loader import default_prefill_tokens, load_runner
 from outrider.engine.loading.model_files import GENERATION, read_model_json
 from outrider.engine.loading.tokenizer_files import read_tokenizer, tokens_beyond
-from outrider.engine.model_runner import ModelRunner
+from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.parallel.group import STEP_TIMEOUT
 from outrider.engine.parallel.team import ParallelPath, Team
 from outrider.engine.paths.forward_path import Prepares
@@ -38,36 +38,41 @@ class Loaded(WorkerState):
         return self.config.max_prefill_tokens or default_prefill_tokens(self.runner.device)
 
     def info(self) -> pb.WorkerInfo:
-        facts, pool, info = self.runner.facts, self.runner.pool, super().info()
-        info.MergeFrom(
-            pb.WorkerInfo(
-                model_id=facts.model_id,
-                vocab_size=facts.vocab_size,
-                dtype=facts.dtype,
-                device=facts.device,
-                num_kv_blocks=pool.num_blocks,
-                num_kv_blocks_in_use=pool.num_in_use,
-                num_kv_blocks_cached=pool.num_cached,
-                kv_block_size=pool.block_size,
-                attention_path=self.runner.path.name,
-                eos_token_ids=facts.eos_token_ids,
-                num_parameters=facts.num_parameters,
-                batch_invariant=self.runner.path.batch_invariant,
-                trees=self.runner.supports_trees,
-                beams=self.runner.supports_trees,
-                quantization=facts.quantization,
-                tensor_parallel=facts.num_ranks,
-                kv_bytes_per_token=self.runner.kv_bytes_per_token,
-                gives_features=self.runner.features_refusal is None,
-                features_refusal=self.runner.features_refusal or "",
-                hidden_size=facts.hidden_size,
-                num_layers=facts.num_layers,
-                decoder_start_ids=facts.decoder_start_ids,
-                text_only=facts.is_text_part,
-                sampling_defaults=pb.SamplingDefaults(**self.sampling_defaults),
-            )
-        )
+        info = super().info()
+        info.MergeFrom(info_of(self.runner.facts, self.runner))
+        info.trees = info.beams = self.runner.supports_trees
+        info.gives_features = self.runner.features_refusal is None
+        info.features_refusal = self.runner.features_refusal or ""
+        info.sampling_defaults.CopyFrom(pb.SamplingDefaults(**self.sampling_defaults))
         return info
+
+
+def info_of(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
+    """Return what is said of a model or a head. runner: None for a head without a cache."""
+    info = pb.WorkerInfo(
+        model_id=facts.model_id,
+        vocab_size=facts.vocab_size,
+        dtype=facts.dtype,
+        device=facts.device,
+        attention_path="none",
+        eos_token_ids=facts.eos_token_ids,
+        num_parameters=facts.num_parameters,
+        quantization=facts.quantization,
+        tensor_parallel=facts.num_ranks,
+        hidden_size=facts.hidden_size,
+        num_layers=facts.num_layers,
+        decoder_start_ids=facts.decoder_start_ids,
+        text_only=facts.is_text_part,
+    )
+    if runner is not None:
+        info.attention_path = runner.path.name
+        info.batch_invariant = runner.path.batch_invariant
+        info.num_kv_blocks = runner.pool.num_blocks
+        info.num_kv_blocks_in_use = runner.pool.num_in_use
+        info.num_kv_blocks_cached = runner.pool.num_cached
+        info.kv_block_size = runner.pool.block_size
+        info.kv_bytes_per_token = runner.kv_bytes_per_token
+    return info
 
 
 def load(
