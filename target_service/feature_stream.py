@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
@@ -64,28 +65,26 @@ class FeatureStream:
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
+        if kind == "weights":
+            self._heads.add_piece(self, ask.weights)
+        elif kind is not None:
+            self._take(kind, getattr(ask, kind))
+
+    def _take(self, kind: str, request: Any) -> None:
         try:
-            if kind == "weights":
-                self._heads.add_piece(self, ask.weights)
-            elif kind == "head":
-                self._check_epoch(ask.head.target_epoch)
-                self._heads.register(self, ask.head)
+            if request.target_epoch != self._epoch:
+                raise InvalidRequest(f"it is for target epoch {request.target_epoch}, this is {self._epoch}")
+            if kind == "head":
+                self._heads.register(self, request)
             elif kind == "rows":
-                self._check_epoch(ask.rows.target_epoch)
-                self._subscribe(ask.rows)
-            elif kind == "probe":
-                self._check_epoch(ask.probe.target_epoch)
-                self._probe(ask.probe)
+                self._subscribe(request)
+            else:
+                self._probe(request)
         except InvalidRequest as error:
             if kind == "probe":
-                self._put_probe(tpb.ProbeReply(id=ask.probe.id, why=error.message))
+                self._put_probe(tpb.ProbeReply(id=request.id, why=error.message))
             else:
-                request = getattr(ask, kind)
                 self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
-
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            raise InvalidRequest(f"it is for target epoch {epoch}, this is {self._epoch}")
 
     def _subscribe(self, request: tpb.FeatureRequest) -> None:
         if not self._heads.is_ready(self, request.digest):

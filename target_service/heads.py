@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, check_taps, digest_of, label_of
+from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
 from outrider.engine.loading.memory import Spare
 from outrider.engine.worker.engine_thread import EngineThread
@@ -89,10 +89,6 @@ class Heads:
         """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
         self._check_features()
-        if len(spec.digest) != 32:
-            raise InvalidRequest(f"the digest has {len(spec.digest)} bytes, must be a SHA-256 of 32")
-        if not 1 <= spec.num_bytes <= MAX_OPENING_BYTES:
-            raise InvalidRequest(f"the opening map has {spec.num_bytes} bytes, must be from 1 to {MAX_OPENING_BYTES}")
         for digest, head in self._heads.items():
             if stream in head.streams and digest != spec.digest:
                 raise InvalidRequest("this stream has another head; register each on a stream of its own")

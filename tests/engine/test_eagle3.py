@@ -321,7 +321,10 @@ def nan_in(name: str) -> Spoil:
 KEY = "eagle_aux_hidden_state_layer_ids"
 REFUSALS: dict[str, tuple[Spoil, str]] = {
     "other taps than fc reads": (set_config(**{KEY: [2, 5]}), r"fc\.weight .* 192 .* 2 x 64 = 128"),
-    "target of another width": (set_config(target_hidden_size=128), "target_hidden_size is 128"),
+    "target of another width": (
+        set_tensor("fc.weight", lambda t: torch.zeros(64, 128)),
+        "reads 128 numbers, and 3 .* = 192",
+    ),
     "a tap that is not there": (set_config(**{KEY: [2, 5, 9]}), r"\[2, 5, 9\] .* 8 layers"),
     "two keys that disagree": (
         set_config(**{KEY: [2, 4, 5], "eagle_config": {KEY: [2, 4, 5]}}),

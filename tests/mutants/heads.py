@@ -117,8 +117,8 @@ HEADS = (
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.medusa:_named",
-        argument("sub", 1, to="_.replace('2', '1')", nth=(1, 2)),
+        f"{HEADS_ROOM}.medusa:_count",
+        operation("+", "int", to="_0"),
         "heads of several layers are not read",
         MEDUSA_TESTS,
     ),

@@ -272,7 +272,7 @@ async def test_a_probe_says_what_the_target_says(
         truth = torch.stack([states[:, tap] for tap in taps], dim=1)
         torch.testing.assert_close(numbers(probed.taps), truth, rtol=0.01, atol=0.01)
         assert list(probed.best_ids) == model.forward(PROMPT).argmax(dim=-1).tolist()
-        with pytest.raises(Unavailable, match="tap 9 was asked for, must be from -1 to 2"):
+        with pytest.raises(Unavailable, match="tap 9; the target has 2 layers, hence taps -1 to 2"):
             await draft.deliverer.probe(draft.address, target.epoch, PROMPT, (9,))
 
 
@@ -283,7 +283,7 @@ async def test_the_target_says_that_it_gives_features(target: ControlClient) -> 
 
 async def test_deliveries_are_counted_beside_what_is_asked_for(target: ControlClient) -> None:
     call = target.stub.Deliver()
-    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1)
+    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1 << 40)
     item = delivery(target, new_ticket(), 3, [1, 2])
     await call.write(tpb.DeliveryBatch(items=[item], asks=[tpb.FeatureAsk(head=spec)]))
     await call.done_writing()

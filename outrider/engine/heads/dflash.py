@@ -105,7 +105,7 @@ class DFlashHead(LlamaHead, BlockHead):
         for place, token_id in enumerate(token_ids):
             latent, state = markov.step(torch.tensor([token_id], device=self.device), hidden[place : place + 1], state)
             latents.append(latent)
-        return self.with_biases(logits, markov.biases(torch.cat(latents)))
+        return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
     def with_biases(self, logits: Tensor, biases: Tensor) -> Tensor:
         """Return logits [N, V] with biases [N, Vd] of their columns added, in the logits' precision."""
@@ -143,11 +143,6 @@ class MarkovHead(nn.Module):
         gate, candidate, latent = self.joint_proj(torch.cat([states, embedded, hidden], dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.tanh(latent), gate * states + (1 - gate) * torch.tanh(candidate)
-
-    def biases(self, latents: Tensor) -> Tensor:
-        """Return what is added to the logits, [N, Vd] in the head's dtype, of latents [N, r]."""
-        biases: Tensor = self.markov_w2(latents)
-        return biases
 
 
 def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> HeadFiles:

@@ -131,13 +131,7 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
-    if hidden.numel() != num_taps * target.width:
-        raise files.refusal(
-            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are {num_taps} x {target.width} "
-            f"= {num_taps * target.width}; give the target that it was made for",
-            of="mask_hidden",
-            param="target_model",
-        )
+    reader.check_tapped("mask_hidden", hidden.numel(), num_taps)
     reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
     return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)

@@ -114,14 +114,17 @@ class HeadReader(Keys):
         super().__init__(files, *parts)
         self.target = target
         self.tensors = dict[str, Tensor]()
+        unused = list[str]()
         for name in sorted(files.names):
             if not name.startswith(prefix):
                 continue
             if IGNORED.fullmatch(name):
-                log.info("%s of %s is not used", name, files.model)
+                unused.append(name)
                 continue
             own = _own_name(name.removeprefix(prefix), names)
             self.tensors[own] = self._read(name, is_map=own in MAPS)
+        if unused:
+            log.info("%s has %d tensors that are not used, such as %s", files.model, len(unused), unused[0])
 
     def _read(self, name: str, *, is_map: bool) -> Tensor:
         tensor = self.files.tensor(name)
@@ -226,19 +229,22 @@ class HeadReader(Keys):
         }
 
     def _take_width(self, taps: tuple[int, ...]) -> int:
-        fc, target_width = self.tensors.get("fc.weight"), self.target.width
-        configured = self.config.get("target_hidden_size")
+        fc = self.tensors.get("fc.weight")
         if fc is None or fc.dim() != 2:
             raise self.refusal("has no matrix fc.weight")
-        if fc.shape[1] != len(taps) * target_width or configured not in (None, target_width):
+        self.check_tapped("fc.weight", fc.shape[1], len(taps))
+        return int(fc.shape[0])
+
+    def check_tapped(self, name: str, num_read: int, num_taps: int) -> None:
+        """Raise ConfigError unless a tensor that reads so many numbers reads so many of the target's hidden states."""
+        width, model = self.target.width, self.target.model
+        if num_read != num_taps * width:
             raise self.refusal(
-                f"reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {self.target.model} are {len(taps)} x "
-                f"{target_width} = {len(taps) * target_width} (target_hidden_size is {configured}); give the target "
-                "that it was made for",
-                of="fc.weight",
+                f"reads {num_read} numbers, and {num_taps} hidden states of {model} are {num_taps} x {width} = "
+                f"{num_taps * width}; give the target that it was made for",
+                of=name,
                 param="target_model",
             )
-        return int(fc.shape[0])
 
     def _num_rows(self, layers: PreTrainedConfig) -> int:
         """Return how many rows the lm_head has."""
