@@ -45,7 +45,7 @@ def drafts_of(case: Case) -> str:
     if not case.speculation.enabled:
         return "none"
     if case.speculation.drafter is not None:
-        return case.speculation.drafter
+        return str(case.speculation.drafter)
     if case.group in FEATURE_FAULTS:
         return case.group
     head = head_of(case.group)

@@ -43,7 +43,7 @@ class Traced:
 
     def window(self) -> dict[str, tuple[str, float]]:
         """End the window; return file and time of each function's first entry in it."""
-        self.process.popen.send_signal(signal.SIGUSR1)
+        self.process.popen.send_signal(signal.SIGUSR2)
         path = self.folder / f"{self.module}.{self.num_windows}.json"
         self.num_windows += 1
         deadline = time.monotonic() + WRITE_S

@@ -1,6 +1,6 @@
 """A service whose function calls are noted: `python -m tests.paths.traced FOLDER MODULE ARGS`.
 
-`tests.paths` starts the services so. At each SIGUSR1 what was entered since the last one is written to
+`tests.paths` starts the services so. At each SIGUSR2 what was entered since the last one is written to
 FOLDER/MODULE.N.json, N counting from 0, and the next window begins.
 """
 
@@ -39,7 +39,7 @@ def write_windows(folder: Path, module: str) -> None:
         path.with_suffix(".part").write_text(json.dumps(functions))
         path.with_suffix(".part").rename(path)
 
-    signal.signal(signal.SIGUSR1, write)
+    signal.signal(signal.SIGUSR2, write)
 
 
 def main() -> None:

@@ -137,7 +137,7 @@ async def test_under_rejection_it_is_followed_too(
 async def test_an_answer_ends_with_its_grammar_whatever_min_tokens_says(target: ControlClient) -> None:
     once = LLMatcher.grammar_from_regex("yes|no")
     ids, verdicts = await answer(target, grammar=once, min_tokens=50, bad_words=((EOS_ID,),))
-    assert ids[-1] == EOS_ID and len(ids) < 6 and verdicts[-1].stop_token_id == EOS_ID
+    assert ids[-1] == EOS_ID and len(ids) < 6 and verdicts[-1].finish_reason == pb.FINISH_REASON_STOP
 
 
 async def test_what_does_not_compile_is_refused_by_name(target: ControlClient, draft_worker: Process) -> None:

@@ -127,7 +127,7 @@ def pending(caller: bytes) -> PendingDraft:
     known: Any = SimpleNamespace(scheduling=Scheduling(caller), committed=[7], max_len=99)
     draft = DeliveredDrafts(Drafter.MODEL, own, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s = 0.0, 0.005
-    lease = Lease(None, known, Speculation(AUTO, max_draft_tokens=64), 99, [draft], {}, 99.0)  # type: ignore[arg-type]
+    lease = Lease(None, known, Speculation(AUTO, max_draft_tokens=64), [draft], {}, 99.0)  # type: ignore[arg-type]
     return PendingDraft(lease, draft, 0.8)
 
 

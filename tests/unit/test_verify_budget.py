@@ -76,7 +76,7 @@ def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = No
     slot: Any = SimpleNamespace(committed=[7], max_len=99, scheduling=Scheduling())
     draft = DeliveredDrafts(Drafter.MODEL, shares, 1, is_active=True)
     draft.starved_since_s[1], draft.eta_s, draft.gap_s = now, eta_s, gap_s
-    return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), 9, [draft], {}, now)  # type: ignore[arg-type]
+    return Lease(None, slot, Speculation(AUTO, max_draft_tokens=32), [draft], {}, now)  # type: ignore[arg-type]
 
 
 def pending(lease: Any, prob: float) -> PendingDraft:
