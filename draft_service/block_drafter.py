@@ -184,7 +184,7 @@ class SequentialDrafter(MaskDrafter):
         if not pairs:
             return []
         logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
-        biases = self._sequential.biases(self._step(pairs))
+        biases = self._sequential.markov_w2(self._step(pairs))
         host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[NodeDistribution]()
         for growing, nodes in requests:
             state = self._keeper.sampling_state(growing.slot)

@@ -9,10 +9,9 @@ from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDr
 from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder
 from draft_service.head_drafter import HeadDrafter
-from draft_service.loading import DraftState, HeadState
+from draft_service.loading import HeadState
 from draft_service.model_drafter import ModelDrafter
 from draft_service.tables import TableDrafter, TableState
-from outrider.engine.heads.families import Drafting
 from outrider.engine.loading.loader import default_prefill_tokens
 from outrider.engine.speculation.drafter import NodeDrafter
 from outrider.engine.worker.jobs import SlotKey
@@ -36,18 +35,11 @@ def create_drafter(
         return MedusaDrafter(state.head.network, keeper, flush)
     prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)
     feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing, flush)
-    return DRAFTERS[state.family.drafting](state, feeder, keeper)
-
-
-def _by_blocks(state: DraftState, feeder: Feeder, keeper: SlotKeeper[Any]) -> Drafter:
-    assert state.block is not None, "it fills blocks"
-    if isinstance(state, HeadState) and getattr(state.head.network, "markov_head", None) is not None:
-        return SequentialDrafter(feeder, keeper, state.block, state.head.path)
+    if isinstance(state, HeadState):
+        if state.block is None:
+            return HeadDrafter(feeder, keeper, state.head.path)
+        if getattr(state.head.network, "markov_head", None) is not None:
+            return SequentialDrafter(feeder, keeper, state.block, state.head.path)
+    if state.block is None:
+        return ModelDrafter(feeder, keeper)
     return MaskDrafter(feeder, keeper, state.block)
-
-
-DRAFTERS: Mapping[Drafting, Callable[[Any, Feeder, SlotKeeper[Any]], Drafter]] = {
-    Drafting.TOKENS: lambda state, feeder, keeper: ModelDrafter(feeder, keeper),
-    Drafting.CARRIES: lambda state, feeder, keeper: HeadDrafter(feeder, keeper, state.head.path),
-    Drafting.BLOCKS: _by_blocks,
-}

@@ -15,7 +15,7 @@ from outrider.engine.heads.families import MODEL, PARD, Family, family_of, is_sa
 from outrider.engine.heads.loader import LoadedHead, load_head
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.loading.loaded import Loaded, describe_model, describe_runner, load
+from outrider.engine.loading.loaded import Loaded, info_of, load
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.growth import OpenAhead
@@ -34,7 +34,6 @@ log = get_logger(__name__)
 class ModelState(Loaded):
     """A model. Where it has no encoder and fills no masks it drafts for targets of other vocabularies, too."""
 
-    family: Family = MODEL
     block: BlockShape | None = None
     """How it fills masks; None for a model that drafts a token at a time."""
     translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
@@ -61,10 +60,6 @@ class HeadState(WorkerState):
     needs_features: ClassVar[bool] = True
 
     @property
-    def family(self) -> Family:
-        return self.head.family
-
-    @property
     def block(self) -> BlockShape | None:
         return self.head.network.block
 
@@ -74,11 +69,8 @@ class HeadState(WorkerState):
 
     def info(self) -> pb.WorkerInfo:
         info = super().info()
-        info.MergeFrom(describe_model(self.head.facts))
-        info.attention_path = "none"
+        info.MergeFrom(info_of(self.head.facts, self.runner))
         info.trees = True  # also of a block, though its path runs none
-        if self.runner is not None:
-            info.MergeFrom(describe_runner(self.runner))
         return info
 
 
@@ -102,7 +94,7 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
     loaded = load(config, epoch, on_lost)
     state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, close=loaded.close)
-    state.family, state.block = family, block
+    state.block = block
     if state.translates:  # slots of other vocabularies have a class of their own
         pool, limit = state.runner.pool, state.runner.facts.context_limit
         state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
@@ -62,22 +63,21 @@ class FeatureStream:
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
-        try:
-            if kind == "weights":
-                self._heads.add_piece(self, ask.weights)
-            elif kind == "head":
-                self._check_epoch(ask.head.target_epoch)
-                self._heads.register(self, ask.head)
-            elif kind == "rows":
-                self._check_epoch(ask.rows.target_epoch)
-                self._subscribe(ask.rows)
-        except InvalidRequest as error:
-            request = getattr(ask, kind)
-            self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
+        if kind == "weights":
+            self._heads.add_piece(self, ask.weights)
+        elif kind is not None:
+            self._take(kind, getattr(ask, kind))
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            raise InvalidRequest(f"it is for target epoch {epoch}, this is {self._epoch}")
+    def _take(self, kind: str, request: Any) -> None:
+        try:
+            if request.target_epoch != self._epoch:
+                raise InvalidRequest(f"it is for target epoch {request.target_epoch}, this is {self._epoch}")
+            if kind == "head":
+                self._heads.register(self, request)
+            elif kind == "rows":
+                self._subscribe(request)
+        except InvalidRequest as error:
+            self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
 
     def _subscribe(self, request: tpb.FeatureRequest) -> None:
         if not self._heads.is_ready(self, request.digest):

@@ -63,10 +63,8 @@ class Features:
         """By ticket."""
         self._first_index: dict[int, int] = {}
         """Number of tokens of the last forward before a row, by the row's identity."""
-        self._indices: list[int] = []
-        """Those of its tokens that are committed, among all of them."""
-        self._spans: list[tuple[SlotKey, int, int]] = []
-        """The same by slot: its key, the position of the first, and how many."""
+        self._spans: list[tuple[SlotKey, int, list[int]]] = []
+        """Of its tokens, those that are committed: the slot's key, the position of the first, and their numbers."""
 
     @property
     def num_kept_bytes(self) -> int:
@@ -174,7 +172,6 @@ class Features:
     def fed(self, rows: Sequence[Row]) -> None:
         """Note the rows of the forward that has just run."""
         self._first_index.clear()
-        self._indices.clear()
         self._spans.clear()
         if self._heads:
             num_fed = 0
@@ -186,34 +183,36 @@ class Features:
         """Note which of a row's new tokens are committed: their indices among them, by position."""
         if self._heads and nodes and self._leases.may_be_drafted(key):
             first = self._first_index[id(row)]
-            self._indices += [first + node for node in nodes]
-            self._spans.append((key, row.num_cached, len(nodes)))
+            self._spans.append((key, row.num_cached, [first + node for node in nodes]))
 
     def send(self) -> None:
         """Make the features of what is committed, keep them, and send them to those that subscribe."""
-        if self._indices:
+        if self._spans:
             try:
                 self._project()
             except RuntimeError as error:  # as torch says that there is no memory; features may be lost, steps may not
-                log.warning("features of %d tokens were not made: %s", len(self._indices), error)
+                log.warning("features of %d slots were not made: %s", len(self._spans), error)
         for subscription in list(self._subscriptions.values()):
             self._send(subscription)
         self._drop_oldest()
 
     def _project(self) -> None:
-        num_tokens = len(self._indices)
+        indices = list[int]()
+        for _, _, stay in self._spans:
+            indices += stay
         states = self._runner.features  # [T, taps, hidden]
-        states = states[to_device(np.array(self._indices), states.device)]  # [N, taps, hidden]
+        states = states[to_device(np.array(indices), states.device)]  # [N, taps, hidden]
         made = [head.projection(states.index_select(1, head.columns)) for head in self._heads.values()]  # [N, d] each
         for digest, features in zip(list(self._heads), to_host(*made), strict=True):  # one wait for all heads
             data = _as_bytes(features)
-            token_bytes, at = len(data) // num_tokens, 0
-            for key, start, num in self._spans:
+            token_bytes, at = len(data) // len(indices), 0
+            for key, start, stay in self._spans:
                 buffer = self._buffers.setdefault((digest, key), FeatureBuffer(token_bytes))
                 self._buffers.move_to_end((digest, key))
                 buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
-                buffer.put(start, data[at : at + num * token_bytes])
-                at += num * token_bytes
+                end = at + len(stay) * token_bytes
+                buffer.put(start, data[at:end])
+                at = end
 
     def _send(self, subscription: FeatureSubscription) -> None:
         """Send what is kept and was not sent. Where too much waits on the way it is sent later, if it is still kept."""

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.engine.heads.opening import MAX_OPENING_BYTES, OpeningMap, digest_of, label_of
+from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS
 from outrider.engine.loading.memory import Spare
-from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
@@ -90,10 +89,6 @@ class Heads:
         """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
         self._check_features()
-        if len(spec.digest) != 32:
-            raise InvalidRequest(f"the digest has {len(spec.digest)} bytes, must be a SHA-256 of 32")
-        if not 1 <= spec.num_bytes <= MAX_OPENING_BYTES:
-            raise InvalidRequest(f"the opening map has {spec.num_bytes} bytes, must be from 1 to {MAX_OPENING_BYTES}")
         for digest, head in self._heads.items():
             if stream in head.streams and digest != spec.digest:
                 raise InvalidRequest("this stream has another head; register each on a stream of its own")
@@ -106,16 +101,13 @@ class Heads:
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
         """Raise InvalidRequest where so many tokens with these taps cannot be run."""
-        num_layers = self._shape[1]
         self._check_features()
-        if not (1 <= num_tokens <= MAX_PROBE_TOKENS and 1 <= len(taps) <= MAX_PROBE_TAPS):
+        if not (1 <= num_tokens <= MAX_PROBE_TOKENS and len(taps) <= MAX_PROBE_TAPS):
             raise InvalidRequest(
                 f"a probe of {num_tokens} tokens and {len(taps)} taps, must be from 1 to {MAX_PROBE_TOKENS} tokens and "
-                f"from 1 to {MAX_PROBE_TAPS} taps"
+                f"at most {MAX_PROBE_TAPS} taps"
             )
-        for tap in taps:
-            if not NORMED <= tap <= num_layers:
-                raise InvalidRequest(f"tap {tap} was asked for, must be from {NORMED} to {num_layers}")
+        check_taps(taps, self._shape[1])
 
     def _check_features(self) -> None:
         if self._refusal is not None:
@@ -208,15 +200,14 @@ class Heads:
         def respond(why: str | None) -> None:
             if self._heads.get(digest) is not head:
                 return  # all its streams have ended
-            head.is_ready = why is None
+            state = tpb.HEAD_STATE_READY
             if why is not None:
+                state = tpb.HEAD_STATE_REFUSED
                 del self._heads[digest]
                 log.warning("refused a head of %d bytes: %s", head.num_bytes, why)
+            head.is_ready = why is None
             for stream in head.streams:
-                if why is None:
-                    stream.reply(digest, tpb.HEAD_STATE_READY)
-                else:
-                    stream.reply(digest, tpb.HEAD_STATE_REFUSED, why)
+                stream.reply(digest, state, why or "")
             self._count_bytes()
 
         self._engine.submit(FeatureJob(lambda features: features.add_head(digest, projection, respond)))
@@ -235,12 +226,9 @@ class Heads:
             head.streams.discard(stream)
             if not head.streams:
                 del self._heads[digest]
-                self._drop(digest)
+                self._engine.submit(FeatureJob(lambda features, digest=digest: features.drop_head(digest)))
+                log.info("head %s has no draft any more", label_of(digest))
         self._count_bytes()
-
-    def _drop(self, digest: bytes) -> None:
-        self._engine.submit(FeatureJob(lambda features: features.drop_head(digest)))
-        log.info("head %s has no draft any more", label_of(digest))
 
     def _count_bytes(self) -> None:
         self._metrics.head_bytes.set(sum(head.num_bytes for head in self._heads.values()))

@@ -33,19 +33,18 @@ class OwnHeads(TargetDrafter):
         """Have the target make features for them from now on."""
         self._heads = loaded.network
         self._features = features
-        self._pending: dict[SlotKey, Slot] = {}
-        """Slots whose heads have not run since tokens were committed."""
+        self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}
-        """Logits [heads, V] after the last committed token of the others."""
+        """Logits [heads, V] after the last committed token, where the heads have run since it was committed."""
         self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
         features.add_head(self._digest, loaded.opening, lambda error: None)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
-        self._pending[slot.key] = slot
+        self._slots[slot.key] = slot
+        self._logits.pop(slot.key, None)
 
     def commit(self, slot: Slot, num_same: int) -> None:
         self._logits.pop(slot.key, None)
-        self._pending[slot.key] = slot
 
     def append(self, slot: Slot, token_ids: Sequence[int]) -> Sequence[bool]:
         self.commit(slot, 0)
@@ -58,24 +57,23 @@ class OwnHeads(TargetDrafter):
         return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        if slot.key in self._pending and self.has_next(slot):
+        if slot.key not in self._logits and self.has_next(slot):
             self._run_heads()
         return propose_by_logits(slot, state, shares, max_tokens, self._logits.get(slot.key))
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        self._pending.pop(key, None)
+        self._slots.pop(key, None)
         self._logits.pop(key, None)
 
     @torch.inference_mode()
     def _run_heads(self) -> None:
-        """Run the heads for all slots that are pending and have a feature: the host waits for all at once."""
+        """Run the heads for all slots that have a feature and no logits: the host waits for all at once."""
         keys, features = list[SlotKey](), list[Tensor]()
-        for slot in list(self._pending.values()):
+        for key, slot in self._slots.items():
             feature = self._feature(slot)
-            if feature is not None:
-                keys.append(slot.key)
+            if key not in self._logits and feature is not None:
+                keys.append(key)
                 features.append(feature)
-                del self._pending[slot.key]
         logits = self._heads(torch.stack(features))  # [S, heads, V]
         for key, own in zip(keys, to_host(*logits.unbind()), strict=True):
             self._logits[key] = HostLogits(own)

@@ -22,8 +22,8 @@ from draft_service.block_drafter import MaskDrafter
 from outrider.engine.checkup import Task, check_draft, read_model
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.families import Drafting, Family, family_of
-from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
+from outrider.engine.heads.families import Family, family_of
+from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import HeadAttention, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
@@ -63,14 +63,14 @@ class GlanceHead(LlamaHead, BlockHead):
 
 def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """Read a head for that target. Raises ConfigError for what is missing, unknown or does not fit, by its name."""
-    reader = HeadReader(files, target, read_tensors(files))
+    reader = HeadReader(files, target)
     taps = reader.taps({"hidden_states": (files.config.get("hidden_states"), 0)}, (target.num_layers,))
     size = reader.number("block_size", least=2, most=64)
     mask_id = reader.number("mask_token_id", least=0, most=target.vocab_size - 1)
     block = BlockShape(size, mask_id, from_anchor=False)
     facts = GlanceConfig(**reader.llama_facts(reader.layers(), taps), block=block)
     opening = OpeningMap(OpeningSpec(taps, facts.width), {"fc": reader.tensors.pop("fc.weight")})
-    return reader.complete(facts, GlanceHead, "a glance head", opening)
+    return reader.complete(facts, GlanceHead, opening)
 
 
 # The row.
@@ -78,10 +78,9 @@ def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 GLANCE = Family(
     name="glance",
     label="glance heads",
-    drafting=Drafting.BLOCKS,
     network=GlanceHead,
     read=read_glance,
-    architectures="GlanceHead",
+    signs={"architectures": "GlanceHead"},
 )
 
 # The test.

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.dflash import read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3, read_peagle
 from outrider.engine.heads.head_files import HeadFiles
-from outrider.engine.heads.joined import JoinedHead
-from outrider.engine.heads.joined_files import read_eagle1
+from outrider.engine.heads.joined import JoinedHead, read_eagle1
 from outrider.engine.heads.network import HeadNetwork
 from tests.engine import test_dflash, test_dspark, test_peagle
 from tests.engine.block_heads import BlockHead

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.dflash import DFlashHead
-from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
@@ -273,7 +272,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "no map": (lambda c, t: t.__delitem__("fc.weight"), r"no matrix fc\.weight"),
     "a tensor nobody reads": (
         set_tensor("layers.0.self_attn.g_proj.weight", torch.zeros(4, 64)),
-        r"a DFlash head .*does not have: layers\.0\.self_attn\.g_proj",
+        r"DFlashHead does not have: layers\.0\.self_attn\.g_proj",
     ),
     "norms of each tap": (set_tensor("aux_hidden_norms.0.weight", torch.ones(64)), r"aux_hidden_norms\.0"),
     "a missing tensor": (

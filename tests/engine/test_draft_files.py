@@ -51,6 +51,7 @@ def files(folder: Path, config: dict[str, Any], names: tuple[str, ...] = MODEL) 
         ({"architectures": ["DFlashDraftModel"]}, EAGLE1, families.DFLASH),
         ({"dflash_config": {"mask_token_id": 3}}, EAGLE1, families.DFLASH),
         ({"speculators_model_type": "dflash", "projector_type": "dflash"}, EAGLE1, families.DFLASH),
+        ({"dflash_config": {"mask_token_id": 3}, "parallel_drafting": True}, EAGLE1, families.DFLASH),
         ({"dflash_config": {"projector_type": "dspark"}}, EAGLE1, families.DSPARK),
         ({"architectures": ["Qwen3DSparkModel"]}, EAGLE1, families.DSPARK),
         ({"speculators_model_type": "dspark"}, EAGLE1, families.DSPARK),

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.dflash import MarkovHead
-from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.dflash import MarkovHead, read_dflash
 from outrider.engine.heads.families import DSPARK, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.network import UNMAPPED
@@ -125,7 +124,7 @@ def test_a_head_computes_what_its_layout_says(
     case = CASES[name]
     with caplog.at_level("INFO"):
         files = read(case, target_folder, tmp_path)
-    assert "has a confidence head, which is not used" in caplog.text
+    assert "tensors that are not used, such as confidence_head.proj." in caplog.text
     head = made(case, target_folder)
     path = PATH if head.from_anchor else PATH[:-1]
     assert files.facts.block.num_drafts == len(path) + 1

@@ -19,9 +19,8 @@ from torch import Tensor
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3
 from outrider.engine.heads.families import EAGLE3, family_of
-from outrider.engine.heads.fused_head import FusedHeadPath
 from outrider.engine.heads.head_files import HeadFiles
-from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED, CarryHead
 from outrider.engine.heads.opening import OpeningMap
@@ -322,7 +321,10 @@ def nan_in(name: str) -> Spoil:
 KEY = "eagle_aux_hidden_state_layer_ids"
 REFUSALS: dict[str, tuple[Spoil, str]] = {
     "other taps than fc reads": (set_config(**{KEY: [2, 5]}), r"fc\.weight .* 192 .* 2 x 64 = 128"),
-    "target of another width": (set_config(target_hidden_size=128), "target_hidden_size is 128"),
+    "target of another width": (
+        set_tensor("fc.weight", lambda t: torch.zeros(64, 128)),
+        "reads 128 numbers, and 3 .* = 192",
+    ),
     "a tap that is not there": (set_config(**{KEY: [2, 5, 9]}), r"\[2, 5, 9\] .* 8 layers"),
     "two keys that disagree": (
         set_config(**{KEY: [2, 4, 5], "eagle_config": {KEY: [2, 4, 5]}}),
@@ -338,6 +340,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         r"is \[3\], must be a matrix",
     ),
     "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"][None]), r"d2t of .* is \[1, 31\], must be a list"),
+    "a mask that is no list": (set_tensor("t2d", lambda t: torch.tensor(True)), r"t2d of .* must be a list"),
     "d2t with ids in place of offsets": (
         set_tensor("d2t", lambda t: t["t2d"].nonzero().flatten()),
         "d2t of .* leads to the id",
@@ -351,14 +354,16 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "an id twice": (set_tensor("d2t", lambda t: torch.cat([t["d2t"][:-1], t["d2t"][-2:-1] - 1])), "an id twice"),
     "a tensor nobody reads": (
         set_tensor("mask_embedding", lambda t: torch.zeros(1)),
-        "an EAGLE-3 head .*does not have: mask_embedding",
+        "Eagle3Head does not have: mask_embedding",
     ),
     "a missing tensor": (drop("midlayer.mlp.up_proj.weight"), r"not all tensors: layers\.0\.mlp\.up_proj\.weight"),
     "a bias of the map": (set_tensor("fc.bias", lambda t: torch.zeros(WIDTH)), r"fc\.bias"),
     "norms that the config knows and the file lacks": (set_config(fc_norm=True), "fc_norm of .* is True .* missing"),
     "both norms": (
-        lambda c, t: t.update({"fc_norm.0.weight": torch.ones(64), "input_norm.weight": torch.ones(192)}),
-        "exclude each other",
+        lambda c, t: t.update(
+            {**{f"fc_norm.{i}.weight": torch.ones(64) for i in range(3)}, "input_norm.weight": torch.ones(192)}
+        ),
+        "does not have: input_norm",
     ),
     "one norm too few": (
         lambda c, t: t.update({f"fc_norm.{i}.weight": torch.ones(64) for i in range(2)}),

@@ -116,7 +116,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "no stand-in": (lambda c, t: t.pop("mask_hidden"), "has no mask_hidden"),
     "a stand-in of another width": (
         lambda c, t: t.update(mask_hidden=torch.zeros(1, 1, WIDTH)),
-        r"mask_hidden of .* is \[1, 1, 64\], and 3 hidden states of .* 192",
+        "mask_hidden of .* reads 64 numbers, and 3 hidden states of .* 192",
     ),
     "no masked id": (lambda c, t: c.pop("pard_token"), "mask_token_id of .* is None, must be a whole number"),
     "a masked id past the vocabulary": (lambda c, t: c.update(pard_token=VOCAB), f"pard_token of .* is {VOCAB}"),

@@ -279,7 +279,7 @@ async def test_a_probe_says_what_the_target_says(
         torch.testing.assert_close(numbers(rows), truth, rtol=0.01, atol=0.01)
         assert list(probed.best_ids) == model.forward(PROMPT).argmax(dim=-1).tolist()
         probe.taps[0] = 9
-        with pytest.raises(grpc.aio.AioRpcError, match="tap 9 was asked for, must be from -1 to 2"):
+        with pytest.raises(grpc.aio.AioRpcError, match="tap 9; the target has 2 layers, hence taps -1 to 2"):
             await stub.Probe(probe, timeout=TIMEOUT_S)
 
 
@@ -290,7 +290,7 @@ async def test_the_target_says_that_it_gives_features(target: ControlClient) -> 
 
 async def test_deliveries_are_counted_beside_what_is_asked_for(target: ControlClient) -> None:
     call = target.stub.Deliver()
-    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1)
+    spec = tpb.HeadSpec(target_epoch=target.epoch, digest=b"short", num_bytes=1 << 40)
     item = delivery(target, new_ticket(), 3, [1, 2])
     await call.write(tpb.DeliveryBatch(items=[item], asks=[tpb.FeatureAsk(head=spec)]))
     await call.done_writing()

@@ -14,7 +14,7 @@ WIDTH = 8
 
 
 def best(own: OwnHeads, slot: Any) -> int:
-    if slot.key in own._pending:
+    if slot.key not in own._logits:
         own._run_heads()
     return own._logits[slot.key].raw_best_id(0)
 

@@ -7,7 +7,6 @@ accepted less. What a file leaves open is named in `HeadFiles.undecided`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +16,13 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.head_files import HeadFiles, HeadReader, read_tensors
+from outrider.engine.heads.head_files import HeadFiles, HeadReader
 from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 
+NAMES = ((r"midlayer\.", "layers.0."),)
+"""Names of the original repository's files."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """speculators' name of the masked id, and vLLM's."""
 
@@ -114,36 +115,26 @@ def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    reader = HeadReader(files, target, NAMES)
     facts, opening, undecided = _open(reader)
-    return reader.complete(facts, Eagle3Head, "an EAGLE-3 head", opening, undecided)
+    return reader.complete(facts, Eagle3Head, opening, undecided)
 
 
 def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     """As `read_eagle3`: EAGLE-3's tensors, and a stand-in for the hidden states of positions that are not there yet. It
     goes through the opening map here, once.
     """
-    reader = HeadReader(files, target, read_tensors(files, _own_name))
+    reader = HeadReader(files, target, NAMES)
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
-    if hidden.numel() != num_taps * target.width:
-        raise files.refusal(
-            f"is {list(hidden.shape)}, and {num_taps} hidden states of {target.model} are {num_taps} x {target.width} "
-            f"= {num_taps * target.width}; give the target that it was made for",
-            of="mask_hidden",
-            param="target_model",
-        )
+    reader.check_tapped("mask_hidden", hidden.numel(), num_taps)
     reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
-    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, "a P-EAGLE head", opening, undecided)
-
-
-def _own_name(name: str) -> str:
-    return re.sub(r"^midlayer\.", "layers.0.", name)
+    return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
 
 
 def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]]:
@@ -202,16 +193,12 @@ def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Te
         ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)]),
         ("all", "norm_before_fc", ["input_norm.weight"]),
     )
-    present = [kind for kind, _, names in kinds if not tensors.keys().isdisjoint(names)]
-    if len(present) > 1:
-        raise reader.refusal("has fc_norm and input_norm, which exclude each other")
     for kind, key, names in kinds:
-        has = kind in present
-        says = reader.config.get(key)
+        has, says = not tensors.keys().isdisjoint(names), reader.config.get(key)
         if says is not None and bool(says) != has:
             there = "there" if has else "missing"
             raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
-        if has:
+        if has and found == "none":  # a norm beside it is refused as a tensor that no head has
             norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
             found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
     if found == "all":

@@ -5,20 +5,17 @@ A new head is a row here and a file with its network and its reader: docs/add-a-
 
 from __future__ import annotations
 
-import enum
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
-from outrider.engine.heads.dflash import DFlashHead
-from outrider.engine.heads.dflash_files import read_dflash
+from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.eagle3 import Eagle3Head, read_eagle3, read_peagle
 from outrider.engine.heads.head_files import HeadFiles, Keys
-from outrider.engine.heads.joined import JoinedHead
-from outrider.engine.heads.joined_files import has_mtp, num_mtp_layers, read_eagle1, read_mtp
+from outrider.engine.heads.joined import JoinedHead, has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, HeadNetwork
 from outrider.wire.errors import ConfigError
@@ -26,19 +23,6 @@ from outrider.wire.model_id import is_gguf
 
 Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
 """Reads a head's files for a target. Raises ConfigError for what is missing, unknown or does not fit, by its name."""
-
-
-class Drafting(enum.Enum):
-    """How a family drafts. The draft service has a drafter and a slot for each."""
-
-    TOKENS = enum.auto()
-    """A model: a level of the draft tree a forward, from ids alone."""
-    CARRIES = enum.auto()
-    """A `CarryHead`: a level of the draft tree a forward, each node with its parent's carry."""
-    BLOCKS = enum.auto()
-    """A model or a head with a `BlockShape`: a block a forward."""
-    FEATURE = enum.auto()
-    """Heads without a cache: all positions from the newest feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +35,17 @@ class Family:
     """As speculators name it in `speculators_model_type`, where they do."""
     label: str
     """As users read it."""
-    drafting: Drafting | None = None
-    """None for a family that is recognised and not served."""
     network: type[HeadNetwork] | None = None
-    """None for models, which their own loader reads and runs."""
+    """None for a family that is recognised and not served, and for models, which their own loader reads and runs."""
     read: Read | None = None
     """As `network`."""
     paths: tuple[str, ...] = ("paged",)
     """Attention paths that may run it, the fastest first; none for a head without a cache."""
     is_wrapped: bool = False
     """Whether speculators' layout is read."""
-    keys: tuple[str, ...] = ()
-    """Keys of config.json or of its dflash_config, of which one is enough."""
-    model_types: str | None = None
-    """Pattern of model_type."""
-    architectures: str | None = None
-    """Pattern of what stands in an architecture's name."""
-    projector: str | None = None
-    """DFlash's projector_type."""
+    signs: Mapping[str, str] = field(default_factory=dict)
+    """By key of config.json or of its dflash_config, a pattern of its value; one is enough. False is as good as none.
+    """
     pickle: str | None = None
     """Name of the file of weights."""
     tensors: tuple[str, ...] = ()
@@ -79,13 +56,11 @@ class Family:
     def matches(self, files: Checkpoint) -> bool:
         """Return whether the configuration is of this family."""
         fields = {**files.config, **files.part("dflash_config")}
-        model_type, architectures = str(fields.get("model_type", "")), str(fields.get("architectures", ""))
-        return (
-            any(fields.get(key) is not None and fields[key] is not False for key in self.keys)
-            or (self.model_types is not None and re.fullmatch(self.model_types, model_type) is not None)
-            or (self.architectures is not None and re.search(self.architectures, architectures) is not None)
-            or (self.projector is not None and fields.get("projector_type") == self.projector)
-        )
+        for key, pattern in self.signs.items():
+            value = fields.get(key)
+            if value is not None and value is not False and re.search(pattern, str(value)):
+                return True
+        return False
 
     def holds(self, names: frozenset[str]) -> bool:
         """Return whether these are the names of its tensors."""
@@ -94,12 +69,11 @@ class Family:
         return all(any(re.fullmatch(pattern, name) for name in names) for pattern in self.tensors)
 
 
-MODEL = Family(name="model", label="causal language models", drafting=Drafting.TOKENS)
-PARD = Family(name="pard", label="PARD", drafting=Drafting.BLOCKS, keys=("pard_token", "ptd_token_id"))
+MODEL = Family(name="model", label="causal language models")
+PARD = Family(name="pard", label="PARD", signs={"pard_token": "", "ptd_token_id": ""})
 EAGLE3 = Family(
     name="eagle3",
     label="EAGLE-3 and 3.1",
-    drafting=Drafting.CARRIES,
     network=Eagle3Head,
     read=read_eagle3,
     paths=("fused", "paged"),
@@ -110,7 +84,6 @@ EAGLE3 = Family(
 EAGLE1 = Family(
     name="eagle1",
     label="EAGLE-1 and 2",
-    drafting=Drafting.CARRIES,
     network=JoinedHead,
     read=read_eagle1,
     tensors=("fc.weight", r"layers\.0\.self_attn\.q_proj\.weight"),
@@ -119,19 +92,16 @@ EAGLE1 = Family(
 PEAGLE = Family(
     name="peagle",
     label="P-EAGLE",
-    drafting=Drafting.BLOCKS,
     network=Eagle3Head,
     read=read_peagle,
     paths=("fused", "paged"),
     is_wrapped=True,
-    keys=("parallel_drafting",),
-    architectures="PEagle",
+    signs={"parallel_drafting": "", "architectures": "PEagle"},
     tensors=("mask_hidden",),
 )
 MTP = Family(
     name="mtp",
     label="MTP heads",
-    drafting=Drafting.CARRIES,
     network=JoinedHead,
     read=read_mtp,
     is_wrapped=True,
@@ -139,61 +109,52 @@ MTP = Family(
 DSPARK = Family(
     name="dspark",
     label="DSpark",
-    drafting=Drafting.BLOCKS,
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=True),
     is_wrapped=True,
-    keys=("markov_rank",),
-    architectures="DSpark",
-    projector="dspark",
+    signs={"markov_rank": "", "architectures": "DSpark", "projector_type": "^dspark$"},
 )
 DFLASH = Family(
     name="dflash",
     label="DFlash",
-    drafting=Drafting.BLOCKS,
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=False),
     is_wrapped=True,
-    keys=("dflash_config",),
-    architectures="DFlash",
+    signs={"dflash_config": r"\w", "architectures": "DFlash"},
 )
 MEDUSA = Family(
     name="medusa",
     label="Medusa, blockwise heads",
-    drafting=Drafting.FEATURE,
     network=MedusaHeads,
     read=read_medusa,
     paths=(),
-    keys=("medusa_num_heads",),
-    model_types="medusa",
+    signs={"medusa_num_heads": "", "model_type": "^medusa$"},
     pickle="medusa_lm_head.pt",
     tensors=(r".*0\.0\.linear\.weight",),
 )
 FAMILIES = (
-    Family(name="mlp", label="an MLP speculator", model_types="mlp_speculator"),
-    Family(name="hydra", label="Hydra heads", keys=("hydra_num_heads",), pickle="hydra_lm_head.pt"),
-    Family(name="dflash2", label="a DFlash2 head", keys=("selector_rank",), architectures="DFlash2"),
-    Family(name="domino", label="a Domino head", architectures="Domino", projector="domino"),
+    Family(name="mlp", label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
+    Family(name="hydra", label="Hydra heads", signs={"hydra_num_heads": ""}, pickle="hydra_lm_head.pt"),
+    Family(name="dflash2", label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
+    Family(name="domino", label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
     Family(
         name="gemma4",
         label="a Gemma 4 assistant",
-        model_types=".*gemma4_assistant.*",
-        architectures="Gemma4Assistant",
+        signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"},
     ),
     Family(
         name="mtp apart",
         label="an MTP head apart from its target's checkpoint, not in speculators' layout",
-        model_types=".*_mtp",
-        architectures="MTP",
+        signs={"model_type": "_mtp$", "architectures": "MTP"},
         tensors=(r"mtp(_layers)?\..*",),
         lacks="lm_head.weight",
     ),
     EAGLE3,
     EAGLE1,
-    PEAGLE,
-    MTP,
     DSPARK,
     DFLASH,
+    PEAGLE,
+    MTP,
     MEDUSA,
     Family(name="fc", label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
@@ -217,11 +178,11 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
             )
         return MTP
     family = _recognised(files)
-    if family.drafting is None:
-        labels = [row.label for row in (*FAMILIES, PARD) if row.drafting is not None]
+    if family.network is None and family not in (MODEL, PARD):
+        labels = [row.label for row in FAMILIES if row.network is not None]
         raise ConfigError(
-            f"{files.model} holds {family.label}, which is not served; served are {', '.join(labels)} and "
-            f"{MODEL.label}",
+            f"{files.model} holds {family.label}, which is not served; served are {', '.join(labels)}, "
+            f"{PARD.label} and {MODEL.label}",
             param="model",
         )
     return family
@@ -241,9 +202,9 @@ def _recognised(files: Checkpoint) -> Family:
         if row.matches(files):
             return row
     # Original EAGLE files name an ordinary model's class, and are known by their tensors alone.
-    pickle = None if files.pickle is None else files.pickle.name
+    pickle = files.pickle
     for row in FAMILIES:
-        if pickle is not None and row.pickle == pickle:
+        if pickle is not None and row.pickle == pickle.name:
             return row
     may_be_head = "draft_vocab_size" in files.config or files.config.get("num_hidden_layers") == 1
     if pickle is None or may_be_head:  # an ordinary pickled model is not opened
@@ -257,4 +218,4 @@ def pard_block(files: Checkpoint) -> BlockShape:
     """Return how a PARD draft fills masks. Raises ConfigError for a masked id that its vocabulary lacks."""
     keys = Keys(files)
     vocab_size = keys.number("vocab_size", least=1)
-    return BlockShape(MASKED_POSITIONS, keys.number(*PARD.keys, least=0, most=vocab_size - 1))
+    return BlockShape(MASKED_POSITIONS, keys.number(*PARD.signs, least=0, most=vocab_size - 1))

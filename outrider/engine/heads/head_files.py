@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,13 @@ from outrider.wire.log import get_logger
 
 log = get_logger(__name__)
 
-IGNORED = re.compile(r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq")
-"""Tensors that some trainers save and no head reads: copies of the target's, and frequencies that the config gives."""
+IGNORED = re.compile(
+    r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq|confidence_head\.proj\.(weight|bias)"
+    r"|mtp[._]layers\.[1-9]\d*\..*"
+)
+"""Tensors that no head reads: copies of the target's, frequencies that the config gives, DSpark's guess of what is
+accepted (the target chooses K), and MTP layers behind the first.
+"""
 MAPS = ("d2t", "t2d", "token_map")
 """Tensors of ids."""
 PADDED = {
@@ -92,23 +97,48 @@ class Keys:
 class HeadReader(Keys):
     """Reads the files of one head for a target. All methods raise ConfigError for what does not fit, by its name."""
 
-    def __init__(self, files: Checkpoint, target: TargetFiles, tensors: Mapping[str, Tensor], *parts: str) -> None:
-        """Raise ConfigError for tensors of numbers that cannot be served.
+    def __init__(
+        self,
+        files: Checkpoint,
+        target: TargetFiles,
+        names: Sequence[tuple[str, str]] = (),
+        *,
+        prefix: str = "",
+        parts: Sequence[str] = (),
+    ) -> None:
+        """Read all tensors under our names. Raise ConfigError for those that cannot be served.
 
-        tensors: of the files, under our names. parts: as `Keys`.
+        names: patterns of beginnings of the files' names, and what is ours in their place; the first that matches
+        counts. prefix: of the tensors that are read, in front of these names. parts: as `Keys`.
         """
         super().__init__(files, *parts)
         self.target = target
-        self.tensors = dict(tensors)
-        for name, tensor in tensors.items():
-            if name in MAPS:
+        self.tensors = dict[str, Tensor]()
+        unused = list[str]()
+        for name in sorted(files.names):
+            if not name.startswith(prefix):
                 continue
-            if tensor.dtype not in DTYPES:
-                raise self.refusal(
-                    f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
-                )
-            if not bool(tensor.isfinite().all()):
-                raise self.refusal("has numbers that are not finite; get the file again or retrain", of=name)
+            if IGNORED.fullmatch(name):
+                unused.append(name)
+                continue
+            own = _own_name(name.removeprefix(prefix), names)
+            self.tensors[own] = self._read(name, is_map=own in MAPS)
+        if unused:
+            log.info("%s has %d tensors that are not used, such as %s", files.model, len(unused), unused[0])
+
+    def _read(self, name: str, *, is_map: bool) -> Tensor:
+        tensor = self.files.tensor(name)
+        if not tensor.dim() or (is_map and tensor.dim() > 1):
+            raise self.refusal(f"is {list(tensor.shape)}, must be a list; get the file again", of=name)
+        if is_map:
+            return tensor
+        if tensor.dtype not in DTYPES:
+            raise self.refusal(
+                f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
+            )
+        if not bool(tensor.isfinite().all()):
+            raise self.refusal("has numbers that are not finite; get the file again or retrain", of=name)
+        return tensor
 
     def layers(self, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
         """Read the layers' configuration through its class: files leave out what equals the class's defaults.
@@ -199,19 +229,22 @@ class HeadReader(Keys):
         }
 
     def _take_width(self, taps: tuple[int, ...]) -> int:
-        fc, target_width = self.tensors.get("fc.weight"), self.target.width
-        configured = self.config.get("target_hidden_size")
+        fc = self.tensors.get("fc.weight")
         if fc is None or fc.dim() != 2:
             raise self.refusal("has no matrix fc.weight")
-        if fc.shape[1] != len(taps) * target_width or configured not in (None, target_width):
+        self.check_tapped("fc.weight", fc.shape[1], len(taps))
+        return int(fc.shape[0])
+
+    def check_tapped(self, name: str, num_read: int, num_taps: int) -> None:
+        """Raise ConfigError unless a tensor that reads so many numbers reads so many of the target's hidden states."""
+        width, model = self.target.width, self.target.model
+        if num_read != num_taps * width:
             raise self.refusal(
-                f"reads {fc.shape[1]} numbers, and {len(taps)} hidden states of {self.target.model} are {len(taps)} x "
-                f"{target_width} = {len(taps) * target_width} (target_hidden_size is {configured}); give the target "
-                "that it was made for",
-                of="fc.weight",
+                f"reads {num_read} numbers, and {num_taps} hidden states of {model} are {num_taps} x {width} = "
+                f"{num_taps * width}; give the target that it was made for",
+                of=name,
                 param="target_model",
             )
-        return int(fc.shape[0])
 
     def _num_rows(self, layers: PreTrainedConfig) -> int:
         """Return how many rows the lm_head has."""
@@ -236,20 +269,17 @@ class HeadReader(Keys):
         norm = self.tensors.pop(name, None)
         shape = "missing" if norm is None else list(norm.shape)
         if norm is None or shape != [width]:
-            raise self.refusal(f"is {shape}, must be [{width}]", of=name)
+            raise self.refusal(f"is {shape}, must be [{width}]; get the file again", of=name)
         return norm
 
     def complete(
         self,
         facts: HeadFacts,
         network: type[HeadNetwork],
-        kind: str,
         opening: OpeningMap,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
-        """Return the head: its tensors are those of the network, with what the target lends. kind: as in "an EAGLE-3
-        head".
-        """
+        """Return the head: its tensors are those of the network, with what the target lends."""
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
         if facts.draft_vocab_size != facts.vocab_size:
             self.tensors["draft_ids"] = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
@@ -258,7 +288,7 @@ class HeadReader(Keys):
         elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
             raise self.refusal("leaves ids out although its lm_head has a row for each", of="t2d")
         self.fill_from_target(facts)
-        self.check_shapes(facts, network, kind)
+        self.check_shapes(facts, network)
         return HeadFiles(facts, self.tensors, opening, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
@@ -285,17 +315,21 @@ class HeadReader(Keys):
             if name in tensors and len(tensors[name]) > num_rows:
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
-    def check_shapes(self, facts: HeadFacts, network: type[HeadNetwork], kind: str) -> None:
+    def check_shapes(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
         """Raise ConfigError unless the tensors are those of such a network."""
         tensors = self.tensors
         with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
             shapes = {name: list(tensor.shape) for name, tensor in network(facts).state_dict().items()}
-        self.refuse(f"tensors that {kind} of its config does not have", tensors.keys() - shapes.keys())
+        self.refuse(f"tensors that its {network.__name__} does not have", tensors.keys() - shapes.keys())
         self.refuse("not all tensors", shapes.keys() - tensors.keys())
         for name, shape in shapes.items():
             found = list(tensors[name].shape)
             if found != shape:
-                raise self.refusal(f"is {found}, and by its config.json and the target's must be {shape}", of=name)
+                raise self.refusal(
+                    f"is {found}, and by its config.json and the target's must be {shape}; give the target that it was "
+                    "made for, or get the file again",
+                    of=name,
+                )
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
         """Raise ConfigError where there are such tensors."""
@@ -307,9 +341,12 @@ class HeadReader(Keys):
             )
 
 
-def read_tensors(files: Checkpoint, own_name: Callable[[str], str] = lambda name: name) -> dict[str, Tensor]:
-    """Return a head's tensors under our names."""
-    return {own_name(name): files.tensor(name) for name in sorted(files.names) if not IGNORED.fullmatch(name)}
+def _own_name(name: str, names: Sequence[tuple[str, str]]) -> str:
+    for pattern, own in names:
+        match = re.match(pattern, name)
+        if match is not None:
+            return match.expand(own) + name[match.end() :]
+    return name
 
 
 def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
@@ -317,9 +354,6 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
     Raises ConfigError where there is neither, or they disagree or do not fit.
     """
-    for name, given in (("d2t", d2t), ("t2d", t2d)):
-        if given is not None and given.dim() != 1:
-            raise files.refusal(f"is {list(given.shape)}, must be a list; get the file again", of=name)
     kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
     if d2t is not None:
         name, ids = "d2t", torch.arange(len(d2t)) + d2t.to(torch.int64)

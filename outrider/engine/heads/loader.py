@@ -14,8 +14,7 @@ from torch import Tensor
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import Family
-from outrider.engine.heads.fused_head import FusedHeadPath
-from outrider.engine.heads.head_path import HeadPath
+from outrider.engine.heads.head_path import FusedHeadPath, HeadPath
 from outrider.engine.heads.network import HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
 from outrider.engine.kv_pool import KVPool
@@ -51,7 +50,6 @@ PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
 class LoadedHead:
     """A head of any family, ready to draft for its target."""
 
-    family: Family
     network: HeadNetwork
     """The test of the wiring decides the facts that `undecided` names."""
     opening: OpeningMap
@@ -92,7 +90,7 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
         eos_token_ids=read_ends(target, files.config).ids,
         num_parameters=sum(weight.numel() for weight in network.parameters()),
     )
-    loaded = LoadedHead(family, network, read.opening, facts, files.num_layers, undecided=read.undecided)
+    loaded = LoadedHead(network, read.opening, facts, files.num_layers, undecided=read.undecided)
     if family.paths:
         settle_rope(network, limit)
         loaded = replace(loaded, runner=_load_runner(network, facts, family, config))

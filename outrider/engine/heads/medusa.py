@@ -7,7 +7,7 @@ have the names of Medusa's repository or of vLLM; those of blockwise heads have 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
 """What some files have before every name of a head; other tensors beside them are the base model's."""
+
+
+NAMES = ((r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."), (r"(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"))
+"""Names of Medusa's repository, and vLLM's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +103,30 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
     Raises ConfigError for whatever is missing, unknown or does not fit, by its name.
     """
-    reader = HeadReader(files, target, _named(files))
-    tensors = reader.tensors
+    prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in files.names)), "")
+    reader = HeadReader(files, target, NAMES, prefix=prefix)
+    tensors, vocab_size = reader.tensors, target.vocab_size
+    num_heads = _count(tensors, r"(?:blocks|lm_heads)\.(\d+)\.")
+    num_layers = _count(tensors, r"blocks\.\d+\.layers\.(\d+)\.")
+    if not num_heads:
+        raise files.refusal("has no tensors of Medusa heads, such as 0.0.linear.weight")
     token_map = tensors.pop("token_map", None)
-    num_heads, num_layers = _counts(files, tensors)
-    draft_vocab_size = vocab_size = target.vocab_size
+    if token_map is not None:
+        token_map = tensors["draft_ids"] = token_map.to(torch.int64)
+        check_ids(files, "token_map", token_map, vocab_size)
     is_shared = bool(files.config.get("original_lm_head"))
     if "lm_head.weight" in tensors:
         tensors["lm_heads.0.weight"], is_shared = tensors.pop("lm_head.weight"), True
     if not any(name.startswith("lm_heads.") for name in tensors):
         tensors["lm_heads.0.weight"], is_shared = target.projection().to(next(iter(tensors.values())).dtype), True
-    for name in tensors:
-        if name.startswith("lm_heads."):
-            tensors[name] = _rows(files, name, tensors[name], token_map, vocab_size)
-    if token_map is not None:
-        tensors["draft_ids"] = token_map.to(torch.int64)
-        check_ids(files, "token_map", tensors["draft_ids"], vocab_size)
-        draft_vocab_size = len(token_map)
+    draft_vocab_size = vocab_size if token_map is None else len(token_map)
+    for name, tensor in tensors.items():
+        if not name.startswith("lm_heads."):
+            continue
+        if token_map is None:
+            tensors[name] = tensor[:vocab_size]  # without rows of padding
+        elif len(tensor) >= max(vocab_size, draft_vocab_size + 1):
+            tensors[name] = tensor.index_select(0, token_map)
     facts = MedusaConfig(
         num_heads=num_heads,
         num_layers=num_layers,
@@ -126,45 +137,15 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )
-    reader.check_shapes(facts, MedusaHeads, "a Medusa head")
+    reader.check_shapes(facts, MedusaHeads)
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
 
 
-def _named(files: Checkpoint) -> dict[str, Tensor]:
-    """Return the heads' tensors under vLLM's names."""
-    names = files.names
-    prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
-    tensors = {}
-    for name in sorted(names):
-        if name.startswith(prefix):
-            own = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name.removeprefix(prefix))
-            own = re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", own)
-            tensors[own] = files.tensor(name)
-    return tensors
-
-
-def _counts(files: Checkpoint, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Return how many heads there are, and residual layers of a head."""
-    num_heads = num_layers = 0
-    for name in tensors:
-        parts = name.split(".")
-        if parts[0] in ("blocks", "lm_heads"):
-            num_heads = max(num_heads, int(parts[1]) + 1)
-        if parts[0] == "blocks" and len(parts) > 3:
-            num_layers = max(num_layers, int(parts[3]) + 1)
-    if not num_heads:
-        raise files.refusal("has no tensors of Medusa heads, such as 0.0.linear.weight")
-    return num_heads, num_layers
-
-
-def _rows(files: Checkpoint, name: str, weight: Tensor, token_map: Tensor | None, vocab_size: int) -> Tensor:
-    """Return the rows of a projection that are used: those of the map, or all without those of padding."""
-    if token_map is not None:
-        return weight if len(weight) <= len(token_map) else weight.index_select(0, token_map.to(torch.int64))
-    if len(weight) < vocab_size:
-        raise files.refusal(
-            f"has {len(weight)} rows, and the target's vocabulary {vocab_size}; give the target that it was made for",
-            of=name,
-            param="target_model",
-        )
-    return weight[:vocab_size]
+def _count(names: Iterable[str], pattern: str) -> int:
+    """Return one more than the highest index that a pattern finds in names."""
+    found = 0
+    for name in names:
+        match = re.match(pattern, name)
+        if match is not None:
+            found = max(found, int(match[1]) + 1)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -44,21 +44,6 @@ class OpeningSpec:
     """Of the norms."""
     norms_output: bool = False
     """Whether there is an RMS norm after the map, too (DFlash's hidden_norm)."""
-
-    def check(self, target_width: int, num_layers: int) -> None:
-        """Raise InvalidRequest where a target of that width and number of layers cannot give it."""
-        if not self.taps or len(self.taps) > num_layers + 2:
-            raise InvalidRequest(f"a head asks for {len(self.taps)} taps, must be 1 to {num_layers + 2}", param="taps")
-        for tap in self.taps:
-            if not NORMED <= tap <= num_layers:
-                raise InvalidRequest(
-                    f"a head asks for tap {tap}; the target has {num_layers} layers, hence taps {NORMED} to "
-                    f"{num_layers}; is it another target's head?",
-                    param="taps",
-                )
-        most = MAX_OPENING_BYTES // (2 * target_width)
-        if not 1 <= self.width <= most:
-            raise InvalidRequest(f"a head's width is {self.width}, must be 1 to {most}", param="width")
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the map's tensors by name, where it is not the identity."""
@@ -137,9 +122,25 @@ class OpeningMap(nn.Module):
         if len(data) > MAX_OPENING_BYTES:
             raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
         spec, tensors = _parse(data)
-        spec.check(target_width, num_layers)
+        check_taps(spec.taps, num_layers)
+        most = MAX_OPENING_BYTES // (2 * target_width)
+        if not 1 <= spec.width <= most:
+            raise InvalidRequest(f"a head's width is {spec.width}, must be 1 to {most}", param="width")
         _check_tensors(spec, tensors, target_width)
         return cls(spec, tensors)
+
+
+def check_taps(taps: Sequence[int], num_layers: int) -> None:
+    """Raise InvalidRequest where a target of that number of layers cannot give these hidden states."""
+    if not 1 <= len(taps) <= num_layers + 2:
+        raise InvalidRequest(f"a head asks for {len(taps)} taps, must be 1 to {num_layers + 2}", param="taps")
+    for tap in taps:
+        if not NORMED <= tap <= num_layers:
+            raise InvalidRequest(
+                f"a head asks for tap {tap}; the target has {num_layers} layers, hence taps {NORMED} to {num_layers}; "
+                "is it another target's head?",
+                param="taps",
+            )
 
 
 def digest_of(data: bytes) -> bytes:

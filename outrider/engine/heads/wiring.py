@@ -146,11 +146,11 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
     """Return the hidden states that a test of a head with these taps needs."""
-    return sorted(set(taps).union(*(way for _, way in _shifts(taps, num_layers))))
+    return sorted(set(taps).union(*_shifts(taps, num_layers)))
 
 
-def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return other taps by what they would be: all of them or one moved by a layer, two of them exchanged, and the last
+def _shifts(taps: Sequence[int], num_layers: int) -> dict[tuple[int, ...], str]:
+    """Return what other taps would be: all of them or one moved by a layer, two of them exchanged, and the last
     layer's output on the other side of the final norm.
     """
     taps = tuple(taps)
@@ -175,7 +175,7 @@ def _shifts(taps: Sequence[int], num_layers: int) -> list[tuple[str, tuple[int, 
         swapped[a], swapped[b] = taps[b], taps[a]
         add(f"with taps {taps[a]} and {taps[b]} exchanged", swapped)
     del found[taps]
-    return [(label, way) for way, label in found.items()]
+    return found
 
 
 def _moved(tap: int, by: int) -> int:
@@ -192,7 +192,7 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
-    others = [_way(loaded, seen, label, taps) for label, taps in _shifts(opening.spec.taps, loaded.num_layers)]
+    others = [_way(loaded, seen, label, taps) for taps, label in _shifts(opening.spec.taps, loaded.num_layers).items()]
     if opening.output_norm is not None:
         tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
         bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))

@@ -39,8 +39,7 @@ class Loaded(WorkerState):
 
     def info(self) -> pb.WorkerInfo:
         info = super().info()
-        info.MergeFrom(describe_model(self.runner.facts))
-        info.MergeFrom(describe_runner(self.runner))
+        info.MergeFrom(info_of(self.runner.facts, self.runner))
         info.trees = info.beams = self.runner.supports_trees
         info.gives_features = self.runner.features_refusal is None
         info.features_refusal = self.runner.features_refusal or ""
@@ -48,13 +47,14 @@ class Loaded(WorkerState):
         return info
 
 
-def describe_model(facts: ModelFacts) -> pb.WorkerInfo:
-    """Return what a worker says of its model or head."""
-    return pb.WorkerInfo(
+def info_of(facts: ModelFacts, runner: ModelRunner | None) -> pb.WorkerInfo:
+    """Return what is said of a model or a head. runner: None for a head without a cache."""
+    info = pb.WorkerInfo(
         model_id=facts.model_id,
         vocab_size=facts.vocab_size,
         dtype=facts.dtype,
         device=facts.device,
+        attention_path="none",
         eos_token_ids=facts.eos_token_ids,
         num_parameters=facts.num_parameters,
         quantization=facts.quantization,
@@ -64,20 +64,15 @@ def describe_model(facts: ModelFacts) -> pb.WorkerInfo:
         decoder_start_ids=facts.decoder_start_ids,
         text_only=facts.is_text_part,
     )
-
-
-def describe_runner(runner: ModelRunner) -> pb.WorkerInfo:
-    """Return what a worker says of what runs it, and of its cache."""
-    pool = runner.pool
-    return pb.WorkerInfo(
-        attention_path=runner.path.name,
-        batch_invariant=runner.path.batch_invariant,
-        num_kv_blocks=pool.num_blocks,
-        num_kv_blocks_in_use=pool.num_in_use,
-        num_kv_blocks_cached=pool.num_cached,
-        kv_block_size=pool.block_size,
-        kv_bytes_per_token=runner.kv_bytes_per_token,
-    )
+    if runner is not None:
+        info.attention_path = runner.path.name
+        info.batch_invariant = runner.path.batch_invariant
+        info.num_kv_blocks = runner.pool.num_blocks
+        info.num_kv_blocks_in_use = runner.pool.num_in_use
+        info.num_kv_blocks_cached = runner.pool.num_cached
+        info.kv_block_size = runner.pool.block_size
+        info.kv_bytes_per_token = runner.kv_bytes_per_token
+    return info
 
 
 def load(
