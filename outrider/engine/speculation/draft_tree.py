@@ -36,6 +36,8 @@ class DraftTree:
         """Order of each node among its siblings, the likeliest or first sampled one 0, [N]."""
         self.probs: list[float] = []
         """Acceptance probability of each node, that of its ancestors included, [N]."""
+        self.depths: list[int] = []
+        """Number of draft tokens up to each node, itself included, [N]."""
         self._children: dict[int, list[int]] = {}
 
     @classmethod
@@ -66,6 +68,7 @@ class DraftTree:
         self.parents.append(parent)
         self.ranks.append(len(siblings) if rank is None else rank)
         self.probs.append(prob)
+        self.depths.append(self.depth(parent) + 1)
         siblings.append(node)
         return node
 
@@ -83,7 +86,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Whether each node follows the one before it."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.max_depth == len(self.ids)
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the first draft token to `node`, both included; none for ROOT."""
@@ -99,12 +102,12 @@ class DraftTree:
 
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
-        return len(self.path(node))
+        return 0 if node == ROOT else self.depths[node]
 
     @property
     def max_depth(self) -> int:
         """Number of draft tokens on the longest path; 0 for an empty tree."""
-        return max((self.depth(node) for node in range(len(self.ids))), default=0)
+        return max(self.depths, default=0)
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
         """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
@@ -119,7 +122,7 @@ class DraftTree:
                 new_index[old] = len(kept)
                 kept.append(old)
         ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs
-        self.ids, self.parents, self.ranks, self.probs, self._children = [], [], [], [], {}
+        self.ids, self.parents, self.ranks, self.probs, self.depths, self._children = [], [], [], [], [], {}
         above = 1.0 if node == ROOT else probs[node]
         for old in kept:
             self.add(new_index[parents[old]], ids[old], ranks[old], probs[old] / above)
