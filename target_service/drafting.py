@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider.engine.sampling.row_law import RowLaw, one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
 from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
-from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
@@ -188,6 +188,8 @@ class Drafting:
         chain.
         """
         slot, buffer, prob_of_rank = lease.slot, draft.buffer, draft.shares.share
+        if not buffer.tree.ids:
+            return CandidateTree(NO_DRAFT_TOKENS, (), prob_of_rank(0))
         shape = lease.speculation.tree
         is_determined = slot.params.determined
         max_len = _max_chain(lease)
@@ -281,10 +283,12 @@ class Drafting:
         where what a draft worker delivered breaks a rule.
         """
         lease = found.lease
+        if not choice.num_drafts and not choice.with_extra_rows:
+            return Proposal(lease.slot, NO_DRAFT_TOKENS)
         joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
         tree, draws, sources = joined.tree, self._draws(found, joined), dict[DraftSource, dict[int, int]]()
         if draws is None:
-            tree, draws = DraftTree(), []
+            tree, draws = NO_DRAFT_TOKENS, []
         else:
             for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
                 sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}

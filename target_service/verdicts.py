@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,11 +68,11 @@ def learn(
     if all(isinstance(source, DeliveredDrafts) or source.drafter is None for source in verified):
         for own in lease.own_sources.values():
             own.shares.forget()
-    delivered, drafted, accepted = set[int](), Counter[DraftSource | None](), Counter[DraftSource | None]()
+    delivered, drafted, accepted = set[int](), dict[DraftSource | None, int](), dict[DraftSource | None, int]()
     for node in range(len(tree)):
         first = proposal.source_of(node)
-        drafted[first] += 1
-        accepted[first] += node in path
+        drafted[first] = drafted.get(first, 0) + 1
+        accepted[first] = accepted.get(first, 0) + (node in path)
     found = list[DraftOutcome]()
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
@@ -92,8 +91,8 @@ def learn(
         counts = drafted.pop(draft, 0), accepted.pop(draft, 0)
         found.append(DraftOutcome(*counts, is_verified, draft.hit, is_refused, num_wasted))
     metrics.note_parked("verified", len(delivered))
-    num_own = drafted.total()
-    found.append(DraftOutcome(num_own, accepted.total(), num_own > 0))
+    num_own = sum(drafted.values())
+    found.append(DraftOutcome(num_own, sum(accepted.values()), num_own > 0))
     return found
 
 

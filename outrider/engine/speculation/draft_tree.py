@@ -98,6 +98,8 @@ class DraftTree:
 
     def prefix(self, node: int) -> tuple[int, ...]:
         """Return the draft token ids up to a node, its own the last; none for ROOT."""
+        if node == ROOT:
+            return ()
         return tuple(self.ids[each] for each in self.path(node))
 
     def depth(self, node: int) -> int:
@@ -136,3 +138,8 @@ class DraftTree:
             parent = new_index[self.parents[node]]
             new_index[node] = tree.add(parent, self.ids[node], self.ranks[node], self.probs[node])
         return tree
+
+
+NO_DRAFT_TOKENS = DraftTree()
+"""The tree of whoever proposes nothing. Nobody adds to it: a tree of its own for each slot and step would keep the
+garbage collector busy."""
