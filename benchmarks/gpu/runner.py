@@ -269,7 +269,7 @@ def _follow(process: Process, outcome: Outcome, limit_s: float, deadline_s: floa
 
 
 def _state_of(returncode: int | None, outcome: Outcome) -> str:
-    if returncode is None:
+    if returncode is None or returncode == -signal.SIGUSR1:  # the kit's own signal, before the section could answer it
         outcome.events.append({"kind": "crash", "text": f"killed at its limit, after {outcome.seconds:.0f} s"})
         return "over its limit"
     if returncode < 0:

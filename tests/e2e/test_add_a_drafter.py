@@ -49,6 +49,7 @@ def change(path: Path, lines: list[str]) -> None:
     path.write_text(source.replace(before, after))
 
 
+@pytest.mark.slow
 def test_a_drafter_is_added_in_three_files_by_the_page_alone(product: Path) -> None:
     touched = follow(PAGE.read_text(), product)
     assert touched == {
