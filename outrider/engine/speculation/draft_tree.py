@@ -124,7 +124,7 @@ class DraftTree:
                 new_index[old] = len(kept)
                 kept.append(old)
         ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs
-        self.ids, self.parents, self.ranks, self.probs, self.depths, self._children = [], [], [], [], [], {}
+        DraftTree.__init__(self)  # the nodes alone begin anew, not what a kind of tree keeps beside them
         above = 1.0 if node == ROOT else probs[node]
         for old in kept:
             self.add(new_index[parents[old]], ids[old], ranks[old], probs[old] / above)
