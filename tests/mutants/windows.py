@@ -16,19 +16,19 @@ WINDOWS = (
     ),
     Mutant(
         "outrider.papers:Window.learn",
-        subscript("_levels", "1", to="_0[:-1]"),
+        subscript("window", to="_0[:-_1]", nth=(2, 2)),
         "the window stands still while its columns move, and its n-grams are none",
         UNIT,
     ),
     Mutant(
         f"{LOOKAHEAD}.rows_beside",
-        operation("-", "window", to="_ + 1", nth=(2, 2)),
+        operation("-", "window", to="_ + 1"),
         "columns hang one off, and nothing of what they bring comes true",
         UNIT,
     ),
     Mutant(
         f"{LOOKAHEAD}.rows_beside",
-        operation("+", to="_1"),
+        call("range", to="range(_1 - _0)"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
     ),
