@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.speculation.draft_tree import ROOT
@@ -62,19 +63,17 @@ class Cascade:
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"
-        walk, is_right, behind, num_ahead = self.follower.walk(), 1.0, node, 0
+        walk, behind = self.follower.walk(), node
         for token_id in tree.prefix(node):
             walk.step(token_id)
-        while (counts := walk.next()) is not None:
-            num_ahead += 1
-            prob_ahead = tree.prob_ahead(node, num_ahead)
-            if prob_ahead is None:
+        for num_ahead in count(1):
+            prob_ahead, counts = tree.prob_ahead(node, num_ahead), walk.next()
+            if prob_ahead is None or counts is None:
                 return
             ids, nums = counts
             guess = RowAhead(ROOT - 1 - len(self._guesses), behind, int(ids[nums.argmax()]))
             self._guesses[behind] = guess
-            is_right *= self._shares.share(0)
-            yield is_right * prob_ahead, guess.node
+            yield prob_ahead * self._shares.share(0) ** num_ahead, guess.node
             walk.step(guess.token_id)
             behind = guess.node
 

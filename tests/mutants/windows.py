@@ -34,13 +34,13 @@ WINDOWS = (
     ),
     Mutant(
         f"{PASS}.read",
-        never("path"),
+        subscript("ROOT", to="ROOT"),
         "what is said behind the last token is taken for what follows the drafts that were kept",
         PASS_TESTS,
     ),
     Mutant(
         f"{PASS}.rows_beside",
-        never(beside=("append", "parents")),
+        statement("parents", "+", to="pass"),
         "look-ahead ids hang side by side, and say what each says alone",
         PASS_TESTS,
     ),
