@@ -38,7 +38,7 @@ class Window:
         """Begin with any of these tokens: the sequence's, and what an encoder reads."""
         self._shape = shape
         self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
-        """Tokens of the window, level by level, W each. The first is the last committed token once the window is fed."""
+        """Tokens of the window, level by level, W each; the first is the last committed token once it is fed."""
         self._pool = dict[int, list[list[int]]]()
         """By first token, what follows it in n-grams, the latest first."""
 
