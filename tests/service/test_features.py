@@ -23,8 +23,8 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -79,10 +79,10 @@ class Draft:
         self.rows: dict[tuple[int, int], Rows] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
-        self.deliverer = Deliverer(MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
+        self.deliverer = Deliverer(WorkerMetrics("draft"), self._take, offer=HeadOffer.of(made))
         self._changed = asyncio.Event()
 
-    def _take(self, address: str, job: RowsJob) -> None:
+    def _take(self, job: RowsJob) -> None:
         assert job.target_epoch == self.client.epoch
         job.taken()
         self.num_rows += len(job.rows)
