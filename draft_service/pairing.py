@@ -49,15 +49,12 @@ class WiringTest:
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
         """stub_of: calls the target at an address."""
-        assert isinstance(state.config, DraftConfig)
         self._stub_of = stub_of
         self._tests: dict[tuple[str, int], asyncio.Task[None]] = {}
         """By the target's address and epoch."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
-        self._trusts = state.config.trust_draft_config
-        self._model = full_name(state.config.model)
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, TEXT)
 
     async def __call__(self, address: str, target_epoch: int) -> None:
@@ -85,8 +82,11 @@ class WiringTest:
         except Exception as error:
             log.error("the test of the head failed", exc_info=error)
             raise IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}") from None
-        self._metrics.head_agreement.labels(draft=short_name(self._model)).set(outcome.configured.agreement)
-        refusal = judge(outcome, self._model, trusts=self._trusts)
+        config = self._state.config
+        assert isinstance(config, DraftConfig)
+        model = full_name(config.model)
+        self._metrics.head_agreement.labels(draft=short_name(model)).set(outcome.configured.agreement)
+        refusal = judge(outcome, model, trusts=config.trust_draft_config)
         if refusal is not None:
             raise IncompatiblePair(refusal)
 

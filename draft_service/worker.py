@@ -50,7 +50,7 @@ def _parts(base: Base[Any]) -> Parts:
     if info.translates:
         vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
-        state.translations = vocabularies.infos.copy
+        state.translations = vocabularies.infos
         checks.append(vocabularies.learn)
     if info.needs_features:
         checks += [deliverer.register, WiringTest(state, base.engine, metrics, deliverer.stub)]
