@@ -22,19 +22,16 @@ from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slots import BareSlot
 
 
-class CascadeTable:
-    """The table of a draft worker."""
-
-    def __init__(self, table: SequenceDrafter) -> None:
-        self._table = table
-        self._shares: dict[tuple[bool, bool], RankShares] = {}
-
-    def open(self, job: OpenJob, slot: BareSlot) -> Cascade | None:
-        """Return the guesses about a slot; None for a search, which draws nothing."""
-        if job.params.beams is not None:
-            return None
-        kind = (job.params.greedy, job.params.determined)
-        return Cascade(self._table, job, slot, SlotShares(self._shares.setdefault(kind, RankShares())))
+def open_cascade(
+    table: SequenceDrafter, shares: dict[tuple[bool, bool], RankShares], job: OpenJob, slot: BareSlot
+) -> Cascade | None:
+    """Return a table's guesses about a slot; None for a search, which draws nothing. shares: how often the table's
+    guesses are right, by kind of sampling.
+    """
+    if job.params.beams is not None:
+        return None
+    kind = (job.params.greedy, job.params.determined)
+    return Cascade(table, job, slot, SlotShares(shares.setdefault(kind, RankShares())))
 
 
 class Cascade:

@@ -63,12 +63,9 @@ class Window:
 class LookaheadDrafter(TargetDrafter):
     """Feeds each slot's window beside its steps, and proposes n-grams of its pool."""
 
-    def __init__(self, shape: str, context_limit: int) -> None:
-        """shape: as `LookaheadShape.parse` reads it. context_limit: most tokens of a sequence; a window near it would
-        reach past it, and is not fed.
-        """
+    def __init__(self, shape: str) -> None:
+        """shape: as `LookaheadShape.parse` reads it."""
         self._shape = LookaheadShape.parse(shape)
-        self._max_committed = context_limit - (self._shape.window - 1) - (self._shape.ngram - 2)
         self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
         """What the target says most likely after each column, [W], until the window has learnt it."""
@@ -100,9 +97,9 @@ class LookaheadDrafter(TargetDrafter):
         return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        if len(slot.committed) > self._max_committed:
-            return None
         ids, shape = self._window(slot.key).ids[1:], self._shape
+        if len(slot.committed) + shape.window + shape.ngram - 3 > slot.max_len:
+            return None  # a window must not reach past the context, and near the end it brings nothing any more
         places = [ROOT, *range(len(parents), len(parents) + len(ids))]
         # a token of the first level follows the column before, the others the one above
         placed = places[: shape.window - 1] + places[: -shape.window]
