@@ -16,7 +16,6 @@ from draft_service.registration import HeadOffer
 from draft_service.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, to_proto
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
@@ -24,8 +23,6 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
 """Streams kept at once; the one that was longest without a delivery gives way."""
-PAIR_S = 60.0
-"""Seconds that a registration may take, weights included."""
 
 
 class Deliverer:
@@ -54,14 +51,10 @@ class Deliverer:
         self._link(address).registration.request(target_epoch, request)
 
     async def register(self, address: str, target_epoch: int) -> None:
-        """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
-        was not there, or not in time: it may be another time.
+        """Register the head at a target and wait for its answer, as long as the caller does. Raises IncompatiblePair
+        where it refuses the head, and Unavailable where it was not there: it may be another time.
         """
-        try:
-            async with asyncio.timeout(PAIR_S):
-                await self._link(address).registration.register(target_epoch)
-        except TimeoutError:
-            raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
+        await self._link(address).registration.register(target_epoch)
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
         """Return a stub that calls a target over its stream's channel."""

@@ -80,7 +80,7 @@ class WiringTest:
         except OutOfBlocks as error:
             raise Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0) from None
         except Exception as error:
-            log.error("the test of the head failed", exc_info=error)
+            log.exception("the test of the head failed")
             raise IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}") from None
         config = self._state.config
         assert isinstance(config, DraftConfig)

@@ -63,10 +63,11 @@ class Pusher:
         if laws:
             rows = encode_laws(laws, prefer_sparse=is_cut)
             if isinstance(rows, DenseRows):
-                encoding, law_bytes = "full", len(rows.data)
+                encoding = "full"
+                num_bytes += len(rows.data)
             else:
-                encoding, law_bytes = "topk", len(rows.ids) + len(rows.log_probs)
-            num_bytes += law_bytes
+                encoding = "topk"
+                num_bytes += len(rows.ids) + len(rows.log_probs)
             nodes = replace(nodes, rows=rows, vocab_size=laws[0].vocab_size)
         self._metrics.wire_bytes.labels(encoding=encoding).inc(num_bytes)
         self._send(job.deliver_to, job.target_epoch, nodes)
