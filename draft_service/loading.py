@@ -39,7 +39,7 @@ class ModelState(Loaded):
     translations: list[pb.Translation] = field(default_factory=list)
     """Of the targets' vocabularies that it translates for."""
     open_ahead: OpenAhead | None = None
-    """Who has rows fed beside the nodes of its slots."""
+    """Opens the drafter that has rows fed beside the nodes of a slot; None without one."""
 
     @property
     def translates(self) -> bool:
@@ -79,7 +79,7 @@ DraftState = ModelState | HeadState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
-    """Raises ConfigError naming what is missing or does not fit."""
+    """Load the draft of a folder on the engine thread. Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
     family = family_of(files, config.target_model)
     if family is not MODEL and config.drafted_by != "none":

@@ -48,7 +48,7 @@ class WiringTest:
         metrics: WorkerMetrics,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """stub_of: calls the target at an address."""
+        """stub_of: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
         self._tests: dict[tuple[str, int], asyncio.Task[None]] = {}
         """By the target's address and epoch."""
@@ -92,8 +92,8 @@ class WiringTest:
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
-    """Return what a target's replies show of a text: each has MAX_PROBE_TAPS of the taps, the last one the rest. Call
-    it on the engine thread.
+    """Join a target's replies about a text: each has MAX_PROBE_TAPS of the taps, the last one the rest. Call it on the
+    engine thread.
     """
     found = dict[int, torch.Tensor]()
     for part, reply in zip(_parts(taps), replies, strict=True):

@@ -1,4 +1,4 @@
-"""What leaves a draft: nodes of its trees as messages, at once where a target waits for them, else now and then."""
+"""Sends the nodes of a draft's trees to their targets: at once where a target has none, else now and then."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.wire.transport.codec import DenseRows
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
 PUSH_S = 0.004
-"""Seconds between two messages for a target that has draft tokens to go on with."""
+"""Seconds between two messages for a target that has draft tokens."""
 NUM_URGENT = 4
-"""Messages of a slot that leave at once after its target had nothing to go on with."""
+"""Messages of a slot that leave at once after its target had no draft tokens."""
 MAX_IN_MESSAGE = MAX_NODES // 2
-"""Nodes with which a message is full; siblings of the last are added."""
+"""Nodes with which a message is full; siblings of the last one are added."""
 
 Send = Callable[[str, int, Delivery], None]
 """Sends nodes to (the target's address, its epoch). Runs on the gRPC loop's thread."""

@@ -106,7 +106,7 @@ class Registration:
             log.info("the head is registered at %s", self._address)
             self.settle(None)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
-            why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
+            why = bound_text(reply.why, MAX_REASON_BYTES)
             log.warning("%s refused the head: %s", self._address, why)
             self.settle(IncompatiblePair(why))
 

@@ -47,7 +47,7 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
         )
 
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
-        """Pass an Advance on. It has no answer: what is wrong with it is said under the id of its slot's OpenSlot."""
+        """Pass an Advance on. It has no answer: an error in it is reported under the id of its slot's OpenSlot."""
         message, levels, wrong = item.advance, tuple[Level, ...](), ""
         try:
             levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)

@@ -24,11 +24,11 @@ from outrider.wire.transport.tls import Dialer
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Bytes of deliveries that may wait for one target; what is older is late already."""
+"""Most bytes of deliveries that wait for one target: later ones would arrive too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of rows that the engine has not taken in; beyond it none are read."""
+"""Bytes of rows that the engine has not taken in, above which no more are read."""
 RETRY_S = 0.005
-"""Seconds between two looks whether it has."""
+"""Seconds after which the number of those bytes is read again."""
 
 
 class TargetLink:

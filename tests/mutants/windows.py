@@ -22,7 +22,7 @@ WINDOWS = (
     ),
     Mutant(
         f"{LOOKAHEAD}.rows_beside",
-        operation("-", "window", to="_ + 1"),
+        operation("-", "window", to="_ + 1", nth=(2, 2)),
         "columns hang one off, and nothing of what they bring comes true",
         UNIT,
     ),
