@@ -56,7 +56,7 @@ def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: b
         made[kind] = TableDrafter(table, vocab_size)
     made[Drafter.PREDICTION] = TableDrafter(None, vocab_size)
     if runner.supports_trees:
-        made[Drafter.LOOKAHEAD] = LookaheadDrafter(config.lookahead)
+        made[Drafter.LOOKAHEAD] = LookaheadDrafter(config.lookahead, runner.facts.context_limit)
     if config.lookahead_embeddings is not None:
         made[Drafter.PASS] = PassDrafter.of(config.lookahead_embeddings, runner)
     return made

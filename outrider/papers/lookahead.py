@@ -63,9 +63,12 @@ class Window:
 class LookaheadDrafter(TargetDrafter):
     """Feeds each slot's window beside its steps, and proposes n-grams of its pool."""
 
-    def __init__(self, shape: str) -> None:
-        """shape: as `LookaheadShape.parse` reads it."""
+    def __init__(self, shape: str, context_limit: int) -> None:
+        """shape: as `LookaheadShape.parse` reads it. context_limit: most tokens of a sequence; a window near it would
+        reach past it, and is not fed.
+        """
         self._shape = LookaheadShape.parse(shape)
+        self._context_limit = context_limit
         self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
         """What the target says most likely after each column, [W], until the window has learnt it."""
@@ -98,8 +101,8 @@ class LookaheadDrafter(TargetDrafter):
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         ids, shape = self._window(slot.key).ids[1:], self._shape
-        if len(slot.committed) + shape.window + shape.ngram - 3 > slot.max_len:
-            return None  # a window must not reach past the context, and near the end it brings nothing any more
+        if len(slot.committed) + shape.window + shape.ngram - 3 > self._context_limit:
+            return None
         places = [ROOT, *range(len(parents), len(parents) + len(ids))]
         # a token of the first level follows the column before, the others the one above
         placed = places[: shape.window - 1] + places[: -shape.window]

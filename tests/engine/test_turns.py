@@ -157,7 +157,7 @@ class Target(Base):
         self.leases = Leases(self.max_parked_bytes, self.metrics, self.engine.answer)
         self.drafters: dict[Drafter, TargetDrafter] = {
             Drafter.NGRAM: TableDrafter(Ngram(), runner.facts.vocab_size),
-            Drafter.LOOKAHEAD: LookaheadDrafter(WINDOW),
+            Drafter.LOOKAHEAD: LookaheadDrafter(WINDOW, runner.facts.context_limit),
             Drafter.PASS: PassDrafter(runner.facts.vocab_size, NUM_AHEAD),
         }
         self.own = OwnDrafts(self.drafters)

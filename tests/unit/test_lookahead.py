@@ -20,7 +20,7 @@ from outrider.wire.lookahead_shape import LookaheadShape
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import TargetConfig, load
 
-VOCAB, MAX_LEN = 50, 99
+VOCAB, CONTEXT = 50, 99
 SHAPE = "3,4,2"
 WINDOW, NGRAM, GUESSES = LookaheadShape.parse(SHAPE)
 
@@ -32,11 +32,11 @@ def says(ids: list[int]) -> int:
 
 def slot_of(number: int, committed: list[int], **options: Any) -> Any:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 99, **options})
-    return SimpleNamespace(key=(1, number), committed=committed, max_len=MAX_LEN, params=params)
+    return SimpleNamespace(key=(1, number), committed=committed, max_len=99, params=params)
 
 
 def opened(shape: str, committed: list[int], source_ids: tuple[int, ...] = ()) -> tuple[LookaheadDrafter, Any]:
-    drafter, slot = LookaheadDrafter(shape), slot_of(1, committed)
+    drafter, slot = LookaheadDrafter(shape, CONTEXT), slot_of(1, committed)
     open_slot(drafter, slot, source_ids)
     return drafter, slot
 
@@ -168,9 +168,9 @@ class TestSlots:
         rows = rows_of(*opened(SHAPE, [0], tuple(range(20, 40))))
         assert {*rows.ids} <= {0, *range(20, 40)} and len({*rows.ids}) > 3
 
-    def test_no_window_reaches_past_the_last_token_that_there_may_be(self) -> None:
+    def test_no_window_reaches_past_the_context(self) -> None:
         depth = WINDOW - 1 + NGRAM - 2
-        for num, fits in ((MAX_LEN - depth, True), (MAX_LEN - depth + 1, False)):
+        for num, fits in ((CONTEXT - depth, True), (CONTEXT - depth + 1, False)):
             drafter, slot = opened(SHAPE, [5] * num)
             assert (drafter.rows_beside(slot, []) is not None) is fits
 
