@@ -64,7 +64,7 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 @pytest.mark.parametrize(
     ("config", "names", "words"),
     [
-        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of type 'dflash2'"),
+        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of another type"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, EAGLE1, "Domino"),
         ({"architectures": ["DFlash2DraftModel"]}, EAGLE1, "DFlash2"),
         ({"dflash_config": {"projector_type": "domino"}}, EAGLE1, "Domino"),

@@ -342,8 +342,8 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         set_tensor("lm_head.weight", lambda t: torch.ones(3)),
         r"lm_head\.weight: .*\[3\].*\[31, 64\]",
     ),
-    "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"][None]), r"d2t of .* is \[1, 31\], must be a list"),
-    "a mask that is no list": (set_tensor("t2d", lambda t: torch.tensor(True)), r"t2d of .* must be a list"),
+    "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"].expand(2, -1).clone()), "d2t of .* keeps 62 ids"),
+    "a mask that is no list": (set_tensor("t2d", lambda t: torch.tensor(True)), "t2d of .* keeps 1 ids"),
     "d2t with ids in place of offsets": (
         set_tensor("d2t", lambda t: t["t2d"].nonzero().flatten()),
         "d2t of .* leads to the id",

@@ -166,7 +166,10 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "a map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(70, 70 + VOCAB)), "leads to the id 97"),
     "a short map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(90, 120)), "leads to the id 97"),
     "a name without a number": (lambda t: t.update({"blocks.x.weight": torch.ones(2)}), "Unexpected key.*blocks.x"),
-    "a projection of no dimension": (lambda t: t.update({"lm_heads.0.weight": torch.tensor(1.0)}), "must be a list"),
+    "a projection of no dimension": (
+        lambda t: t.update({"lm_heads.0.weight": torch.tensor(1.0)}),
+        r"lm_heads\.0\.weight: .*\[1\]",
+    ),
     "not a number": (
         lambda t: t["blocks.0.layers.1.bias"].fill_(float("inf")),
         r"blocks\.0\.layers\.1\.bias .* finite",

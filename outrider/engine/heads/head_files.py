@@ -124,11 +124,9 @@ class HeadReader(Keys):
                 self.tensors[own] = self._read(name, is_map=own in MAPS)
 
     def _read(self, name: str, *, is_map: bool) -> Tensor:
-        tensor = self.files.tensor(name)
-        if not tensor.dim() or (is_map and tensor.dim() > 1):
-            raise self.refusal(f"is {list(tensor.shape)}, must be a list; get the file again", of=name)
+        tensor = torch.atleast_1d(self.files.tensor(name))
         if is_map:
-            return tensor
+            return tensor.flatten()
         if tensor.dtype not in DTYPES:
             raise self.refusal(
                 f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
@@ -311,9 +309,9 @@ class HeadReader(Keys):
 
 def _own_name(name: str, names: Sequence[tuple[str, str]]) -> str:
     for pattern, own in names:
-        match = re.match(pattern, name)
-        if match is not None:
-            return match.expand(own) + name[match.end() :]
+        renamed, num_found = re.subn(f"^{pattern}", own, name)
+        if num_found:
+            return renamed
     return name
 
 
@@ -352,16 +350,14 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(outside):
+    numbers, counts = ids.unique(return_counts=True)
+    wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
+    if wrong:
         raise files.refusal(
-            f"leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; give the target that it was "
-            "made for, or get the file again",
+            f"leads to the id {wrong[0]}, an id twice or not of the target's, which end at {vocab_size - 1}; give the "
+            "target that it was made for, or get the file again",
             of=name,
         )
-    numbers, counts = ids.unique(return_counts=True)
-    if len(numbers) != len(ids):
-        raise files.refusal(f"leads to an id twice, {int(numbers[counts > 1][0])}; get the file again", of=name)
 
 
 def _rows(table: Tensor, ids: Tensor | None) -> Tensor:

@@ -82,21 +82,21 @@ def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: b
     read = family.read(Checkpoint(config.model, allow_pickle), files)
     with memory.fits(config.model, device):
         network = family.network.of(read.facts, _placed(read.tensors, device, config.dtype))
-    facts = ModelFacts(
-        model_id=full_name(config.model),
-        vocab_size=files.vocab_size,
-        context_limit=limit,
-        dtype=str(network.dtype).removeprefix("torch."),
-        device=str(device),
-        eos_token_ids=read_ends(target, files.config).ids,
-        num_parameters=sum(weight.numel() for weight in network.parameters()),
-    )
-    runner = None
-    if family.paths:
-        settle_rope(network, limit)
-        runner = _load_runner(network, facts, family, config)
-    elif device.type == "cpu":
-        pack_linears(network)  # which compares each with the plain one
+        facts = ModelFacts(
+            model_id=full_name(config.model),
+            vocab_size=files.vocab_size,
+            context_limit=limit,
+            dtype=str(network.dtype).removeprefix("torch."),
+            device=str(device),
+            eos_token_ids=read_ends(target, files.config).ids,
+            num_parameters=sum(weight.numel() for weight in network.parameters()),
+        )
+        runner = None
+        if family.paths:
+            settle_rope(network, limit)
+            runner = _load_runner(network, facts, family, config)
+        elif device.type == "cpu":
+            pack_linears(network)  # which compares each with the plain one
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s",
         *(config.model, family.name, target, facts.num_parameters, facts.dtype, facts.device),
@@ -122,8 +122,7 @@ def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> 
 
 def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config: WorkerConfig) -> ModelRunner:
     """Return a runner on the first path of the family that passes the self-test. Raises ConfigError where none does."""
-    with memory.fits(config.model, network.device):
-        path = _choose_path(network, facts, family, config.attention_path)
+    path = _choose_path(network, facts, family, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), network.device)
     num_positions = VERIFY_TOKENS
     if network.lag:

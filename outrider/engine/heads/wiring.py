@@ -39,8 +39,7 @@ TEXT = '''def average(values):
 The first thing that a reader of a long report wants to know is what was done, why it was done, and what came of it. The
 second is what it means for the work of the next few weeks.
 '''
-"""The text that heads are tested on unless the caller has another: code and prose like those that models are trained on.
-"""
+"""Text that heads are tested on unless the caller has another: code and prose as most models are trained on."""
 MAX_TOKENS = 128
 """Tokens of that text."""
 MAX_PROBE_TAPS = 16
