@@ -280,7 +280,7 @@ def test_a_miswired_head_is_caught(name: str, tmp_path: Path) -> None:
     outcome = score_head(loaded, seen_with(best))
     assert outcome.fault is None and outcome.configured.agreement == 1.0
     labels = {way.label for way in outcome.others}
-    assert labels >= {"reading before the final norm", "with embedding and feature exchanged"}
+    assert labels >= {f"reading the hidden states [{LAYERS}] (-1 = normed)", "with embedding and feature exchanged"}
     assert ("with the norms of embedding and features swapped" in labels) == name.startswith("MTP")
     for label, misread in loaded.network.misreadings():
         facts, loaded.network.facts = loaded.network.facts, misread

@@ -144,34 +144,29 @@ def judge(outcome: Outcome, model: str, *, trusts: bool) -> str | None:
 
 def taps_to_probe(taps: Sequence[int], num_layers: int) -> list[int]:
     """Return the numbers of the hidden states that a test of a head with these taps needs."""
-    return sorted(set(taps).union(*_shifts(taps, num_layers)))
+    return sorted(set(taps).union(*_misread_taps(taps, num_layers)))
 
 
-def _shifts(taps: Sequence[int], num_layers: int) -> dict[tuple[int, ...], str]:
-    """Return the labels of other taps by these: all of them or one moved by a hidden state, or two of them exchanged.
-    Behind the last layer's output comes that after the final norm.
+def _misread_taps(taps: Sequence[int], num_layers: int) -> list[tuple[int, ...]]:
+    """Return other taps: all or one of these moved by a hidden state, or two of them exchanged. Behind the last layer's
+    output comes that after the final norm.
     """
     states = [*range(num_layers + 1), NORMED]
     places = [states.index(tap) for tap in taps]
-    tried = list[tuple[str, list[int]]]()
-    for by, where in ((-1, "lower"), (1, "higher")):
-        tried.append((f"reading one layer {where}", [place + by for place in places]))
+    ways = list[list[int]]()
+    for by in (-1, 1):
+        ways.append([place + by for place in places])
         for index, place in enumerate(places):
-            label = f"reading tap {place + by} in place of {place}"
-            if place + by > num_layers:
-                label = "reading after the final norm"
-            elif place > num_layers:
-                label = "reading before the final norm"
-            tried.append((label, [*places[:index], place + by, *places[index + 1 :]]))
+            ways.append([*places[:index], place + by, *places[index + 1 :]])
     for a, b in combinations(range(len(places)), 2):
         swapped = list(places)
         swapped[a], swapped[b] = places[b], places[a]
-        tried.append((f"with taps {taps[a]} and {taps[b]} exchanged", swapped))
-    found = dict[tuple[int, ...], str]()
-    for label, way in tried:
+        ways.append(swapped)
+    found = set[tuple[int, ...]]()
+    for way in ways:
         if way != places and min(way) >= 0 and max(way) < len(states):
-            found[tuple(states[place] for place in way)] = label
-    return found
+            found.add(tuple(states[place] for place in way))
+    return sorted(found)
 
 
 @torch.inference_mode()
@@ -184,7 +179,9 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     """
     _decide(loaded, seen)
     opening, network, facts = loaded.opening, loaded.network, loaded.network.facts
-    others = [_way(loaded, seen, label, taps) for taps, label in _shifts(opening.spec.taps, loaded.num_layers).items()]
+    others = list[Way]()
+    for taps in _misread_taps(opening.spec.taps, loaded.num_layers):
+        others.append(_way(loaded, seen, f"reading the hidden states {list(taps)} ({NORMED} = normed)", taps))
     if opening.output_norm is not None:
         tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
         bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))
