@@ -176,17 +176,13 @@ class TargetFiles:
         for name in sorted(self._weights.names):
             if f".{name}".endswith(endings) and not IN_LAYER.search(name):
                 found.append(name)
-        if len(found) != 1:
-            raise ConfigError(
-                f"the head has no {what} of its own, and {self.model} has {len(found)} tensors that may be one "
-                f"({', '.join(found) or ' or '.join(endings)}); give the folder of its weights in float32 or bfloat16",
-                param="target_model",
-            )
-        tensor = self._weights.tensor(found[0])[: self.vocab_size]
-        if tensor.shape != (self.vocab_size, self.width) or not tensor.is_floating_point():
-            raise ConfigError(
-                f"{found[0]} of {self.model} is {list(tensor.shape)} {tensor.dtype}, must be "
-                f"[{self.vocab_size}, {self.width}] and floating-point",
-                param="target_model",
-            )
-        return tensor
+        if len(found) == 1:
+            tensor = self._weights.tensor(found[0])[: self.vocab_size]
+            if tensor.shape == (self.vocab_size, self.width) and tensor.is_floating_point():
+                return tensor
+        raise ConfigError(
+            f"the head has no {what} of its own, and {self.model} does not have one floating-point tensor "
+            f"[{self.vocab_size}, {self.width}] for it, but {', '.join(found) or 'none'}; give the folder of its "
+            "weights in float32 or bfloat16",
+            param="target_model",
+        )

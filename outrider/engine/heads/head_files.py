@@ -145,10 +145,10 @@ class HeadReader(Keys):
             raw = self.files.part("transformer_layer_config") if self.files.is_wrapped else self.config
         if not raw:
             raise self.refusal("has no transformer_layer_config", of="config.json")
-        fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
+        fields = {"model_type": "llama", **raw, "architectures": None}
         num_tensors = len(self.files.names)
         try:
-            config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
+            config = AutoConfig.for_model(**fields)
             text: PreTrainedConfig = config.get_text_config(decoder=True)
             if text.hidden_act != "silu":
                 raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")

@@ -127,15 +127,13 @@ class OpeningMap(nn.Module):
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
     """Raise InvalidRequest for hidden states that a target of that number of layers does not have."""
-    if not 1 <= len(taps) <= num_layers + 2:
-        raise InvalidRequest(f"a head asks for {len(taps)} taps, must be 1 to {num_layers + 2}", param="taps")
-    for tap in taps:
-        if not NORMED <= tap <= num_layers:
-            raise InvalidRequest(
-                f"a head asks for tap {tap}; the target has {num_layers} layers, hence taps {NORMED} to {num_layers}; "
-                "is it another target's head?",
-                param="taps",
-            )
+    max_taps = num_layers + 2
+    if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
+        raise InvalidRequest(
+            f"a head reads the taps {list(taps[:max_taps])}, {len(taps)} in all; the target has {num_layers} layers, "
+            f"hence must be 1 to {max_taps} of the taps {NORMED} to {num_layers}; is it another target's head?",
+            param="taps",
+        )
 
 
 def digest_of(data: bytes) -> bytes:
@@ -165,21 +163,15 @@ def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_widt
     if not tensors and spec == OpeningSpec(spec.taps[:1], target_width, epsilon=spec.epsilon):
         return  # the identity
     shapes = spec.shapes(target_width)
-    if tensors.keys() != shapes.keys():
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != shapes:
         raise InvalidRequest(
-            f"a head's opening map has the tensors {', '.join(sorted(tensors)) or 'none'}, "
-            f"must have {', '.join(sorted(shapes))}"
+            f"a head's opening map has the tensors {found}, must have {shapes} for {len(spec.taps)} taps of "
+            f"{target_width}; is it another target's head?"
         )
-    for name, shape in shapes.items():
-        tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise InvalidRequest(
-                f"{name} of a head's opening map is {list(tensor.shape)}, must be {list(shape)} for {len(spec.taps)} "
-                f"taps of {target_width}; is it another target's head?"
-            )
-        if tensor.dtype not in DTYPES or tensor.dtype != tensors["fc"].dtype:
-            raise InvalidRequest(
-                f"{name} of a head's opening map is {tensor.dtype}, must be one of {DTYPES}, and the same for all"
-            )
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
+        raise InvalidRequest(f"a head's opening map is in {dtypes}, must be one of {DTYPES}, and the same for all")
+    for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise InvalidRequest(f"{name} of a head's opening map has numbers that are not finite")

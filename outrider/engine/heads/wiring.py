@@ -97,15 +97,13 @@ class Outcome:
     def fault(self) -> str | None:
         """What is wrong with the wiring; None where nothing is."""
         ours, winner = self.configured, self.winner
+        agreement = f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions"
         if winner is not None:
-            return (
-                f"{winner.label} it agrees with the target at {winner.agreement:.0%} of {len(ours.scores)} positions, "
-                f"and as configured at {ours.agreement:.0%}"
-            )
+            return f"{agreement}, and {winner.label} at {winner.agreement:.0%}"
         if not ours.foretells:
             return (
-                f"it agrees with the target at {ours.agreement:.0%} of {len(ours.scores)} positions, and foretells "
-                "what comes at each no better than what comes elsewhere; is it hardly trained, or another target's?"
+                f"{agreement}, and predicts the token at each no better than those elsewhere; is it hardly trained, or "
+                "another target's?"
             )
         return None
 
