@@ -212,12 +212,11 @@ class _TestRunner(ModelRunner):
 class _Uncached(UncachedModel):
     """The head without our cache, with the features of `_TestRunner`."""
 
-    def __init__(self, network: HeadNetwork) -> None:
-        self._network = network
+    _model: HeadNetwork
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        network, num_tokens = self._network, len(token_ids)
+        network, num_tokens = self._model, len(token_ids)
         ids = list(token_ids) if network.lag else _test_block(network, num_tokens)
         output = network(torch.tensor([ids], device=network.device), _test_features(network, token_ids)[None])
         logits = network.mapped(output.logits[0]).float()

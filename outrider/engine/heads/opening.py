@@ -101,7 +101,7 @@ class OpeningMap(nn.Module):
                 normed = taps.shape[2:]
             taps = rms_norm(taps, normed, eps=self.spec.epsilon) * self.norm.view(taps.shape[1:])
         features = linear(taps.flatten(1), self.fc)
-        if self.output_norm is not None:
+        if self.spec.norms_output:
             features = rms_norm(features, features.shape[-1:], self.output_norm, self.spec.epsilon)
         return features
 

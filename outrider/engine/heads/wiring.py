@@ -180,9 +180,8 @@ def score_head(loaded: LoadedHead, seen: Seen) -> Outcome:
     others = list[Way]()
     for taps in _misread_taps(opening.spec.taps, loaded.num_layers):
         others.append(_way(loaded, seen, f"reading the hidden states {list(taps)} ({NORMED} = normed)", taps))
-    if opening.output_norm is not None:
-        tensors = {name: tensor for name, tensor in opening.tensors.items() if name != "output_norm"}
-        bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), tensors))
+    if opening.spec.norms_output:
+        bare = replace(loaded, opening=OpeningMap(replace(opening.spec, norms_output=False), opening.tensors))
         others.append(_way(bare, seen, "with the norm of the rows left out"))
     for label, misread in network.misreadings():
         network.facts = misread
