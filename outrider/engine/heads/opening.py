@@ -14,12 +14,14 @@ from typing import Annotated, ClassVar, Literal
 
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
+from outrider.engine.loading.model_files import MAX_QUOTED
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.peer_text import bound_text
 
 Norm = Literal["none", "each", "all"]
 """The RMS norm before the projection: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
@@ -151,12 +153,9 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
-        raise InvalidRequest(f"the spec of a head's opening map cannot be read: {where}: {wrong['msg']}") from error
-    except Exception as error:  # safetensors, json and torch each raise their own for somebody else's bytes
-        raise InvalidRequest(f"a head's opening map cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # safetensors, json, torch and pydantic each raise their own for somebody else's bytes
+        why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
+        raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 
 
 def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
