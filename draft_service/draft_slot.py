@@ -33,7 +33,7 @@ class DraftSlot:
     job: OpenJob
     slot: BareSlot
     shares: SlotShares
-    tree: Growth
+    tree: Growth = field(init=False)
     is_growing: bool = False
     """False until an Advance says what is committed, and after a stop."""
     ticket: int = 0

@@ -28,18 +28,16 @@ from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
-FULL_LOGPROBS_BUDGET_BYTES = 1 << 16
-"""`auto` sends whole distributions while those of a round of all slots stay under this many bytes. They are sent for
-what is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
-DISTRIBUTIONS_OF_A_ROUND = 8
-"""Distributions that a slot's round is taken to send."""
+MAX_WHOLE_IDS = 2048
+"""`auto` sends whole distributions while those of all slots, one each, have up to so many ids. They are sent for what is
+never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
 """Bytes of distributions that one slot's tree keeps, in case they are to be sent again."""
 BYTES_AN_ID = 20
 """Of a distribution that is kept: a float32 score, an int64 id and a float64 weight."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
-"""Makes the drafter of a worker's slots, which it may look at."""
+"""Makes the drafter of a worker's slots, which it may look at, by their keys."""
 RequestRows = Callable[[str, int, RowsRequest], None]
 """Asks a target, by its address and epoch, for rows. Runs on the gRPC loop's thread."""
 
@@ -54,9 +52,7 @@ class Grower:
         engine: EngineThread,
         send: Send,
         metrics: WorkerMetrics,
-        vocab_size: int,
         request_rows: RequestRows | None = None,
-        eos_token_ids: Sequence[int] = (),
         open_ahead: OpenAhead | None = None,
     ) -> None:
         """request_rows: for drafters that need rows of the target's features."""
@@ -67,9 +63,7 @@ class Grower:
         self._engine = engine
         self._pusher = Pusher(engine, send, metrics)
         self._metrics = metrics
-        self._vocab_size = vocab_size
         self._request_rows = request_rows
-        self._eos_token_ids = eos_token_ids
         self._open_ahead = open_ahead
         self._shares: dict[object, RankShares] = {}
 
@@ -108,30 +102,27 @@ class Grower:
         if slot is None:
             return
         shares = SlotShares(self._shares.setdefault(growth.shares_key(job.params), RankShares()))
-        growing = DraftSlot(job, slot, shares, self._growth(job, slot, shares))
+        growing = DraftSlot(job, slot, shares)
+        growing.tree = self._growth(growing)
         if self._open_ahead is not None and not is_translated:
             growing.ahead = self._open_ahead(job, slot)
         self._slots[slot.key] = growing
 
-    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> Growth:
+    def _growth(self, growing: DraftSlot) -> Growth:
         """Return what grows under a slot's committed tokens."""
-        num_ids = self._vocab_size if job.vocabulary is None else job.vocabulary.size
-        topk, max_fed = self._topk(job, num_ids), MAX_FED
-        if not job.params.determined:
+        params, speculation = growing.job.params, growing.job.speculation
+        topk, max_fed = None, MAX_FED
+        if not params.determined:
+            num_ids = self._keeper.vocab_size_of(growing.slot)
+            if speculation.draft_logprobs is DraftLogprobs.AUTO:
+                num_slots = sum(not other.slot.params.determined for other in self._slots.values())
+                is_whole = num_ids * num_slots <= MAX_WHOLE_IDS
+            else:
+                is_whole = speculation.draft_logprobs is DraftLogprobs.FULL
+            topk = None if is_whole else speculation.draft_topk
             max_fed = min(MAX_FED, MAX_DISTRIBUTION_BYTES // (BYTES_AN_ID * (topk or num_ids)))
-        setup = GrowthSetup(slot, job.speculation, shares, self._drafter, topk, max_fed, self._eos_token_ids)
-        return growth_of(job.params)(setup)
-
-    def _topk(self, job: OpenJob, num_ids: int) -> int | None:
-        """Return to how many ids a slot's distributions are cut, None for whole ones; `auto` goes by the budget."""
-        speculation = job.speculation
-        if job.params.determined or speculation.draft_logprobs is DraftLogprobs.FULL:
-            return None
-        if speculation.draft_logprobs is DraftLogprobs.AUTO:
-            num_slots = sum(not other.slot.params.determined for other in self._slots.values())
-            if 4 * num_ids * DISTRIBUTIONS_OF_A_ROUND * num_slots <= FULL_LOGPROBS_BUDGET_BYTES:
-                return None
-        return speculation.draft_topk
+        shares, ends = growing.shares, self._keeper.eos_token_ids
+        return growth_of(params)(GrowthSetup(growing.slot, speculation, shares, self._drafter, topk, max_fed, ends))
 
     def _forget(self, key: SlotKey) -> None:
         """Let a slot go whose answer has ended: who fed rows ahead may learn from it."""
@@ -143,13 +134,10 @@ class Grower:
         """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
         be. A stop string ends the answer.
         """
-        growing, is_ahead = self._slots.get((job.owner, job.slot_id)), False
-        if growing is not None and growing.is_growing:
-            is_ahead = job.reason != "stop"
-            if not is_ahead:
-                growing.is_growing, growing.block = False, None
-                growing.slot.truncate(len(growing.slot.committed) + 1)
-        self._keeper.truncate(job, keeps=is_ahead)
+        growing = self._slots.get((job.owner, job.slot_id))
+        if growing is not None and job.reason == "stop":
+            growing.is_growing = False
+        self._keeper.truncate(job, keeps=growing is not None and growing.is_growing)
 
     def _advance(self, job: AdvanceJob) -> None:
         growing = self._slots.get((job.owner, job.slot_id))
@@ -189,7 +177,7 @@ class Grower:
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.decided)
         slot.settle()
-        growing.tree = self._growth(growing.job, slot, growing.shares)
+        growing.tree = self._growth(growing)
 
     def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
         """Grow under what was decided; keep what is of use."""
@@ -232,9 +220,12 @@ class Grower:
     def step(self, now: float) -> bool:
         """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
         chosen = self._scheduler.choose(self._slots.values(), now)
+        self._engine.flush()  # the drafter is about to work
         distributions = self._drafter.propose(chosen, now)
         if distributions is None:
             return False
+        for distribution in distributions:
+            distribution.tree.feed(distribution.node)
         slots = {growing.tree: growing for growing, _ in chosen}
         num_rows, began_s = len(distributions), now
         while distributions:

@@ -5,6 +5,7 @@ its own output in its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,21 +14,18 @@ from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder, cached
 from draft_service.head_slot import is_fed
 from draft_service.model_drafter import ModelDrafter
-from outrider.engine.heads.loader import AnyHeadPath
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 
 
 class HeadDrafter(ModelDrafter):
     """Keeps the head's output after each fed node, its carry [width], as the feature of what follows."""
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], path: AnyHeadPath) -> None:
-        """path: that of the feeder's runner."""
-        super().__init__(feeder, keeper)
+    def __init__(self, feeder: Feeder) -> None:
+        super().__init__(feeder)
         self.can_refeed = False  # a node that is fed again needs the carry of the one before
-        self._path = path
+        self._path: Any = feeder.runner.path  # a path of heads
 
     def is_ready(self, asked: DraftSlot) -> bool:
         return (asked.tree.is_root_fed and self.knows(asked)) or is_fed(cached(asked))

@@ -107,13 +107,11 @@ class HeadSlot(Slot):
             self.first = max(self.lag, len(self.committed) - 1)
         super().settle()
 
-    def reconcile(self) -> int:
-        """Crop the cache to what was made of committed tokens and the target's features; return its length."""
-        self._crop(min(self._num_agreed, len(self.committed) - 1 - self.first))
-        return len(self.cached)
-
-    def rebased(self, start: int, ids: Sequence[int]) -> None:
-        self.cached[start:] = ids
+    def _agreeing(self, limit: int) -> int:
+        """Return how many of the first `limit` entries were made of committed tokens and the target's features: those
+        of draft tokens were not, whichever these were.
+        """
+        return max(0, min(self._num_agreed, limit))
 
     def adopt(self) -> int:
         num_tokens = super().adopt() if self.first == self.lag else 0
@@ -129,7 +127,7 @@ class HeadSlot(Slot):
         self.features.drop_before(self.next_position)
 
     def _crop(self, num_cached: int) -> int:
-        num_freed = super()._crop(max(0, num_cached))
+        num_freed = super()._crop(num_cached)
         if self.next_position < self.features.start:  # they were dropped when they had been made use of
             self.request_id += 1
             self.features.clear(self.next_position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from draft_service.draft_slot import DraftSlot
 from outrider.drafting.drafter import Counts, SequenceDrafter
@@ -115,22 +116,16 @@ class TableSlot(BareSlot):
 class TableDrafter(NodeDrafter[DraftSlot]):
     """Asks the follower of each slot."""
 
-    def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
-        """flush: lets what is to be sent leave."""
+    def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper
-        self._vocab_size = vocab_size
-        self._flush = flush
 
     def propose(
         self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
     ) -> Sequence[NodeDistribution] | None:
-        self._flush()  # no forward does, and with enough slots one always grows
         found = list[NodeDistribution]()
         for growing, nodes in requests:
-            slot, tree = growing.slot, growing.tree
-            assert isinstance(slot, TableSlot), "a table's slot has a follower"
-            state = self._keeper.sampling_state(slot)
+            slot: Any = growing.slot  # a TableSlot
+            state, vocab_size = self._keeper.sampling_state(slot), self._keeper.vocab_size_of(slot)
             for node in nodes:
-                tree.feed(node)
-                found.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
+                found.append(of_table(growing.tree, node, state, slot.counts_after, vocab_size))
         return found or None

@@ -87,11 +87,6 @@ class TranslatedSlot(Slot):
         num_same = base_len + num_alike(before, ids)
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
-    def rebased(self, start: int, ids: Sequence[int]) -> None:
-        self.cached[start:] = ids
-        self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids)))
-        self.publish()
-
     def is_told(self, num_cached: int) -> bool:
         """Return whether so many cached tokens are what is committed, all of it."""
         return self._num_agreed == num_cached == len(self.ids)

@@ -87,8 +87,7 @@ def _parts(base: Base[Any]) -> Parts:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    make_drafter = partial(create_drafter, state, base.keeper, metrics, flush=base.engine.flush)
+    make_drafter = partial(create_drafter, state, base.keeper, metrics)
     open_ahead = state.open_ahead if isinstance(state, ModelState) else None
-    rest = (deliverer.send, metrics, info.vocab_size, request_rows, info.eos_token_ids, open_ahead)
-    grower = Grower(make_drafter, base.keeper, base.engine, *rest)
+    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, request_rows, open_ahead)
     return Parts(grower, add_services, deliverer.close)

@@ -110,8 +110,8 @@ class Draft:
         self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
-            lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
-            *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
+            lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing)),
+            *(keeper, engine, self.take, metrics, self.asked),
         )
         self.committed, self.buffer, self.requests, self.said = list(prompt), DraftBuffer(), list[int](), list[Any]()
         self.request_id = 0

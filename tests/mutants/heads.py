@@ -165,8 +165,8 @@ HEADS = (
         DRAFTER_TESTS,
     ),
     Mutant(
-        "draft_service:SequentialDrafter._state_before",
-        comparison("==", "ROOT", to="True"),
+        "draft_service:SequentialDrafter._step",
+        comparison("!=", "ROOT", to="False"),
         "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),
