@@ -38,8 +38,8 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
     def propose(
         self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
     ) -> Sequence[NodeDistribution] | None:
-        has_worked = self._make_blocks([growing for growing, _ in requests if not has_block(growing)], now)
-        ready = [request for request in requests if has_block(request[0])]  # there was memory
+        has_worked = self._make_blocks([growing for growing, _ in requests if growing.block is None], now)
+        ready = [request for request in requests if request[0].block is not None]  # there was memory
         rows, outputs = self._rows(ready), list[NodeDistribution]()
         for growing, nodes in ready:
             state = self._keeper.sampling_state(growing.slot)
@@ -65,12 +65,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
         asked.slot.settle()
 
     def is_ready(self, asked: DraftSlot) -> bool:
-        return has_block(asked) or is_fed(cached(asked))
-
-
-def has_block(growing: DraftSlot) -> bool:
-    """Return whether a slot has a block behind its last committed token."""
-    return growing.block is not None and growing.block.position == growing.tree.committed_len - 1
+        return asked.block is not None or is_fed(cached(asked))
 
 
 def block_of(growing: DraftSlot) -> Block:
@@ -84,7 +79,7 @@ def give_blocks(
 ) -> None:
     """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
     for growing, part in zip(slots, own_parts(logits, counts), strict=True):
-        growing.block = Block(len(growing.slot.committed) - 1, part)
+        growing.block = Block(part)
     if hidden is not None:
         for growing, part in zip(slots, own_parts(hidden, counts), strict=True):
             block_of(growing).hidden = part

@@ -14,10 +14,8 @@ from outrider.engine.worker.slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of a drafter at the positions behind a committed token, before any of their tokens is known."""
+    """Output of a drafter at the positions behind the last committed token, before any of their tokens is known."""
 
-    position: int
-    """Of that token."""
     logits: Tensor
     """[N, V] float32, of what follows that token, and of the next positions."""
     hidden: Tensor | None = None
@@ -44,6 +42,6 @@ class DraftSlot:
     num_urgent: int = 0
     """Messages that leave at once: the target had nothing to go on with."""
     block: Block | None = None
-    """Logits of the next positions, of a drafter of blocks."""
+    """Logits of the next positions, of a drafter of blocks; None once more tokens are committed."""
     ahead: RowsAhead | None = None
     """Who has further rows fed beside its nodes; None where nobody does."""

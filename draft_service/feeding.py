@@ -69,15 +69,15 @@ class Feeder:
             return ([], Tensor()) if turn.worked else None
         running = [by_key[key] for key in turn.running]
         pieces = [piece.row for piece in turn.pieces]
-        try:
+        logits = None
+        while logits is None:
             rows = [make_row(request) for request in running]
-            logits = self.runner.forward([*rows, *pieces])
-        except OutOfBlocks:
-            if not any(request.ahead for request in running):
-                raise
-            running = [replace(request, ahead=()) for request in running]
-            rows = [make_row(request) for request in running]
-            logits = self.runner.forward([*rows, *pieces])
+            try:
+                logits = self.runner.forward([*rows, *pieces])
+            except OutOfBlocks:
+                if not any(request.ahead for request in running):
+                    raise
+                running = [replace(request, ahead=()) for request in running]
         if not rows:
             self.runner.forward_s()  # nothing else waits for pieces of prompts
         self._turns.done(turn, sum(row.num_new for row in rows), time.monotonic() - now)

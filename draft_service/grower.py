@@ -29,8 +29,8 @@ from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
 MAX_WHOLE_IDS = 2048
-"""`auto` sends whole distributions while those of all slots, one each, have up to so many ids. They are sent for what is
-never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
+"""`auto` sends whole distributions while those of all slots, one each, have up to this many ids. They are sent for what
+is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
 """Bytes of distributions that one slot's tree keeps, in case they are to be sent again."""
 BYTES_AN_ID = 20
@@ -173,15 +173,14 @@ class Grower:
         in the order in which nodes were fed, and may have the ids of what is committed now and not its keys and values.
         """
         slot = growing.slot
-        growing.block = None
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.decided)
         slot.settle()
-        growing.tree = self._growth(growing)
+        growing.tree, growing.block = self._growth(growing), None
 
     def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
         """Grow under what was decided; keep what is of use."""
-        tree = growing.tree
+        tree, growing.block = growing.tree, None
         num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
         keep = tree.go_on(job.decided[tree.known_len - job.base_len :])
         if is_known:

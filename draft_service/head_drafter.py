@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draft_service.draft_slot import DraftSlot
-from draft_service.feeding import Feeder, cached
-from draft_service.head_slot import is_fed
+from draft_service.feeding import Feeder
 from draft_service.model_drafter import ModelDrafter
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.step_plan import Row
@@ -26,14 +24,6 @@ class HeadDrafter(ModelDrafter):
         super().__init__(feeder)
         self.can_refeed = False  # a node that is fed again needs the carry of the one before
         self._path: Any = feeder.runner.path  # a path of heads
-
-    def is_ready(self, asked: DraftSlot) -> bool:
-        return (asked.tree.is_root_fed and self.knows(asked)) or is_fed(cached(asked))
-
-    def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
-        super().keep_fed(asked, num_fed, keep)
-        if not asked.tree.is_root_fed:
-            asked.slot.settle()  # what was made of carries on the way is made anew of features
 
     def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor:
         return torch.stack([tree.carries[tree.parents[node]] for node in nodes])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +10,7 @@ from torch import Tensor
 
 from draft_service.jobs import Rows
 from outrider.engine.heads.feature_buffer import FeatureBuffer
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.wire.params import SamplingParams
 
 MAX_FEATURE_BYTES = 64 << 20
 """Bytes of a slot's features that wait to be used; a head that is further behind begins anew with the newest."""
@@ -34,21 +31,11 @@ class HeadSlot(Slot):
 
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
-    def __init__(
-        self,
-        width: int,
-        lag: int,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        pool: KVPool,
-        cache_salt: bytes = b"",
-        *,
-        keeps_cache: bool = True,
-    ) -> None:
-        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1."""
-        super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
+    def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
+        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1. slot,
+        more: as `Slot` takes them.
+        """
+        super().__init__(*slot, **more)
         self.lag = lag
         self.keeps_cache = keeps_cache
         self.first = lag

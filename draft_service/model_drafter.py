@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder, FeedRequest, cached
+from draft_service.head_slot import is_fed
 from draft_service.translated_slot import TranslatedSlot
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
@@ -17,7 +18,7 @@ from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, o
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.step_plan import Row
-from outrider.engine.worker.slots import Slot, needs_prefill
+from outrider.engine.worker.slots import Slot
 
 
 class ModelDrafter(NodeDrafter[DraftSlot]):
@@ -103,8 +104,9 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be written otherwise
                 goes_on = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
         if not goes_on:
-            slot.settle()
             tree.restart()
+        if not tree.is_root_fed:
+            slot.settle()  # what a head made of its own outputs on the way is made anew of features
 
     def knows(self, asked: DraftSlot) -> bool:
         """Memory may have been taken for others."""
@@ -113,7 +115,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         return _writes(slot) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
 
     def is_ready(self, asked: DraftSlot) -> bool:
-        return not needs_prefill(cached(asked))
+        return is_fed(cached(asked)) or (asked.tree.is_root_fed and self.knows(asked))
 
     def next_wake(self) -> float | None:
         return self._feeder.next_wake()

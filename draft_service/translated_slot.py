@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.drafting.translation import Translation, num_alike
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
-from outrider.wire.params import SamplingParams
 
 
 class TranslatedSlot(Slot):
@@ -20,22 +17,11 @@ class TranslatedSlot(Slot):
 
     __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
 
-    def __init__(
-        self,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        pool: KVPool,
-        cache_salt: bytes = b"",
-        *,
-        translation: Translation,
-        context_limit: int,
-    ) -> None:
-        """context_limit: the draft's own."""
-        super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
+    def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
+        """context_limit: the draft's own. slot, more: as `Slot` takes them."""
+        super().__init__(*slot, **more)
         self.translation = translation
-        self._limit = min(context_limit, (pool.num_blocks - 1) * pool.block_size)  # a block may have to be copied
+        self._limit = min(context_limit, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may be copied
         self._retokenization = translation.retokenization()
         self._retokenization.commit(self.committed, 0)
         self._write_anew()
@@ -55,10 +41,10 @@ class TranslatedSlot(Slot):
 
     def next_written(self) -> list[int]:
         """Return what is fed to learn what the draft writes next."""
-        if len(self.cached) != len(self.ids) + len(self.written) - 1:  # its memory was taken, or nothing is written
-            self._write_anew()
-            return self.uncached()
-        return self.written[-1:] or self.uncached()
+        if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
+            return self.written[-1:]
+        self._write_anew()  # nothing is written, or its memory was taken
+        return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
         """Take note of what was fed, and of what the draft writes behind it. Guesses stay: others hang below."""
@@ -101,4 +87,4 @@ def make_slot(context_limit: int, *slot: Any, translation: Translation | None = 
     """Return a slot of a draft whose context has so many tokens. slot, more: as `Slot` takes them."""
     if translation is None:
         return Slot(*slot, **more)
-    return TranslatedSlot(*slot, **more, translation=translation, context_limit=context_limit)
+    return TranslatedSlot(context_limit, *slot, translation=translation, **more)

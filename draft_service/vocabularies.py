@@ -25,6 +25,9 @@ log = get_logger(__name__)
 READ_S = 60.0
 """Seconds in which a target has to send what it is, and its tokenizer."""
 
+Key = tuple[str, int, tuple[int, ...]]
+"""What tells vocabularies apart: fingerprint, width and end-of-sequence ids."""
+
 
 class TargetVocabularies:
     """The vocabularies that the slots of one draft speak, which may be several at once."""
@@ -43,8 +46,7 @@ class TargetVocabularies:
         self._stub_of = stub_of
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
         """By address: the target's epoch, and its vocabulary."""
-        self._made: dict[tuple[str, int, tuple[int, ...]], asyncio.Task[SlotVocabulary]] = {}
-        """By fingerprint, width and end-of-sequence ids."""
+        self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
         """Descriptions of those that it translates for."""
 
@@ -72,13 +74,16 @@ class TargetVocabularies:
         key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
         if key == (self._own.tokenizer_fingerprint, self._own.vocab_size, self._default.eos_token_ids):
             return self._default
-        task = self._made.get(key)
-        if task is None or _is_unanswered(task):
-            task = self._made[key] = asyncio.create_task(self._make(address, target))
-        return await asyncio.shield(task)  # a caller may not wait that long, and calls again
+        if key not in self._made:
+            self._made[key] = asyncio.create_task(self._make(key, address, target))
+        return await asyncio.shield(self._made[key])  # a caller may not wait that long, and calls again
 
-    async def _make(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
-        files = await self._stub_of(address).GetTokenizer(pb.GetTokenizerRequest(), timeout=READ_S)
+    async def _make(self, key: Key, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
+        try:
+            files = await self._stub_of(address).GetTokenizer(pb.GetTokenizerRequest(), timeout=READ_S)
+        except grpc.aio.AioRpcError:
+            del self._made[key]  # the target may answer another time
+            raise
         vocabulary = await asyncio.to_thread(self._translated, target, files.tokenizer_json)
         translation = vocabulary.translation
         if isinstance(translation, Intersection):
@@ -103,8 +108,3 @@ class TargetVocabularies:
         ends = tuple(target.eos_token_ids)
         grammars = Grammars(target_json, target.vocab_size, ends, must_follow=False)
         return SlotVocabulary(target.vocab_size, ends, grammars, translation)
-
-
-def _is_unanswered(task: asyncio.Task[SlotVocabulary]) -> bool:
-    """Return whether the target did not send its tokenizer, which it may another time."""
-    return task.done() and (task.cancelled() or isinstance(task.exception(), grpc.aio.AioRpcError))
