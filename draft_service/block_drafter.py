@@ -24,6 +24,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
@@ -74,15 +75,11 @@ def block_of(growing: DraftSlot) -> Block:
     return growing.block
 
 
-def give_blocks(
-    slots: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None
-) -> None:
-    """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
-    for growing, part in zip(slots, own_parts(logits, counts), strict=True):
-        growing.block = Block(part)
-    if hidden is not None:
-        for growing, part in zip(slots, own_parts(hidden, counts), strict=True):
-            block_of(growing).hidden = part
+def give_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
+    """Give each slot a block: so many rows of the outputs [sum(counts), ...], the fields of `Block` in order."""
+    parts = [own_parts(rows, counts) for rows in outputs]
+    for growing, *block in zip(slots, *parts, strict=True):
+        growing.block = Block(*block)
 
 
 def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
@@ -117,7 +114,10 @@ class MaskDrafter(BlockDrafter):
         self._shape = shape
 
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        fed = self._feeder.feed([FeedRequest(growing, self._shape.size) for growing in slots], self._row, now)
+        requests = dict[SlotKey, FeedRequest]()
+        for growing in slots:
+            requests[growing.slot.key] = FeedRequest(growing, self._shape.size)
+        fed = self._feeder.feed(requests, self._row, now)
         if fed is None:
             return False
         filled, counts = list[DraftSlot](), list[int]()
@@ -170,7 +170,9 @@ class SequentialDrafter(MaskDrafter):
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
             return
-        logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
+        logits = list[Tensor]()
+        for growing, node in pairs:
+            logits.append(block_of(growing).logits[growing.tree.depth(node)])
         biases = self._sequential.markov_w2(self._step(pairs))
         host = HostLogits(self._path.head.with_biases(torch.stack(logits), biases))
         for index in range(len(pairs)):

@@ -52,7 +52,7 @@ class Feeder:
         self._turns = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
 
     def feed(
-        self, requests: Sequence[FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
+        self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
         """Run a forward over the slots of these requests that there is memory for, and pieces of prompts. make_row:
         makes a slot's row, once there is memory for it.
@@ -60,14 +60,13 @@ class Feeder:
         Returns the requests that were fed with their rows, and logits [sum(num_logits), V] float32 in the same order;
         None where there was nothing to do.
         """
-        by_key = {request.growing.slot.key: request for request in requests}
-        step_requests = self._step_requests(by_key)
+        step_requests = self._step_requests(requests)
         if not step_requests and not self._turns.num_starved:
             return None
         turn = self._turns.take(step_requests, now, feed_all=False)
         if not turn.running and not turn.pieces:
             return ([], Tensor()) if turn.worked else None
-        running = [by_key[key] for key in turn.running]
+        running = [requests[key] for key in turn.running]
         pieces = [piece.row for piece in turn.pieces]
         logits = None
         while logits is None:
@@ -87,12 +86,12 @@ class Feeder:
     def next_wake(self) -> float | None:
         return self._turns.next_wake(time.monotonic())
 
-    def _step_requests(self, by_key: Mapping[SlotKey, FeedRequest]) -> dict[SlotKey, StepRequest]:
+    def _step_requests(self, requests: Mapping[SlotKey, FeedRequest]) -> dict[SlotKey, StepRequest]:
         step_requests = dict[SlotKey, StepRequest]()
         for key, growing in self._growing.items():
             slot = cached(growing)
-            if key in by_key:
-                num_after = max(len(slot.cached), slot.num_feedable) + by_key[key].num_new
+            if key in requests:
+                num_after = max(len(slot.cached), slot.num_feedable) + requests[key].num_new
                 step_requests[key] = StepRequest(Want.STEP, num_after)
             elif growing.is_growing and needs_prefill(slot):
                 step_requests[key] = StepRequest(Want.PREFILL, slot.num_feedable)

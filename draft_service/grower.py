@@ -52,10 +52,9 @@ class Grower:
         engine: EngineThread,
         send: Send,
         metrics: WorkerMetrics,
-        request_rows: RequestRows | None = None,
+        request_rows: RequestRows,
         open_ahead: OpenAhead | None = None,
     ) -> None:
-        """request_rows: for drafters that need rows of the target's features."""
         self._slots: dict[SlotKey, DraftSlot] = {}
         self._drafter = make_drafter(self._slots)
         self._scheduler = NodeScheduler(self._drafter)
@@ -85,8 +84,9 @@ class Grower:
                 self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                for key in [key for key in self._slots if key[0] == job.owner]:
-                    self._forget(key)
+                for key in list(self._slots):
+                    if key[0] == job.owner:
+                        self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
@@ -192,7 +192,7 @@ class Grower:
     def _ask_rows(self, growing: DraftSlot) -> None:
         """Ask the target for rows that are not here, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
-        if self._request_rows is not None and isinstance(slot, HeadSlot) and slot.lacks_features:
+        if isinstance(slot, HeadSlot) and slot.lacks_features:
             request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
@@ -239,14 +239,14 @@ class Grower:
                 if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
                     self._pusher.push_due(growing)  # anybody looks at what it is
             distributions = _followers(slots, distributions)
-        num_rows += sum(self._end_ahead(growing) for growing in slots.values())
+        for growing in slots.values():
+            num_rows += self._end_ahead(growing)
+            self._pusher.push_due(growing)
         seconds = time.monotonic() - now
         if num_rows:
             self._scheduler.note(num_rows, seconds)
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
-        for growing in slots.values():
-            self._pusher.push_due(growing)
         return True
 
     def _end_ahead(self, growing: DraftSlot) -> int:

@@ -70,7 +70,7 @@ class HeadSlot(Slot):
         """
         if self._append(start, rows) or request_id != self.request_id:
             return
-        if not self.cached and self.first == self.lag:
+        if not self.cached:
             self.adopt()  # another slot may have left what lies before
         if not self._append(start, rows):
             self._crop(0)

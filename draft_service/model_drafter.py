@@ -18,6 +18,7 @@ from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, o
 from outrider.engine.speculation.growth import Growth
 from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
 
 
@@ -27,16 +28,14 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
     def __init__(self, feeder: Feeder) -> None:
         self.takes_trees = self.can_refeed = feeder.runner.supports_trees
         self._feeder = feeder
-        self._runner = feeder.runner
-        self._keeper = feeder.keeper
 
     def propose(
         self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
     ) -> Sequence[NodeDistribution] | None:
-        asked = list[FeedRequest]()
+        asked = dict[SlotKey, FeedRequest]()
         for growing, nodes in requests:
             ahead = () if growing.ahead is None else growing.ahead.behind(nodes)
-            asked.append(FeedRequest(growing, len(nodes), nodes, ahead))
+            asked[growing.slot.key] = FeedRequest(growing, len(nodes), nodes, ahead)
         fed = self._feeder.feed(asked, self._row, now)
         if fed is None:
             return None
@@ -70,7 +69,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         """Return what follows the nodes of a slot whose row was fed. index: of the row's first logits."""
         growing, nodes = request.growing, request.nodes
         slot, tree = cached(growing), growing.tree
-        state = self._keeper.sampling_state(slot)
+        state = self._feeder.keeper.sampling_state(slot)
         if _writes(slot):
             slot.note_written(row.new_ids, host.raw_best_id(index))
             return _read_text(slot, tree, nodes, state)
@@ -99,7 +98,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             start = len(slot.cached) - num_fed
             kept_ids = [slot.cached[start + place] for place in keep]
             if len(keep) < num_fed:
-                self._runner.rebase(slot.table, start, keep)
+                self._feeder.runner.rebase(slot.table, start, keep)
             slot.rebased(start, kept_ids)
             if isinstance(slot, TranslatedSlot):  # what was sampled token by token may be written otherwise
                 goes_on = tree.is_root_fed and slot.is_told(len(slot.cached) - len(tree.fed))
@@ -123,11 +122,13 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
 def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
     """Return the parent of each node of a slot in the cache or the next row, by their order there; None for a chain."""
-    nodes, ahead = (*tree.fed, *request.nodes), request.ahead
-    order = (ROOT, *nodes, *(row.node for row in ahead))
-    index = {node: place for place, node in enumerate(order, TREE_ROOT)}
-    parents = [index[tree.parents[node]] for node in nodes]
-    parents += [index[row.parent] for row in ahead]
+    index, parents = {ROOT: TREE_ROOT}, list[int]()
+    for node in (*tree.fed, *request.nodes):
+        parents.append(index[tree.parents[node]])
+        index[node] = len(index) - 1
+    for row in request.ahead:
+        parents.append(index[row.parent])
+        index[row.node] = len(index) - 1
     is_chain = parents == list(range(TREE_ROOT, len(parents) - 1))
     return None if is_chain else parents
 

@@ -13,7 +13,6 @@ from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_table
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
@@ -22,7 +21,6 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
-from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
@@ -73,18 +71,16 @@ class TableSlot(BareSlot):
     def __init__(
         self,
         drafter: SequenceDrafter,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
+        *slot: Any,
         cache_salt: bytes = b"",
         source_ids: Sequence[int] = (),
         corpus_id: bytes = b"",
     ) -> None:
-        super().__init__(key, committed_ids, num_prompt, params)
+        """slot: as `BareSlot` takes it."""
+        super().__init__(*slot)
         self._is_sound = True
         self._num_source = len(source_ids)
-        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + num_prompt, corpus_id)
+        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + self.num_prompt, corpus_id)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         super().commit_from(base_len, ids)

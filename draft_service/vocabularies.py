@@ -87,11 +87,14 @@ class TargetVocabularies:
         vocabulary = await asyncio.to_thread(self._translated, target, files.tokenizer_json)
         translation = vocabulary.translation
         if isinstance(translation, Intersection):
-            num_shared, num_texts = translation.num_shared, translation.num_texts
-            shared = f"{num_shared} of {num_texts} tokens of the smaller vocabulary"
-            log.info("translating for %s: %s are one in both", target.model_id, shared)
-            info = pb.Translation(num_shared=num_shared, share=translation.share)
-            info.tokenizer_fingerprint, info.vocab_size = target.tokenizer_fingerprint, target.vocab_size
+            what = "translating for %s: %d of %d tokens of the smaller vocabulary are one in both"
+            log.info(what, target.model_id, translation.num_shared, translation.num_texts)
+            info = pb.Translation(
+                num_shared=translation.num_shared,
+                share=translation.share,
+                tokenizer_fingerprint=target.tokenizer_fingerprint,
+                vocab_size=target.vocab_size,
+            )
             self.infos.append(info)
         return vocabulary
 

@@ -65,10 +65,9 @@ def _parts(base: Base[Any]) -> Parts:
         submit=take_rows,
         left=left,
     )
-    test_wiring, request_rows = None, None
+    test_wiring = None
     if info.needs_features:
         test_wiring = WiringTest(state, base.engine, metrics, deliverer.stub)
-        request_rows = deliverer.request_rows
     vocabularies: TargetVocabularies | None = None
     if info.translates:
         service = base.service
@@ -89,5 +88,5 @@ def _parts(base: Base[Any]) -> Parts:
 
     make_drafter = partial(create_drafter, state, base.keeper, metrics)
     open_ahead = state.open_ahead if isinstance(state, ModelState) else None
-    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, request_rows, open_ahead)
+    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
     return Parts(grower, add_services, deliverer.close)

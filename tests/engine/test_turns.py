@@ -119,6 +119,7 @@ class Base:
             self.engine,
             send,
             self.metrics,
+            lambda address, epoch, request: None,
             open_ahead=None if table is None else rows_ahead(table),
         )
 

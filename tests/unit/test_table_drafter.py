@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draft_service.grower import Grower
-from draft_service.jobs import AdvanceJob
+from draft_service.jobs import AdvanceJob, RowsRequest
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
@@ -31,6 +31,10 @@ from target_service.draft_buffer import DraftBuffer
 
 VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]
+
+
+def no_rows(address: str, epoch: int, request: RowsRequest) -> None:
+    raise AssertionError("a table reads no rows")
 
 
 class AtOnce(EngineThread):
@@ -54,7 +58,7 @@ class Draft:
         metrics, engine = WorkerMetrics("draft"), AtOnce()
         slots = OpenSlots[BareSlot](partial(TableSlot, drafter), 4, 99)
         keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
-        self.grower = Grower(lambda growing: TableDrafter(keeper), keeper, engine, self.take, metrics)
+        self.grower = Grower(lambda growing: TableDrafter(keeper), keeper, engine, self.take, metrics, no_rows)
         self.engine = engine
         self.committed, self.buffer, self.said = list(prompt), DraftBuffer(), list[Any]()
         made = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
@@ -97,7 +101,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
     def take(address: str, epoch: int, nodes: Delivery) -> None:
         num_nodes[nodes.ticket] += len(nodes.ids)
 
-    grower = Grower(lambda own: TableDrafter(keeper), keeper, engine, take, metrics)
+    grower = Grower(lambda own: TableDrafter(keeper), keeper, engine, take, metrics, no_rows)
     rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "deliver_to": "target:1"}
     for slot in range(60):
         scheduling = Scheduling(callers[slot != 59])
