@@ -1,6 +1,6 @@
-"""Drafters that propose all of the next positions in one forward: heads over the target's newest feature, models and
-heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a sequential head
-biases them.
+"""Drafters that propose all of the next positions in one forward: heads that read the target's newest feature, and
+models and heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a
+sequential head biases them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Reads what follows nodes from the blocks of their slots."""
+    """Reads the distributions after nodes from the blocks of their slots."""
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
@@ -58,8 +58,8 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        """Give these slots blocks behind their last committed tokens, as far as there is memory, and do what else is
-        due. Return whether there was anything to do.
+        """Give these slots blocks behind their last committed tokens, as far as there is memory, and read prompts.
+        Return whether there was anything to do.
         """
 
     def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 
 
 class MedusaDrafter(BlockDrafter):
-    """Heads that propose, by the feature of the token before the last committed one, a token for each position."""
+    """Heads that propose a token for each position, from the feature of the token before the last committed one."""
 
     def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
         super().__init__(keeper, heads.facts.num_heads)
@@ -104,8 +104,8 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """A model or a head with a cache, fed masks behind the last committed token. Of a block nothing stays in the cache
-    but the committed tokens.
+    """A model or a head with a cache, which is fed masks behind the last committed token. Nothing of a block stays in
+    the cache but the committed tokens.
     """
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
@@ -133,8 +133,8 @@ class MaskDrafter(BlockDrafter):
         return True
 
     def _row(self, request: FeedRequest) -> Row:
-        """Return the committed tokens that are not cached, and masks, with the logits of the block. There are none past
-        the end of the output, for which there may be no memory.
+        """Return the row of the committed tokens that are not cached and of the masks, with the logits of the block. It
+        has no masks past the end of the output, for which there may be no memory.
         """
         slot, shape = cached(request.growing), self._shape
         block_ids = shape.token_ids(slot.committed[-1], slot.max_len - len(slot.committed) + 1)
@@ -166,7 +166,7 @@ class SequentialDrafter(MaskDrafter):
         give_blocks(filled, counts, logits, self._path.hidden)
 
     def _rows(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> Iterator[tuple[HostLogits, int]]:
-        """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
+        """Compute all nodes of all slots at once: reading the head's projection is most of what a node costs."""
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
             return

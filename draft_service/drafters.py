@@ -8,7 +8,6 @@ from typing import Any
 from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
 from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder
-from draft_service.head_drafter import HeadDrafter
 from draft_service.loading import HeadState
 from draft_service.model_drafter import ModelDrafter
 from draft_service.tables import TableDrafter, TableState
@@ -36,7 +35,7 @@ def create_drafter(
     feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing)
     if isinstance(state, HeadState):
         if state.block is None:
-            return HeadDrafter(feeder)
+            return ModelDrafter(feeder, state.head.path)
         if getattr(state.head.network, "markov_head", None) is not None:
             return SequentialDrafter(feeder, state.block)
     if state.block is None:

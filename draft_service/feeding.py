@@ -1,4 +1,4 @@
-"""Runs a draft's model: rows of the slots that are asked for, and pieces of prompts beside them, in one forward."""
+"""Runs a draft's model: the rows of requested slots, and pieces of prompts beside them, in one forward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FeedRequest:
 
 
 class Feeder:
-    """Gives and takes the memory of a model's slots."""
+    """Runs forwards of a draft's model, and gives the slots their cache memory."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Feeder:
         max_prefill_tokens: int,
         growing: Mapping[SlotKey, DraftSlot],
     ) -> None:
-        """growing: all slots of the worker, those whose prompt has to be read among them."""
+        """growing: all slots of the worker, whose prompts are read beside what is requested."""
         self.runner = runner
         self.keeper = keeper
         self._metrics = metrics
@@ -54,8 +54,8 @@ class Feeder:
     def feed(
         self, requests: Mapping[SlotKey, FeedRequest], make_row: Callable[[FeedRequest], Row], now: float
     ) -> tuple[list[tuple[FeedRequest, Row]], Tensor] | None:
-        """Run a forward over the slots of these requests that there is memory for, and pieces of prompts. make_row:
-        makes a slot's row, once there is memory for it.
+        """Run a forward over the requested slots that there is memory for, and over pieces of prompts. make_row: makes
+        a slot's row, once there is memory for it.
 
         Returns the requests that were fed with their rows, and logits [sum(num_logits), V] float32 in the same order;
         None where there was nothing to do.

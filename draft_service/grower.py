@@ -1,7 +1,7 @@
 """The draft's engine worker: grows draft tokens in every slot and sends them to the slot's target, without rounds.
 
-A step asks the drafter what follows the likeliest nodes of all slots together, as many as make the most of its time,
-makes their children, and sends them. Runs on the engine thread.
+A step has the drafter compute the distributions after the likeliest nodes of all slots together, as many as make the
+most of its time, makes the nodes' children, and sends them. Everything here runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ MAX_WHOLE_IDS = 2048
 """`auto` sends whole distributions while those of all slots, one each, have up to this many ids. They are sent for what
 is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Bytes of distributions that one slot's tree keeps, in case they are to be sent again."""
+"""Bytes of distributions that one slot's tree keeps, in case they have to be sent again."""
 BYTES_AN_ID = 20
-"""Of a distribution that is kept: a float32 score, an int64 id and a float64 weight."""
+"""Bytes of a kept distribution for each of its ids: a float32 score, an int64 id and a float64 weight."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
-"""Makes the drafter of a worker's slots, which it may look at, by their keys."""
+"""Creates the drafter of a worker, given the worker's slots by key."""
 RequestRows = Callable[[str, int, RowsRequest], None]
-"""Asks a target, by its address and epoch, for rows. Runs on the gRPC loop's thread."""
+"""Requests rows from the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
 class Grower:
-    """Runs the draft's jobs and steps."""
+    """Owns the draft worker's slots and their trees; runs its jobs and steps."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Grower:
         self._slots[slot.key] = growing
 
     def _growth(self, growing: DraftSlot) -> Growth:
-        """Return what grows under a slot's committed tokens."""
+        """Create an empty tree under a slot's committed tokens."""
         params, speculation = growing.job.params, growing.job.speculation
         topk, max_fed = None, MAX_FED
         if not params.determined:
@@ -125,14 +125,14 @@ class Grower:
         return growth_of(params)(GrowthSetup(growing.slot, speculation, shares, self._drafter, topk, max_fed, ends))
 
     def _forget(self, key: SlotKey) -> None:
-        """Let a slot go whose answer has ended: who fed rows ahead may learn from it."""
+        """Drop a slot whose answer has ended. The table that fed rows ahead may learn from the answer."""
         growing = self._slots.pop(key, None)
         if growing is not None and growing.ahead is not None:
             growing.ahead.close()
 
     def _truncate(self, job: TruncateJob) -> None:
-        """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
-        be. A stop string ends the answer.
+        """Truncate a slot, unless it grows: an Advance has brought it to the same length, or will, and the draft tokens
+        under what is committed stay. After a stop string nothing grows any more.
         """
         growing = self._slots.get((job.owner, job.slot_id))
         if growing is not None and job.reason == "stop":
@@ -169,8 +169,9 @@ class Grower:
         self._pusher.push_due(growing)
 
     def _begin(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Let a tree grow that knows no drafts. Those of another are not for the cache to be compared by: its cells are
-        in the order in which nodes were fed, and may have the ids of what is committed now and not its keys and values.
+        """Commit, and begin a new tree. The old tree's nodes leave the cache before it is compared with what is
+        committed: nodes lie there in the order in which they were fed, so that their ids may be those of the committed
+        tokens while their keys and values are not.
         """
         slot = growing.slot
         slot.truncate(len(slot.committed) + 1)
@@ -179,7 +180,7 @@ class Grower:
         growing.tree, growing.block = self._growth(growing), None
 
     def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Grow under what was decided; keep what is of use."""
+        """Commit what was decided, and go on with the part of the tree that is below it."""
         tree, growing.block = growing.tree, None
         num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
         keep = tree.go_on(job.decided[tree.known_len - job.base_len :])
@@ -190,15 +191,15 @@ class Grower:
             tree.restart()
 
     def _ask_rows(self, growing: DraftSlot) -> None:
-        """Ask the target for rows that are not here, whether they are under way or lost."""
+        """Request the rows of features that are missing from the target, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
         if isinstance(slot, HeadSlot) and slot.lacks_features:
             request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
     def _take_rows(self, job: RowsJob) -> None:
-        """Take in rows of a slot; those for another ticket, of another life of its target or of positions that the slot
-        never has are of no use.
+        """Give rows of features to their slot. Rows of another ticket, of another life of the target or of positions
+        that the slot never has are dropped.
         """
         job.taken()
         for growing in self._slots.values():
@@ -211,13 +212,13 @@ class Grower:
     def _tell(self, growing: DraftSlot, error: JobError) -> None:
         self._engine.answer(partial(growing.job.respond, error))
 
-    # steps: choose, ask, grow, send
+    # steps: choose, propose, grow, send
 
     def next_wake(self) -> float | None:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
+        """Feed the likeliest nodes of all slots, make their children, and send them."""
         chosen = self._scheduler.choose(self._slots.values(), now)
         self._engine.flush()  # the drafter is about to work
         distributions = self._drafter.propose(chosen, now)
@@ -232,12 +233,11 @@ class Grower:
                 self._give_up(slots[tree], why)
             self._metrics.steps.labels(kind="grow").inc(len(distributions))
             ended_s = time.monotonic()
-            for tree in {distribution.tree for distribution in distributions}:
-                slots[tree].spent_s += ended_s - began_s
-            began_s = ended_s
             for growing in slots.values():
+                growing.spent_s += ended_s - began_s
                 if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
                     self._pusher.push_due(growing)  # anybody looks at what it is
+            began_s = ended_s
             distributions = _followers(slots, distributions)
         for growing in slots.values():
             num_rows += self._end_ahead(growing)
@@ -250,7 +250,7 @@ class Grower:
         return True
 
     def _end_ahead(self, growing: DraftSlot) -> int:
-        """Take rows ahead that became no nodes out of the cache. Return how many were fed."""
+        """Drop the rows ahead that became no nodes from the cache; return how many rows ahead were fed."""
         if growing.ahead is None or not growing.is_growing:
             return 0
         num_fed, kept = growing.ahead.end_step()
@@ -261,7 +261,7 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Give up every slot that grows: what is in its cache cannot be trusted, and the gateway opens it again."""
+        """Close every slot that grows: its cache cannot be trusted, and the gateway opens it again."""
         for growing in list(self._slots.values()):
             if growing.is_growing:
                 self._give_up(growing, f"the draft's step failed: {error}")
@@ -275,7 +275,7 @@ class Grower:
 
 
 def _followers(slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]) -> list[NodeDistribution]:
-    """Return what follows those children that have just been made which were fed ahead."""
+    """Return the distributions after those of the newly made children that were fed ahead."""
     found = list[NodeDistribution]()
     for distribution in distributions:
         growing = slots[distribution.tree]

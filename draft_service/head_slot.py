@@ -13,19 +13,19 @@ from outrider.engine.heads.feature_buffer import FeatureBuffer
 from outrider.engine.worker.slots import Slot, needs_prefill
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Bytes of a slot's features that wait to be used; a head that is further behind begins anew with the newest."""
+"""Bytes of a slot's features that may wait to be used. A head that is further behind begins anew with the newest."""
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """Return writable bits of bfloat16 numbers as these numbers, of the same shape."""
+    """Return a tensor over writable bits of bfloat16 numbers, of the same shape."""
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
 class HeadSlot(Slot):
-    """Caches what a head makes of each token and a feature: that of the token itself, or of the token before it.
+    """Caches a head's entry for each token and a feature: that of the token itself, or of the token before it.
 
-    The cache begins at the first token whose feature there is. A head without a cache reads the newest feature alone.
-    Entries of draft tokens are made from the head's own outputs in place of features: they are of use as long as the
+    The cache begins at the first token that has a feature. A head without a cache reads the newest feature alone.
+    Entries of draft tokens are made from the head's own outputs in place of features: they are used as long as the
     draft tokens come true, and are made anew once they do not.
     """
 
@@ -41,18 +41,18 @@ class HeadSlot(Slot):
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Of the features that are asked for; another one once what was here was lost."""
+        """Id of the requests for features; it changes when features that were received are lost."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all features depend on it
 
     @property
     def next_position(self) -> int:
-        """Position of the first feature that is of use."""
+        """Position of the first feature that is needed next."""
         return self.first + self._num_agreed - self.lag
 
     @property
     def lacks_features(self) -> bool:
-        """Whether what is committed cannot be gone on from for want of features."""
+        """Whether features are missing that drafting behind the committed tokens needs."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -65,8 +65,8 @@ class HeadSlot(Slot):
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
     def take_features(self, start: int, rows: Rows, request_id: int) -> None:
-        """Take in features of consecutive positions from `start` on. They may be late, repeated, or begin behind what
-        is needed: where they answer the present request, what is before them is not to be had, or was too much.
+        """Store features of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
+        needed: where they answer the present request, features before them cannot be had, or were too many.
         """
         if self._append(start, rows) or request_id != self.request_id:
             return
@@ -79,8 +79,8 @@ class HeadSlot(Slot):
             self.features.put(start, rows.tobytes())
 
     def _append(self, start: int, rows: Rows) -> bool:
-        """Take in what is new of features. Return False, with nothing taken, where some between these and what is here
-        are missing, or too many would wait.
+        """Store those of the features that are new. Return False, with nothing stored, where some between these and the
+        stored ones are missing, or too many would wait.
         """
         features = self.features
         new = rows[max(0, features.end - start) :]
@@ -95,8 +95,8 @@ class HeadSlot(Slot):
         super().settle()
 
     def _agreeing(self, limit: int) -> int:
-        """Return how many of the first `limit` entries were made of committed tokens and the target's features: those
-        of draft tokens were not, whichever these were.
+        """Return how many of the first `limit` entries were made from committed tokens and the target's features.
+        Entries of draft tokens were not, even where these are committed now.
         """
         return max(0, min(self._num_agreed, limit))
 
@@ -106,8 +106,8 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt what begins at the beginning: the same ids then have the same features. Those that were made
-        use of go.
+        """Let others adopt a cache that begins at the first token: the same ids then have the same features. Drop the
+        features that were used.
         """
         if self.first == self.lag:
             super().publish()
@@ -122,7 +122,7 @@ class HeadSlot(Slot):
 
 
 def is_fed(slot: Slot) -> bool:
-    """Return whether all that a draft needs of the committed tokens is here, and no prompt has to be read."""
+    """Return whether the slot has all features that it needs, and no prompt has to be read first."""
     if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
         return False
     return not needs_prefill(slot)

@@ -1,16 +1,20 @@
-"""A draft that is a model: feeds the nodes that it is asked for, and pieces of prompts beside them, in one forward."""
+"""The drafter that is a model, or an EAGLE head: feeds the requested nodes, and pieces of prompts beside them, in one
+forward. A head is a model that takes the feature of the token before beside each id, and of draft tokens its own output
+in its place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from torch import Tensor
+import torch
 
 from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder, FeedRequest, cached
 from draft_service.head_slot import is_fed
 from draft_service.translated_slot import TranslatedSlot
+from outrider.engine.heads.loader import AnyHeadPath
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
@@ -23,11 +27,16 @@ from outrider.engine.worker.slots import Slot
 
 
 class ModelDrafter(NodeDrafter[DraftSlot]):
-    """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order."""
+    """A slot's cache holds its committed tokens and then the nodes of its tree that were fed, in that order. The tree
+    holds a head's output after each of these, its carry [width], which is the feature of what follows.
+    """
 
-    def __init__(self, feeder: Feeder) -> None:
-        self.takes_trees = self.can_refeed = feeder.runner.supports_trees
+    def __init__(self, feeder: Feeder, head_path: AnyHeadPath | None = None) -> None:
+        """head_path: the path of the feeder's runner, where it runs a head."""
+        self.takes_trees = feeder.runner.supports_trees
+        self.can_refeed = self.takes_trees and head_path is None  # a head needs the output after the node before
         self._feeder = feeder
+        self._head_path = head_path
 
     def propose(
         self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
@@ -47,8 +56,8 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         return found
 
     def _row(self, request: FeedRequest) -> Row:
-        """Return a slot's part of the next forward: the committed tokens that are not cached, or nodes of its tree; and
-        the rows ahead of them.
+        """Return a slot's row of the next forward: its committed tokens that are not cached, or nodes of its tree; then
+        the rows ahead of these.
         """
         slot, tree, nodes = cached(request.growing), request.growing.tree, request.nodes
         num_cached, num_logits = len(slot.cached), len(nodes) + len(request.ahead)
@@ -59,41 +68,41 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
             features = slot.features_of(len(new_ids))
         else:
             new_ids, parents = [tree.ids[node] for node in nodes], _parents(tree, request)
-            features = self._features_of(tree, nodes)
+            features = None
+            if self._head_path is not None:
+                features = torch.stack([tree.carries[tree.parents[node]] for node in nodes])
             if slot.translation is not None:
                 new_ids = [slot.translation.draft_id(token_id) for token_id in new_ids]
         new_ids += [row.token_id for row in request.ahead]
         return Row(slot.table, new_ids, num_cached, num_logits, slot.cached, parents, features, slot.source)
 
     def _read(self, request: FeedRequest, row: Row, host: HostLogits, index: int) -> list[NodeDistribution]:
-        """Return what follows the nodes of a slot whose row was fed. index: of the row's first logits."""
+        """Return the distributions after the nodes of a slot whose row was fed. index: of the row's first logits."""
         growing, nodes = request.growing, request.nodes
         slot, tree = cached(growing), growing.tree
         state = self._feeder.keeper.sampling_state(slot)
         if _writes(slot):
             slot.note_written(row.new_ids, host.raw_best_id(index))
             return _read_text(slot, tree, nodes, state)
-        self._note_fed(slot, tree, nodes, row, index)
+        num_committed = 0
+        if not tree.is_root_fed:
+            num_committed = row.num_new - len(request.ahead)
+        slot.fed_committed(row.new_ids[:num_committed])
+        slot.fed(row.new_ids[num_committed:])
         if slot.translation is not None:
             host = host.told(slot.translation.logits)
         found = list[NodeDistribution]()
         for place, node in enumerate((*nodes, *(each.node for each in request.ahead)), index):
             found.append(of_logits(tree, node, state, host, place))
+            if self._head_path is not None:
+                tree.carries[node] = self._head_path.hidden[place]
         if growing.ahead is not None:
             growing.ahead.note_fed(found[len(nodes) :])
         return found[: len(nodes)]
 
-    def _features_of(self, tree: Growth, nodes: Sequence[int]) -> Tensor | None:
-        """Return what goes into a forward beside nodes of a tree."""
-        return None
-
-    def _note_fed(self, slot: Slot, tree: Growth, nodes: Sequence[int], row: Row, index: int) -> None:
-        """Record that a slot's row was fed. index: that of the logits after the first of the nodes."""
-        slot.fed(row.new_ids)
-
     def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         slot, tree = cached(asked), asked.tree
-        goes_on = not _writes(slot)  # else it is all written anew, behind what of it was committed
+        goes_on = not _writes(slot)  # a text is written anew behind the committed part of it
         if goes_on:
             start = len(slot.cached) - num_fed
             kept_ids = [slot.cached[start + place] for place in keep]
@@ -105,10 +114,10 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         if not goes_on:
             tree.restart()
         if not tree.is_root_fed:
-            slot.settle()  # what a head made of its own outputs on the way is made anew of features
+            slot.settle()  # entries that a head made from its own outputs are made again from features
 
     def knows(self, asked: DraftSlot) -> bool:
-        """Memory may have been taken for others."""
+        """Return whether all that was fed is still in the cache: other slots may have taken the memory."""
         slot, tree = cached(asked), asked.tree
         num_cached = slot.first + len(slot.cached)
         return _writes(slot) or not tree.is_root_fed or num_cached == len(slot.ids) + len(tree.fed)
@@ -134,15 +143,15 @@ def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
 
 
 def _writes(slot: Slot) -> TypeGuard[TranslatedSlot]:
-    """Return whether the slot's drafts are texts of its own, in tokens of its own."""
+    """Return whether the slot drafts a text in the draft's own tokens."""
     return isinstance(slot, TranslatedSlot) and slot.writes
 
 
 def _read_text(
     slot: TranslatedSlot, tree: Growth, nodes: Sequence[int], state: SamplingState
 ) -> list[NodeDistribution]:
-    """Return what follows these nodes, as far as it is known, in the text that the draft has written. The others are
-    asked for again.
+    """Return the distributions after those of the nodes that the text reaches which the draft has written so far. The
+    other nodes stay on offer.
     """
     found = list[NodeDistribution]()
     for node in nodes:
@@ -153,5 +162,5 @@ def _read_text(
 
 
 def _certain(tree: Growth, node: int, state: SamplingState, ids: Sequence[int]) -> NodeDistribution:
-    """Return what one id follows for certain, or nothing."""
+    """Return the distribution after a node that one id follows, or none."""
     return NodeDistribution(tree, node, state, lambda row: None, lambda row, num: (ids, [1.0] * len(ids)))

@@ -64,7 +64,7 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
 
 
 class TableSlot(BareSlot):
-    """Follows what is committed, behind what an encoder reads: the output may copy from it."""
+    """Follows the committed tokens, behind the source that an encoder reads: the output may copy from it."""
 
     __slots__ = ("_is_sound", "_num_source", "follower")
 
@@ -88,7 +88,7 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return what may follow the committed tokens and a path of guesses; None where nothing is known."""
+        """Return counts of what may follow the committed tokens and a path of draft tokens; None for nothing."""
         walk = self.follower.walk()
         for token_id in path:
             walk.step(token_id)
@@ -101,16 +101,16 @@ class TableSlot(BareSlot):
         return 0
 
     def make_way(self) -> int:
-        """Remember nothing: the sequence is in the slot that comes, and remembered once, at the end."""
+        """Learn nothing yet: the new slot follows the same sequence, and is learnt from at its end."""
         return 0
 
     def distrust(self) -> None:
-        """Keep the drafter from remembering what the follower holds: it may be wrong."""
+        """Keep the drafter from learning from a sequence that may be wrong."""
         self._is_sound = False
 
 
 class TableDrafter(NodeDrafter[DraftSlot]):
-    """Asks the follower of each slot."""
+    """Proposes by the follower of each slot."""
 
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper

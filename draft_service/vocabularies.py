@@ -23,14 +23,14 @@ from outrider.wire.peer_text import bound_strings
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Seconds in which a target has to send what it is, and its tokenizer."""
+"""Seconds in which a target has to send its description, and as many for its tokenizer."""
 
 Key = tuple[str, int, tuple[int, ...]]
-"""What tells vocabularies apart: fingerprint, width and end-of-sequence ids."""
+"""Identifies a vocabulary: fingerprint, width and end-of-sequence ids."""
 
 
 class TargetVocabularies:
-    """The vocabularies that the slots of one draft speak, which may be several at once."""
+    """The vocabularies of a draft's slots: each is its target's, and there may be several at once."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class TargetVocabularies:
         """By address: the target's epoch, and its vocabulary."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
-        """Descriptions of those that it translates for."""
+        """Descriptions of the vocabularies that are translated."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Learn what a target's tokens are. Raises ConfigError where the draft may not serve it, and Unavailable while
+        """Read a target's vocabulary. Raises ConfigError where the draft may not serve it, and Unavailable while
         that cannot be known.
         """
         try:
@@ -99,7 +99,7 @@ class TargetVocabularies:
         return vocabulary
 
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
-        """Make the vocabulary of a target. In a thread of its own. Raises ConfigError where nothing translates."""
+        """Create the vocabulary of a target, in a thread. Raises ConfigError where nothing translates."""
         sizes = (target.vocab_size, self._own.vocab_size)
         try:
             translation = between(target_json, self._tokenizer_json, *sizes, self._own.eos_token_ids)
