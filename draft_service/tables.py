@@ -56,9 +56,13 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = Drafter(config.drafter)
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
-    has_encoder = bool(vocabulary.decoder_start_ids)
-    sizes = (config.max_slots, vocabulary.context_limit)
-    slots = OpenSlots(partial(TableSlot, drafter), *sizes, takes_sources=has_encoder, has_corpus=True)
+    slots = OpenSlots(
+        partial(TableSlot, drafter),
+        config.max_slots,
+        vocabulary.context_limit,
+        takes_sources=bool(vocabulary.decoder_start_ids),
+        has_corpus=True,
+    )
     log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
     return TableState(config, epoch, slots, tokenizer, drafters=(kind,), vocabulary=vocabulary)
 

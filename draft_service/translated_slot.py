@@ -78,8 +78,6 @@ class TranslatedSlot(Slot):
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
-        if committed_len > len(self.committed):
-            return self._crop(len(self.ids))
         return self._crop(self._retokenization.num_of(max(committed_len - 1, 0)))
 
 
