@@ -17,15 +17,13 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.wire.metrics import WorkerMetrics
 
-Drafter = NodeDrafter[DraftSlot]
-
 
 def create_drafter(
     state: Any,
     keeper: SlotKeeper[Any],
     metrics: WorkerMetrics,
     growing: Mapping[SlotKey, DraftSlot],
-) -> Drafter:
+) -> NodeDrafter[DraftSlot]:
     """state: a `DraftState`, or that of a table. growing: the draft's slots."""
     if isinstance(state, TableState):
         return TableDrafter(keeper)
