@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.draft_slot import Block, DraftSlot
+from draft_service.draft_slot import Block, DraftSlot, NodeRequest
 from draft_service.feeding import Feeder, FeedRequest, cached
 from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
@@ -36,9 +36,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
         self.max_depth = num_positions
         self._keeper = keeper
 
-    def propose(
-        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
-    ) -> Sequence[NodeDistribution] | None:
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         has_worked = self._make_blocks([growing for growing, _ in requests if growing.block is None], now)
         ready = [request for request in requests if request[0].block is not None]  # there was memory
         rows, outputs = self._rows(ready), list[NodeDistribution]()
@@ -49,7 +47,7 @@ class BlockDrafter(NodeDrafter[DraftSlot]):
                 outputs.append(of_logits(growing.tree, node, state, host, index))
         return outputs if outputs or has_worked else None
 
-    def _rows(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> Iterator[tuple[HostLogits, int]]:
+    def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
         """Yield the row of logits after each of these nodes, of slots that have blocks."""
         for growing, nodes in requests:
             host = HostLogits(block_of(growing).logits)
@@ -165,7 +163,7 @@ class SequentialDrafter(MaskDrafter):
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)
 
-    def _rows(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> Iterator[tuple[HostLogits, int]]:
+    def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
         """Compute all nodes of all slots at once: reading the head's projection is most of what a node costs."""
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:

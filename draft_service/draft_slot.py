@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -45,3 +46,7 @@ class DraftSlot:
     """Logits of the next positions, of a drafter of blocks; None once more tokens are committed."""
     ahead: RowsAhead | None = None
     """Has further rows fed beside the nodes; None for a draft without a table."""
+
+
+NodeRequest = tuple[DraftSlot, Sequence[int]]
+"""A slot, and the nodes of its tree, or ROOT, whose distributions are requested."""

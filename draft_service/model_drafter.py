@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import torch
 
-from draft_service.draft_slot import DraftSlot
+from draft_service.draft_slot import DraftSlot, NodeRequest
 from draft_service.feeding import Feeder, FeedRequest, cached
 from draft_service.head_slot import is_fed
 from draft_service.translated_slot import TranslatedSlot
@@ -38,9 +38,7 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         self._feeder = feeder
         self._head_path = head_path
 
-    def propose(
-        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
-    ) -> Sequence[NodeDistribution] | None:
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         asked = dict[SlotKey, FeedRequest]()
         for growing, nodes in requests:
             ahead = () if growing.ahead is None else growing.ahead.behind(nodes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from draft_service.draft_slot import DraftSlot
+from draft_service.draft_slot import DraftSlot, NodeRequest
 from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
@@ -119,9 +119,7 @@ class TableDrafter(NodeDrafter[DraftSlot]):
     def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper
 
-    def propose(
-        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
-    ) -> Sequence[NodeDistribution] | None:
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         found = list[NodeDistribution]()
         for growing, nodes in requests:
             slot: Any = growing.slot  # a TableSlot

@@ -12,6 +12,7 @@ from tests.mutants.operators import (
     never,
     operation,
     read,
+    subscript,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -166,7 +167,7 @@ HEADS = (
     ),
     Mutant(
         "draft_service:SequentialDrafter._step",
-        comparison("!=", "ROOT", to="False"),
+        subscript("states", to="self._sequential.begin()[None]"),
         "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),
