@@ -114,12 +114,12 @@ class Base:
     def make_grower(self, runner: ModelRunner, send: Send, table: SequenceDrafter | None = None) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
-            lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
+            lambda growing: ModelDrafter(Feeder(*rest, growing)),
             self.keeper,
             self.engine,
             send,
             self.metrics,
-            runner.facts.vocab_size,
+            lambda address, epoch, request: None,
             open_ahead=None if table is None else rows_ahead(table),
         )
 
