@@ -1,20 +1,19 @@
 """What goes back to one draft on its Deliver stream, and what it asks for there beside deliveries.
 
-On the gRPC loop's thread, but for `has_room`, `send_features` and `count`, which the engine thread calls.
+Runs on the gRPC loop's thread, but for `has_room`, `send_features`, `count` and `_forget`, which the engine thread
+calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any
 
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import MAX_UNREAD, Outbox
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
+from target_service.features import FeatureJob, Features, FeatureSubscription
 from target_service.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
@@ -63,18 +62,17 @@ class FeatureStream:
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
-        if kind == "weights":
-            self._heads.add_piece(self, ask.weights)
-        elif kind is not None:
-            self._take(kind, getattr(ask, kind))
-
-    def _take(self, kind: str, request: Any) -> None:
+        if kind is None:
+            return
+        request = getattr(ask, kind)
         try:
-            if request.target_epoch != self._epoch:
+            if kind == "weights":
+                self._heads.add_piece(self, request)
+            elif request.target_epoch != self._epoch:
                 raise InvalidRequest(f"it is for target epoch {request.target_epoch}, this is {self._epoch}")
-            if kind == "head":
+            elif kind == "head":
                 self._heads.register(self, request)
-            elif kind == "rows":
+            else:
                 self._subscribe(request)
         except InvalidRequest as error:
             self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
@@ -147,7 +145,11 @@ class FeatureStream:
 
     async def close(self) -> None:
         """Forget what the stream registered and subscribed to."""
-        forget = partial(self._metrics.forget_link, self._peer)
-        self._engine.submit(FeatureJob(lambda features: features.end_link(self, forget)))
+        self._engine.submit(FeatureJob(self._forget))
         self._heads.gone(self)
         await self._outbox.close()
+
+    def _forget(self, features: Features) -> None:
+        """End the subscriptions, and the series of the link once nothing counts on them. Runs on the engine thread."""
+        features.end_link(self)
+        self._metrics.forget_link(self._peer)

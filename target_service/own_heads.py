@@ -1,4 +1,4 @@
-"""Medusa's and blockwise heads in the target itself: they read what its last step left, and nothing travels."""
+"""Medusa's and blockwise heads in the target itself: they read features of its last step, which nobody sends."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from target_service.features import Features
 
+DIGEST = b"own"
+"""Names the heads' projection: no draft registers it, whose projection may be the same and goes with the draft."""
+
 
 class OwnHeads(TargetDrafter):
     """The heads of a slot read the feature of its last token but one."""
@@ -36,12 +39,10 @@ class OwnHeads(TargetDrafter):
         self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}
         """Logits [heads, V] after the last committed token, where the heads have run since it was committed."""
-        self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
-        features.add_head(self._digest, loaded.opening, lambda error: None)
+        features.add_head(DIGEST, loaded.opening)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._slots[slot.key] = slot
-        self._logits.pop(slot.key, None)
 
     def commit(self, slot: Slot, num_same: int) -> None:
         self._logits.pop(slot.key, None)
@@ -54,7 +55,7 @@ class OwnHeads(TargetDrafter):
         return self._feature(slot) is not None
 
     def _feature(self, slot: Slot) -> Tensor | None:
-        return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
+        return self._features.feature(DIGEST, slot.key, len(slot.committed) - 2)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
         if slot.key not in self._logits and self.has_next(slot):

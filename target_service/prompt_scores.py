@@ -45,8 +45,7 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         slot, scoring = piece.slot, piece.slot.scoring
         if not len(own) or scoring is None:
             continue
-        first = piece.row.num_tokens - piece.row.num_logits + 1
-        assert first == 1 + len(scoring.found), f"{len(scoring.found)} are scored, the next is {first}"
+        first = 1 + len(scoring.found)
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
         rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))

@@ -15,8 +15,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams
 from target_service.drafting import Drafting, Merge
-from target_service.feature_jobs import FeatureJob
-from target_service.features import Features
+from target_service.features import FeatureJob, Features
 from target_service.jobs import ExtendJob, RefusedDelivery, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -61,8 +60,8 @@ class Verifier:
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
                 self._verify(job)
-            case FeatureJob():
-                self._features.handle(job)
+            case FeatureJob(run):
+                run(self._features)
             case RefusedDelivery(ticket, why):
                 self._leases.refuse(ticket, why)
             case OpenJob():
@@ -130,7 +129,8 @@ class Verifier:
             num_same += 1
         self._own_drafts.commit(slot, num_same)
         self._features.cut(key, num_same)
-        self._features.lease_began(self._leases.begin(job, slot, beams))
+        self._leases.begin(job, slot, beams)
+        self._features.send_kept()
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
         """Return a slot's search, brought to the levels of a message; None where it has none."""
