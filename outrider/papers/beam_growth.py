@@ -35,13 +35,11 @@ class BeamGrowth(BeamTree, Growth):
         self._width, self._depth = draft_shape(params.beams.width, speculation)
         self._is_fixed = speculation.is_fixed
         self._shares = setup.shares
-        self._stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            self._stop_ids.update(setup.eos_token_ids)
+        self._stop_ids = params.stop_ids(setup.eos_token_ids)
         self._levels: list[list[int]] = []
         """Draft tokens by depth, best first."""
-        self._totals: dict[int, float] = {}
-        """Their sums of log-probs, in nats."""
+        self._sums = self._totals = [0.0]
+        """Sums of log-probs of the live beams, and of the last level, in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
         """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
 
@@ -91,12 +89,11 @@ class BeamGrowth(BeamTree, Growth):
             return []
         if not self.is_root_fed:
             return [(1.0, ROOT)]
-        prob, nodes = 1.0, self.unfed()
+        prob, nodes = 1.0, self.unfed([*self.inner(), *self.live])
         if not nodes:
             prob = self._shares.share(0) ** len(self._levels)
             if self._is_fixed or prob >= LEAST_CHANCE:
-                fed = {ROOT, *self.fed}
-                nodes = [node for node in self._frontier if node not in fed]
+                nodes = self.unfed(self._frontier)
         return [(prob, node) for node in nodes[:max_num]]
 
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
@@ -117,16 +114,18 @@ class BeamGrowth(BeamTree, Growth):
             self.is_end_known = True
             self.ended.append(self.live[0])
 
-    def _add_level(self) -> list[int]:
-        """Add the best continuations of the last level; return them, none where nothing is likely enough."""
+    def _add_level(self) -> bool:
+        """Add the best continuations of the last level; return whether any is likely enough."""
         above = self._frontier
-        totals = [self._totals[node] for node in above] if self._levels else self.sums
         found = list[tuple[float, int, int]]()
-        for place, (node, total) in enumerate(zip(above, totals, strict=True)):
+        for place, (node, total) in enumerate(zip(above, self._totals, strict=True)):
             for token_id, prob in self._known[node]:
                 if token_id not in self._stop_ids:
                     found.append((-(total + math.log(prob)), place, token_id))
+        if not found:
+            return False
         level = list[int]()
+        self._totals = []
         for rank, (cost, place, token_id) in enumerate(sorted(found)[: self._width]):
             child = self.child(above[place], token_id)
             if child is None:
@@ -134,11 +133,10 @@ class BeamGrowth(BeamTree, Growth):
                 self.unsent.append(child)
             self.kinds[child] = NodeKind.GUESS
             self.ranks[child] = rank
-            self._totals[child] = -cost
+            self._totals.append(-cost)
             level.append(child)
-        if level:
-            self._levels.append(level)
-        return level
+        self._levels.append(level)
+        return True
 
     # what is decided
 
@@ -162,6 +160,7 @@ class BeamGrowth(BeamTree, Growth):
     def go_on(self, decided: Sequence[Level]) -> list[int]:
         for level in decided:
             ids = self.advance([level])
+            self._sums = [total for _, _, total in level.live]
             self._slot.commit_from(len(self._slot.committed), ids)
             if self._levels:
                 is_hit = set(self.live) <= set(self._levels[0])
@@ -172,31 +171,22 @@ class BeamGrowth(BeamTree, Growth):
         return self.keep([*self.inner(), *self.live, *below])
 
     def _choose_anew(self) -> None:
-        """Let only those draft tokens go on that are chosen by the sums as they are now."""
+        """Keep only those draft tokens that are chosen by the sums as they are now."""
         unsent, self.unsent, self.kinds = self.unsent, [], {}
-        self._begin_levels()
+        self._levels, self._totals, self.is_end_known, self.ended = [], self._sums, False, []
         self.finish_step()
         self.unsent = [*(node for node in unsent if node in self.kinds), *self.unsent]
-        self._drop_others()
-
-    def _begin_levels(self) -> None:
-        self._levels, self.is_end_known, self.ended = [], False, []
-
-    def _drop_others(self) -> None:
-        """Drop all draft tokens but those of the levels."""
-        path = {ROOT, *self.inner(), *self.live}
-        self._settle(path, set(range(len(self))) - path - set(self.kinds))
+        path = {*self.inner(), *self.live}
+        self.reroot(ROOT, set(range(len(self))) - path - set(self.kinds))
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
         kept = super().reroot(node, dropped)
         new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
         self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
-        self._totals = moved(self._totals, new_index)
         self._known = moved(self._known, new_index)
         return kept
 
     def restart(self) -> None:
         self.forget_cache()
-        self._begin_levels()
-        self._known, self.unsent, self.kinds = {}, [], {}
-        self._drop_others()
+        self._known = {}
+        self._choose_anew()
