@@ -158,7 +158,7 @@ class Beams:
         Raises OutOfBlocks.
         """
         tree, start, num_tail = self.tree, fed.row.tree_start, fed.num_tail
-        num_drafts = self.drafts.num_nodes
+        num_drafts = len(tree.drafts())
         settled = tree.advance(levels)
         keep = [*range(num_tail), *(num_tail + index for index in tree.keep(tree.inner()))]
         ids = [slot.cached[start + index] for index in keep]
@@ -169,7 +169,7 @@ class Beams:
             tree.is_root_fed = False
             slot.reconcile()
         self.drafts.is_ended = False
-        return num_drafts - self.drafts.num_nodes
+        return num_drafts - len(tree.drafts())
 
 
 @dataclass(frozen=True, slots=True)

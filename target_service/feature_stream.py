@@ -87,9 +87,10 @@ class FeatureStream:
         """Send the state of a head's registration."""
         self._put_head(digest, state, why, self._epoch)
 
-    def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, epoch: int) -> None:
-        reply = tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch)
-        self._put(tpb.FeatureBatch(heads=[reply]))
+    def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, target_epoch: int) -> None:
+        self._put(
+            tpb.FeatureBatch(heads=[tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=target_epoch)])
+        )
 
     # what goes back
 

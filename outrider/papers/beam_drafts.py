@@ -19,10 +19,9 @@ class BeamDrafts:
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
         """max_len: most tokens of a beam."""
-        assert params.beams is not None, "no beam search is asked for"
         self._tree = tree
         self._max_len = max_len
-        self._width, self._max_depth = draft_shape(params.beams.width, speculation)
+        self._width, self._max_depth = draft_shape(params, speculation)
         self.is_ended = False
         """No more draft tokens come under the live beams."""
 
@@ -36,16 +35,10 @@ class BeamDrafts:
         """Number of levels that are here."""
         return len(self._levels())
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of draft tokens: all nodes below the live beams."""
-        live_depth = self._tree.live_depth
-        return sum(depth > live_depth for depth in self._tree.depths)
-
     def insert(self, delivery: Delivery) -> InsertedNodes:
         """Take in a delivery, under the beams that were live at its root_len."""
         tree = self._tree
-        if self.num_nodes + len(delivery.ids) > MAX_BUFFERED_NODES:
+        if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
             return InsertedNodes(num_dropped=len(delivery.ids))
         node_of: dict[int, int | None] = {}
         for beam, live in enumerate(tree.live_at.get(delivery.root_len, ())):

@@ -29,19 +29,17 @@ class BeamGrowth(BeamTree, Growth):
         slot, speculation = setup.slot, setup.speculation
         slot.commit_from(slot.num_prompt, ())  # what all beams begin with follows from their levels
         super().__init__(slot.committed)
-        params = slot.params
-        assert params.beams is not None, "no beam search is asked for"
         self._slot = slot
-        self._width, self._depth = draft_shape(params.beams.width, speculation)
+        self._width, self._depth = draft_shape(slot.params, speculation)
         self._is_fixed = speculation.is_fixed
         self._shares = setup.shares
-        self._stop_ids = params.stop_ids(setup.eos_token_ids)
+        self._stop_ids = slot.params.stop_ids(setup.eos_token_ids)
         self._levels: list[list[int]] = []
         """Draft tokens by depth, best first."""
         self._sums = self._totals = [0.0]
         """Sums of log-probs of the live beams, and of the last level, in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
-        """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
+        """By fed node or ROOT: the likeliest tokens after it that end no beam, with log-probs in nats, best first."""
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -99,11 +97,10 @@ class BeamGrowth(BeamTree, Growth):
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         assert distribution.best is not None, "a model drafts for a search"
         ids, probs = distribution.best(LogitRow(distribution.state, ()), self._width + len(self._stop_ids))
-        self.learn(distribution.node, ids, probs)
-
-    def learn(self, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
-        """Take the likeliest tokens after a node that is fed, best first."""
-        self._known[node] = [(token_id, prob) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
+        known = self._known[distribution.node] = []
+        for token_id, prob in zip(ids, probs, strict=True):
+            if prob > 0.0 and token_id not in self._stop_ids:
+                known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
         """Make the levels of which all is known."""
@@ -119,9 +116,8 @@ class BeamGrowth(BeamTree, Growth):
         above = self._frontier
         found = list[tuple[float, int, int]]()
         for place, (node, total) in enumerate(zip(above, self._totals, strict=True)):
-            for token_id, prob in self._known[node]:
-                if token_id not in self._stop_ids:
-                    found.append((-(total + math.log(prob)), place, token_id))
+            for token_id, log_prob in self._known[node]:
+                found.append((-(total + log_prob), place, token_id))
         if not found:
             return False
         level = list[int]()
@@ -167,17 +163,18 @@ class BeamGrowth(BeamTree, Growth):
                 self._shares.note(0 if is_hit else None)
                 self._levels = self._levels[1:] if is_hit else []
         self._choose_anew()
-        below = [node for level in self._levels for node in level]
-        return self.keep([*self.inner(), *self.live, *below])
+        return self.keep(range(len(self)))
 
     def _choose_anew(self) -> None:
         """Keep only those draft tokens that are chosen by the sums as they are now."""
-        unsent, self.unsent, self.kinds = self.unsent, [], {}
-        self._levels, self._totals, self.is_end_known, self.ended = [], self._sums, False, []
+        self._levels = []
+        self._totals = self._sums
+        self.kinds = {}
+        self.ended = []
+        self.is_end_known = False
         self.finish_step()
-        self.unsent = [*(node for node in unsent if node in self.kinds), *self.unsent]
-        path = {*self.inner(), *self.live}
-        self.reroot(ROOT, set(range(len(self))) - path - set(self.kinds))
+        self.unsent = [node for node in self.unsent if node in self.kinds]
+        self.reroot(ROOT, set(self.drafts()) - set(self.kinds))
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
         kept = super().reroot(node, dropped)

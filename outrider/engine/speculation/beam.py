@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import MAX_CHOICES, BeamParams, check_token_ids
+from outrider.wire.params import MAX_CHOICES, BeamParams, SamplingParams, check_token_ids
 from outrider.wire.speculation import Speculation
 
 DRAFT_BEAMS = 4
 """Beams of a draft for each live one: a level helps only where all live beams are among them, so that width goes before
-depth. With about 32 draft tokens the demo pair decides 1.6 levels a pass at 2, 1.8 at 3 and 1.9 at 4 for 4 live beams,
-and 1.3, 1.4 and 1.5 for 8. Doubling it halves the levels."""
+depth. With about 32 draft tokens the demo pair decides 1.6 levels a step at 2, 1.8 at 3 and 1.9 at 4 for 4 live beams,
+and 1.3, 1.4 and 1.5 for 8."""
 
 Entry = tuple[int, int, float]
 """(index of the beam that is continued, its token, the sum of log-probs with it, in nats)."""
@@ -139,10 +139,12 @@ class BeamSearch:
         return found
 
 
-def draft_shape(width: int, speculation: Speculation) -> tuple[int, int]:
-    """Return (beams, levels) of what a draft grows under `width` live beams: K levels, or as many as max_draft_tokens
-    leave room for. (0, 0) where there is no room for all live beams.
+def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
+    """Return (beams, levels) of what a draft grows under the live beams: K levels, or as many as max_draft_tokens leave
+    room for. (0, 0) where there is no room for all live beams.
     """
+    assert params.beams is not None, "no beam search is asked for"
+    width = params.beams.width
     max_draft_tokens = speculation.max_draft_tokens
     if max_draft_tokens < width:
         return 0, 0

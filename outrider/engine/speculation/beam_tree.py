@@ -88,6 +88,11 @@ class BeamTree(CachedTree):
                 node = self.parents[node]
         return sorted(found)
 
+    def drafts(self) -> list[int]:
+        """Return the nodes below the live beams: all draft tokens."""
+        live_depth = self.live_depth
+        return [node for node, depth in enumerate(self.depths) if depth > live_depth]
+
     def unfed(self, nodes: Sequence[int]) -> list[int]:
         """Return those of some nodes that are not in the cache; not the root."""
         fed = {ROOT, *self.fed}
