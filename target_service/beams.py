@@ -9,7 +9,7 @@ are fed anew, in pieces as a prompt is, and nothing is decided before the last o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Fed:
+class Fed(NamedTuple):
     """What a step feeds of a search."""
 
     row: Row
@@ -70,11 +69,6 @@ class Beams:
             self.settled = self.tree.advance(levels)
         self.drafts = search_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
-
-    @property
-    def length(self) -> int:
-        """Number of tokens of each live beam."""
-        return self.tree.length
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
         """Return the draft tokens that the next step might feed, as the budget takes them."""
@@ -172,8 +166,7 @@ class Beams:
         return num_drafts - len(tree.drafts())
 
 
-@dataclass(frozen=True, slots=True)
-class BestTokens:
+class BestTokens(NamedTuple):
     """The likeliest tokens after the rows of a step, on the host."""
 
     ids: NDArray[np.int64]
@@ -188,8 +181,8 @@ def best_tokens(logits: Tensor, max_num: int) -> BestTokens:
     """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where there are fewer."""
     log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
     best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)
-    ids, values, are_finite = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
-    return BestTokens(ids.numpy(), values.numpy(), are_finite.numpy())
+    found = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
+    return BestTokens(*(tensor.numpy() for tensor in found))
 
 
 def _num_tail(slot: Slot) -> int:

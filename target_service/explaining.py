@@ -114,15 +114,14 @@ def _drawn_from(proposal: Proposal, parent: int) -> RowLaw | None:
 def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
     """Return the deterministic tokens after a node, verified or not, best first, of the first drafter that has some."""
     tree = proposal.tree
-    children = list(tree.children(parent))
     for source, ranks in proposal.sources.items():
-        own = [child for child in children if child in ranks]
+        own = [child for child in tree.children(parent) if child in ranks]
         if own and isinstance(source, DeliveredDrafts):
             return source.buffer.guesses_after(tree.prefix(parent))
         if own:
-            children = sorted(own, key=ranks.__getitem__)
-            break
-    return [tree.ids[child] for child in children]
+            own.sort(key=ranks.__getitem__)
+            return [tree.ids[child] for child in own]
+    return ()
 
 
 def _take_draft_us(proposal: Proposal) -> int | None:

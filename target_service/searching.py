@@ -39,7 +39,7 @@ def commit_search(
     """Commit the levels that a search has decided. Raises OutOfBlocks."""
     lease, beams, fed, _, fallback = search
     slot, draft, num_drafted = lease.slot, lease.first, len(fed.drafts)
-    length, is_done, num_accepted = beams.length, beams.search.is_done, len(levels) - 1
+    length, is_done, num_accepted = beams.tree.length, beams.search.is_done, len(levels) - 1
     if is_done:
         slot.truncate(len(slot.committed))
         finish = Finish.STOP if levels[-1].live else Finish.LENGTH

@@ -117,7 +117,7 @@ class Verifier:
             self._leases.answer(job, committed)
             return
         slot = committed
-        length = len(slot.committed) if beams is None else beams.length
+        length = len(slot.committed) if beams is None else beams.tree.length
         if job.until_len <= length or (beams is not None and beams.search.is_done):
             why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
