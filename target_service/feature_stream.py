@@ -1,4 +1,4 @@
-"""What goes back to one draft on its Deliver stream, and what it asks for there beside deliveries.
+"""The target's end of one draft's Deliver stream, but for deliveries: heads, subscriptions, and features.
 
 Runs on the gRPC loop's thread, but for `has_room`, `send_features`, `count` and `_forget`, which the engine thread
 calls.
@@ -17,9 +17,9 @@ from target_service.features import FeatureJob, Features, FeatureSubscription
 from target_service.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes of features that may wait for one draft; what is beyond is sent later, as far as it is kept."""
+"""Bytes of features that may wait for one draft; the rest is sent later, as far as it is kept."""
 PART_BYTES = 4 << 20
-"""Bytes of features in one message, about; each message holds up what is behind it."""
+"""Bytes of features in one message, about; a message holds up those behind it."""
 
 
 class FeatureStream:
@@ -51,12 +51,10 @@ class FeatureStream:
             self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
         )
 
-    # what it asks for
+    # requests of the draft
 
     async def wait_read(self) -> None:
-        """Wait until the draft has read what it was sent, but for so much as may wait: nothing more is taken of one
-        that does not read.
-        """
+        """Wait while more than MAX_UNREAD messages wait for the draft: the caller takes nothing more meanwhile."""
         await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
@@ -92,7 +90,7 @@ class FeatureStream:
             tpb.FeatureBatch(heads=[tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=target_epoch)])
         )
 
-    # what goes back
+    # messages to the draft
 
     @property
     def has_room(self) -> bool:
@@ -139,7 +137,7 @@ class FeatureStream:
         self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
-        """Write what waits, and the summary last."""
+        """Write all queued messages, and the summary last."""
         self._put(tpb.FeatureBatch(summary=summary))
         self._is_over = True
         await self._outbox.wait_below(0)

@@ -1,14 +1,14 @@
-"""The heads that drafts have registered: whose projections are uploaded, which are here, and who uses them. Runs on the
-gRPC loop's thread.
+"""Registers draft heads at the target: takes in their projections, and keeps those that some stream uses.
 
-A projection is kept once, whichever draft sent it, until the last stream that registered it ends.
+A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Runs on the gRPC
+loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Projections that are here or being uploaded: each costs every step time."""
+"""Projections that are kept or being uploaded: each takes time of every step."""
 MAX_HEADS_BYTES = 1 << 30
 """Bytes of all of them: two of three taps of 8192."""
 MAX_PIECE_BYTES = 16 << 20
 """Bytes of a piece; deliveries wait behind one."""
-MAX_QUEUED_PIECES = 16
-"""Pieces of an upload that wait to be read; a draft has at most five on their way."""
 MAX_PROBE_TOKENS = 128
 """Tokens of a probe, which holds up steps."""
 PIECE_S = 15.0
-"""Seconds that a piece may be awaited."""
+"""Seconds after which an upload is refused if no piece arrives."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """A projection that is here, or that the engine is taking in."""
+    """A projection that is kept, or that the engine is taking in."""
 
     projection: OpeningMap
-    streams: set[FeatureStream] = field(default_factory=set)
+    streams: set[FeatureStream]
     is_ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Upload:
     """A projection that a stream sends."""
 
     spec: tpb.HeadSpec
     pieces: asyncio.Queue[tpb.HeadWeights]
     reading: asyncio.Task[None]
+    num_missing: int
+    """Bytes that have not arrived. It bounds what is queued."""
 
 
 class Heads:
@@ -100,9 +100,9 @@ class Heads:
             self._join(stream, spec.digest)
             return
         self._check_memory(spec.num_bytes)
-        pieces = asyncio.Queue[tpb.HeadWeights](MAX_QUEUED_PIECES)
+        pieces = asyncio.Queue[tpb.HeadWeights]()
         reading = asyncio.create_task(self._read(stream, spec, pieces))
-        self._uploads[stream] = _Upload(spec, pieces, reading)
+        self._uploads[stream] = _Upload(spec, pieces, reading, spec.num_bytes)
         stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
@@ -120,7 +120,7 @@ class Heads:
             raise InvalidRequest(f"the target gives no features: {self._refusal}")
 
     def _check_memory(self, num_bytes: int, taps: Sequence[int] = ()) -> None:
-        """Raise InvalidRequest where there is no memory for a projection beside those that are here or uploaded.
+        """Raise InvalidRequest where there is no memory for a projection beside those that are kept or uploaded.
 
         taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
         """
@@ -143,10 +143,11 @@ class Heads:
     def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
         """Take in a piece of the projection that the stream uploads."""
         upload = self._uploads.get(stream)
-        if upload is None or upload.spec.digest != piece.digest or upload.pieces.full():
+        if upload is None or upload.spec.digest != piece.digest or upload.num_missing <= 0:
             why = "weights came that were not asked for; register the head first"
             stream.reply(piece.digest, tpb.HEAD_STATE_REFUSED, why)
         else:
+            upload.num_missing -= len(piece.data)
             upload.pieces.put_nowait(piece)
 
     def _end_upload(self, stream: FeatureStream) -> None:
@@ -155,42 +156,32 @@ class Heads:
             upload.reading.cancel()
 
     async def _read(self, stream: FeatureStream, spec: tpb.HeadSpec, pieces: asyncio.Queue[tpb.HeadWeights]) -> None:
-        """Read a projection that a stream uploads, check it, and give it to the engine."""
+        """Read a projection that a stream uploads, check it, give it to the engine, and answer all streams that have
+        registered it by then.
+        """
+        digest, streams = spec.digest, {stream}
         try:
             data = await _joined(spec.num_bytes, pieces)
-            projection = await asyncio.to_thread(_projection_of, data, spec.digest, *self._shape)
+            projection = await asyncio.to_thread(_projection_of, data, digest, *self._shape)
             del self._uploads[stream]
-            if spec.digest not in self._heads:
-                self._check_memory(projection.num_bytes, projection.spec.taps)
+            if digest in self._heads:
+                self._join(stream, digest)
+                return
+            self._check_memory(projection.num_bytes, projection.spec.taps)
+            head = self._heads[digest] = _Head(projection, streams)
+            log.info("a draft registered head %s, %d bytes", label_of(digest), projection.num_bytes)
+            await self._engine.call(FeatureJob, lambda features: features.add_head(digest, projection))
         except InvalidRequest as error:
+            log.warning("refused a head of %d bytes: %s", spec.num_bytes, error.message)
             self._uploads.pop(stream, None)
-            self._refuse([stream], spec, error.message)
-            return
-        if spec.digest in self._heads:
-            self._join(stream, spec.digest)
-        else:
-            await self._add(spec, _Head(projection, {stream}))
-
-    async def _add(self, spec: tpb.HeadSpec, head: _Head) -> None:
-        """Have the engine take a projection in, and answer all streams that have registered it by then."""
-        digest = spec.digest
-        self._heads[digest] = head
-        log.info("a draft registered head %s, %d bytes", label_of(digest), head.projection.num_bytes)
-        try:
-            await self._engine.call(FeatureJob, lambda features: features.add_head(digest, head.projection))
-        except InvalidRequest as error:
-            if self._heads.get(digest) is head:
+            if digest in self._heads and self._heads[digest].streams is streams:
                 del self._heads[digest]
-            self._refuse(head.streams, spec, error.message)
+            for each in streams:
+                each.reply(digest, tpb.HEAD_STATE_REFUSED, error.message)
             return
         head.is_ready = True
-        for stream in head.streams:
-            stream.reply(digest, tpb.HEAD_STATE_READY)
-
-    def _refuse(self, streams: Iterable[FeatureStream], spec: tpb.HeadSpec, why: str) -> None:
-        log.warning("refused a head of %d bytes: %s", spec.num_bytes, why)
-        for stream in streams:
-            stream.reply(spec.digest, tpb.HEAD_STATE_REFUSED, why)
+        for each in streams:
+            each.reply(digest, tpb.HEAD_STATE_READY)
 
     def _join(self, stream: FeatureStream, digest: bytes) -> None:
         head = self._heads[digest]
@@ -214,7 +205,8 @@ async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> byt
     data = bytearray()
     while len(data) < num_bytes:
         try:
-            piece = await asyncio.wait_for(pieces.get(), PIECE_S)
+            async with asyncio.timeout(PIECE_S):
+                piece = await pieces.get()
         except TimeoutError:
             raise InvalidRequest(f"no weights came for {PIECE_S:g} s; register again") from None
         start, num_new = len(data), len(piece.data)

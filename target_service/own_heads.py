@@ -26,14 +26,14 @@ from outrider.wire.settings.config import TargetConfig
 from target_service.features import Features
 
 DIGEST = b"own"
-"""Names the heads' projection: no draft registers it, whose projection may be the same and goes with the draft."""
+"""Names the projection of the target's own heads. No draft registers it: what drafts register goes with them."""
 
 
 class OwnHeads(TargetDrafter):
     """The heads of a slot read the feature of its last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
-        """Have the target make features for them from now on."""
+        """Make features for them from the next step on. Raises InvalidRequest where there is no memory for that."""
         self._heads = loaded.network
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
@@ -91,7 +91,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
         )
     settings = config.model_copy(update={"model": config.heads})
     loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
-    _take_room(runner, loaded, config.heads)
+    _take_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
     states, best_ids = features.see(ids, taps)
@@ -102,8 +102,8 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     return OwnHeads(loaded, features)
 
 
-def _take_room(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
-    """Count the heads with the target's memory."""
+def _take_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
+    """Take the bytes of the heads from the memory that is spare. Raises ConfigError where they are more."""
     facts, spare = loaded.facts, runner.spare
     num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
     if num_bytes > spare.num_bytes:

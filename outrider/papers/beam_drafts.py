@@ -1,6 +1,6 @@
-"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered under the live ones.
+"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered below the live ones.
 
-A step that is fed a level of them decides one level more, where all live beams of that level are among it.
+A step that feeds a level of them decides one level more, where all live beams of that level are among its nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BeamDrafts:
     """Draft tokens of one search, nodes of its tree below the live beams."""
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
-        """max_len: most tokens of a beam."""
+        """max_len: of a beam, in tokens."""
         self._tree = tree
         self._max_len = max_len
         self._width, self._max_depth = draft_shape(params, speculation)
@@ -32,7 +32,7 @@ class BeamDrafts:
 
     @property
     def depth(self) -> int:
-        """Number of levels that are here."""
+        """Number of levels that have arrived and that a step may use."""
         return len(self._levels())
 
     def insert(self, delivery: Delivery) -> InsertedNodes:

@@ -1,7 +1,7 @@
-"""Draft tokens for a beam search: beams of the draft under the live ones, level by level, as it guesses the target's.
+"""Draft tokens for a beam search in a draft worker: beams of the draft below the live ones, level by level.
 
-Sums begin with the target's own, which tell how the live beams stand to each other. Levels are chosen anew under every
-level that the target decides; what was fed and is chosen again is not fed again.
+Sums of log-probs begin with the target's own, by which the live beams are compared. Levels are chosen anew after every
+level that the target decides; a node that was fed and is chosen again is not fed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.wire.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """What is decided are the levels of the search."""
+    """Grows under the live beams of a search, whose levels are what an Advance decides."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         slot, speculation = setup.slot, setup.speculation
