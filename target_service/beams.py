@@ -77,7 +77,9 @@ class Beams:
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
         _, is_last = self._next_nodes(slot)
-        return self.drafts.pending_prob(shares) if is_last else None
+        if not is_last:
+            return None
+        return self.drafts.pending_prob(shares)
 
     def num_fed(self, slot: Slot) -> int:
         """Return the number of tokens that the next step feeds without draft tokens."""
