@@ -29,6 +29,11 @@ class DraftSource:
     shares: SlotShares
     """How often its draft tokens are accepted."""
 
+    def chain_probs(self, max_len: int) -> list[float]:
+        """Return the acceptance probability of each draft token of a chain of max_len."""
+        prob = self.shares.share(0)
+        return [prob**depth for depth in range(1, max_len + 1)]
+
 
 @dataclass(eq=False, slots=True)
 class DeliveredDrafts(DraftSource):

@@ -22,7 +22,7 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import merge, rows_ahead
+from outrider.engine.drafters import rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
@@ -46,6 +46,7 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.drafting import Drafting
 from target_service.feature_jobs import FeatureSubscription
 from target_service.features import Features
 from target_service.hold import MAX_HOLD_S
@@ -53,6 +54,7 @@ from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
+from target_service.step import Step
 from target_service.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
@@ -162,8 +164,8 @@ class Target(Base):
         }
         self.own = OwnDrafts(self.drafters)
         self.features = Features(runner, self.leases, self.engine.answer)
-        rest = (MAX_PREFILL, self.own, self.features, merge)
-        self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
+        rest = (self.metrics, MAX_PREFILL, self.own, self.features)
+        self.verifier = Verifier(Step(runner, self.keeper, self.leases, self.engine, *rest))
         self.ids: dict[int, list[int]] = {}
 
     def open(self, slot: int, ids: list[int], **options: Any) -> None:
@@ -291,16 +293,15 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
         read(slot, logits, path, rows)
 
     verified = dict[SlotKey, DraftTree]()
-    drafting = target.verifier._step._drafting
-    make = drafting.proposal
+    make = Drafting.proposal
 
-    def made(*chosen: Any) -> Proposal:
-        found = make(*chosen)
+    def made(drafting: Drafting, *chosen: Any) -> Proposal:
+        found = make(drafting, *chosen)
         verified[found.slot.key] = found.tree
         return found
 
     monkeypatch.setattr(drafter, "read", compared)
-    monkeypatch.setattr(drafting, "proposal", made)
+    monkeypatch.setattr(Drafting, "proposal", made)
     for slot in range(2):
         target.open(slot, prompt(slot, 12), max_tokens=40)
     while target.table.num_in_use:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def made(
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
-    return Drafting(chain, merge, keeper, METRICS, VOCAB, takes_trees=True), lease
+    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True), lease
 
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
@@ -413,7 +413,7 @@ class TestExactLaw:
             drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens="auto" if is_live else 2)
             (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
             park(lease.drafts[1], chain)
-            lease.drafts[1].buffer.tokens[0].is_ended = not second[0]
+            lease.drafts[1].buffer.ended = set() if second[0] else {0}
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
             lease.begin_step(0.0)
@@ -493,7 +493,7 @@ def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -
     lease.slot.params = SamplingParams(temperature=1.0, grammar="{}")
     for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
         state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
-        drafting._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
+        drafting.keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
         assert [source.drafter for source in drafting.candidates(lease).trees] == [drafter]
 
 
