@@ -58,11 +58,15 @@ class DraftBuffer:
     """Node i of `tree` is described by `tokens[i]`."""
 
     def __init__(self) -> None:
+        self.num_wasted = 0
+        """Draft tokens that arrived too late since the last verdict."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all nodes."""
         self.tree = DraftTree()
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
-        self.num_wasted = 0
-        """Draft tokens that arrived too late since the last verdict."""
         self.ended: set[int] = set()
         """Nodes, or ROOT, that nothing will follow which is waited for."""
 
@@ -76,7 +80,8 @@ class DraftBuffer:
         node_bytes = -(-delivery.num_bytes // max(1, num_new))
         cost = DeliveryCost(delivery.draft_us) if delivery.draft_us else None
         step_len = len(committed) if in_step else None
-        distributions = _distributions_of(delivery)
+        distributions = dict[int, EncodedDistribution]()
+        """By the parent's index, of the sampled nodes after it."""
         place_of = dict[int, int]()
         """By index the node, or ROOT, or below ROOT by one for each committed token that follows."""
         if delivery.root_len <= len(committed):
@@ -87,6 +92,10 @@ class DraftBuffer:
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
         ):
             is_new = kind is not NodeKind.KNOWN
+            distribution = None
+            if kind is NodeKind.LAW:
+                assert delivery.rows is not None, "sampled nodes without distributions"
+                distribution = distributions.setdefault(above, (delivery.rows, len(distributions)))
             parent = place_of.get(above)
             place: int | None = None
             if parent is not None and parent < ROOT:
@@ -99,7 +108,7 @@ class DraftBuffer:
                     is_full = True
                     self.ended.add(parent)  # the draft worker takes it for delivered: nobody is to wait for it
                 elif place is None and is_new:
-                    token = BufferedToken(kind, node_bytes, distributions.get(above), step_len, cost)
+                    token = BufferedToken(kind, node_bytes, distribution, step_len, cost)
                     place = self._add(parent, token_id, delivery.ranks[index], token)
             if place is not None:
                 place_of[index] = place
@@ -114,15 +123,9 @@ class DraftBuffer:
         """Append a node; None where there is no room, or where its draws are not those that the parent has."""
         if len(self.tree) >= MAX_BUFFERED_NODES:
             return None
-        if token.kind is not NodeKind.LAW:
-            token.distribution = None
-        else:
-            assert token.distribution is not None, "a sampled node without its distribution"
-            drawn = self._children(parent, NodeKind.LAW)
-            if drawn and self.tokens[drawn[0]].distribution != token.distribution:
-                return None
-            if not drawn and self.tree.children(parent):
-                return None
+        siblings = self.tree.children(parent)
+        if token.distribution and siblings and self.tokens[siblings[0]].distribution != token.distribution:
+            return None
         if parent != ROOT:
             self.ended.discard(parent)  # what was unlikely may be likely again, deeper in the output
         self.num_bytes += token.num_bytes
@@ -163,15 +166,6 @@ class DraftBuffer:
             self.num_bytes = sum(token.num_bytes for token in self.tokens)
         self.num_wasted += num_late
         return num_before - len(self.tree) - num_path, num_late
-
-    def clear(self) -> int:
-        """Drop everything; return how many nodes that were."""
-        num_nodes = len(self.tree)
-        self.tree = DraftTree()
-        self.tokens = []
-        self.num_bytes = 0
-        self.ended.clear()
-        return num_nodes
 
     @property
     def is_ended(self) -> bool:
@@ -238,13 +232,3 @@ class DraftBuffer:
         best = sorted(reached[1:], key=lambda entry: -entry[0])[: shape.most_nodes]
         nodes = [node for _, node in best]
         return nodes, [probs[node] for node in nodes]
-
-
-def _distributions_of(delivery: Delivery) -> dict[int, EncodedDistribution]:
-    """Return the distribution of the sampled nodes after each parent, by the parent's index."""
-    found = dict[int, EncodedDistribution]()
-    for parent, kind in zip(delivery.parents, delivery.kinds, strict=True):
-        if kind is NodeKind.LAW and parent not in found:
-            assert delivery.rows is not None, "sampled nodes without distributions"
-            found[parent] = (delivery.rows, len(found))
-    return found

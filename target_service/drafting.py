@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.engine.drafters import merge
-from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.engine.sampling.row_law import one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
-from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
+from outrider.engine.speculation.candidates import CandidateTree, JoinedTree, Offer, join
 from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
@@ -163,11 +163,14 @@ class Drafting:
         Whether what was sampled first is here must not follow from what was sampled to be tested after it: so a draft
         of several that is not waited for is absent from the step, whatever of it arrives while the others are.
         """
-        if len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
-            for draft in lease.drafts:
+        is_first_try = len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None
+        trees = dict[DraftSource, CandidateTree]()
+        for draft in lease.drafts:
+            if is_first_try:
                 draft.skipped_len = 0 if draft.is_active else lease.length
-        taking_part = [draft for draft in lease.drafts if draft.skipped_len != lease.length]
-        return {draft: self._buffered(lease, draft) for draft in taking_part}
+            if draft.skipped_len != lease.length:
+                trees[draft] = self._buffered(lease, draft)
+        return trees
 
     def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
         """Return what is buffered of one draft: the tree whose shape the request names, the likeliest nodes, or a
@@ -298,26 +301,23 @@ class Drafting:
                     siblings.setdefault(joined.tree.parents[node], []).append(own)
             for drawn in siblings.values():
                 sibling_ids = [candidates.tree.ids[own] for own in drawn]
-                distribution: RowLaw | None
-                try:
-                    distribution = self._decoded(candidates.distributions[drawn[0]], sibling_ids)
-                except BadTensor as error:
+                distribution = candidates.distributions[drawn[0]]
+                if distribution is None:
+                    distribution = one_hot(sibling_ids[0], self.vocab_size)
+                elif isinstance(distribution, tuple):
                     assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
-                    self.leases.refuse(source.ticket, str(error))
-                    self.metrics.note_parked("refused", source.buffer.clear())
-                    return None
-                for own in drawn:
-                    draws.append(Draw(node_of[own], distribution))
-                    distribution = None
+                    try:
+                        distribution = decode_law(*distribution, self.vocab_size, sibling_ids)
+                    except BadTensor as error:
+                        self.leases.refuse(source.ticket, str(error))
+                        self.metrics.note_parked("refused", len(source.buffer.tree))
+                        source.buffer.clear()
+                        return None
+                first, *others = drawn
+                draws.append(Draw(node_of[first], distribution))
+                for own in others:
+                    draws.append(Draw(node_of[own], None))
         return draws
-
-    def _decoded(self, distribution: Distribution | None, sibling_ids: Sequence[int]) -> RowLaw:
-        """Raises BadTensor."""
-        if distribution is None:
-            return one_hot(sibling_ids[0], self.vocab_size)
-        if isinstance(distribution, RowLaw):
-            return distribution
-        return decode_law(*distribution, self.vocab_size, sibling_ids)
 
 
 def _is_exact(lease: Lease) -> bool:

@@ -67,14 +67,13 @@ class RefusedDelivery:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Durations of one step, and what its forward was fed."""
+class Timings(NamedTuple):
+    """Durations of one step in microseconds, and what its forward was fed. Its fields are the message's."""
 
-    wait_s: float
-    queue_s: float
-    forward_s: float
-    accept_s: float
+    wait_us: int
+    queue_us: int
+    forward_us: int
+    accept_us: int
     batch_size: int
     num_batch_tokens: int
     """Tokens fed by the forward, all slots and pieces of prompts together."""

@@ -15,7 +15,6 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.drafters import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
-from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
@@ -31,7 +30,8 @@ class Leases:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
-        self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
+        self.opened: dict[SlotKey, OpenJob] = {}
+        """Of each open slot, how its output is drafted for."""
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
@@ -56,42 +56,29 @@ class Leases:
 
     def may_be_drafted(self, key: SlotKey) -> bool:
         """Return whether steps of the slot may have drafts."""
-        opened = self._opened.get(key)
-        return opened is not None and not opened[0].is_plain
-
-    def speculation_of(self, key: SlotKey) -> Speculation:
-        """Return how the answer of an open slot is drafted for."""
-        return self._opened[key][0]
+        return not self.opened[key].speculation.is_plain
 
     def running(self) -> list[Lease]:
         """Return those that may take another step."""
         return [lease for lease in self._leases.values() if lease.is_running]
 
-    def opened(self, job: OpenJob) -> None:
-        """Remember how a slot's answer is drafted for."""
-        self._opened[job.owner, job.slot_id] = (job.speculation, job.own_drafters)
-
     def closed(self, key: SlotKey) -> None:
         """Forget a slot, whose lease ends."""
         self.end(key, "the slot was closed")
-        self._opened.pop(key, None)
-
-    def opened_by(self, owner: int) -> list[SlotKey]:
-        """Return the open slots of a stream."""
-        return [key for key in self._opened if key[0] == owner]
+        self.opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
         """Let the slot step by itself. beams: what is searched in it."""
-        speculation, own_drafters = self._opened[slot.key]
+        opened = self.opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
             shares = self._slot_shares(slot, index)
             drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
         own_sources = dict[Drafter, DraftSource]()
-        for drafter in own_drafters:
+        for drafter in opened.own_drafters:
             if drafter.own is not None:
                 own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
-        lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
+        lease = Lease(job, slot, opened.speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
         self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -94,9 +93,10 @@ class Step:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them. Returns
         whether there was anything to do.
         """
+        self._in_step = []
         self.leases.take_delivered()
         running = self.leases.running()
-        ready = [lease for lease in running if not needs_prefill(lease.slot)]
+        ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         candidates = self._candidates(ready, now)
         if not candidates and len(running) == len(ready) and self._held_until is not None:
             self._ended_s = None
@@ -117,7 +117,7 @@ class Step:
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
-        times = StepTimes(started_s, 0.0, 0.0, len(all_shares), num_all_tokens)
+        times = StepTimes(started_s, len(all_shares), num_all_tokens)
         num_sampled = sum(share.row.num_logits for share in shares)
         num_committed = self._decide(shares, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
@@ -147,7 +147,6 @@ class Step:
         """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
         wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
         """
-        self._in_step = list(ready)
         candidates, pending = list[Candidates](), list[PendingDraft]()
         for lease in ready:
             candidates.append(self._drafting.candidates(lease))
@@ -159,7 +158,6 @@ class Step:
             if self._held_until is not None or lease.slot.key in waiting:
                 lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
                 lease.slot.asked_s = now  # it does not rest
-        self._in_step = []
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
@@ -167,7 +165,6 @@ class Step:
         going = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                self._in_step.append(found.lease)
                 going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
         return going
 
@@ -224,7 +221,7 @@ class Step:
         own, beside = split_logits(proposals, logits)
         states = [self.keeper.sampling_state(share.lease.slot) for share in shares]
         decisions = decide(proposals, states, own)
-        times = replace(times, forwarded_s=times.started_s + self.runner.forward_s())
+        times.forwarded_s = times.started_s + self.runner.forward_s()
         decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
@@ -243,7 +240,7 @@ class Step:
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
         explanations = explain(explained, own) if explained else {}
-        times = replace(times, decided_s=time.monotonic())
+        times.decided_s = time.monotonic()
         self.leases.take_delivered(in_step=True)
         rest = self.runner, self.own_drafts, self.features, self._metrics
         num_committed = 0
@@ -260,7 +257,7 @@ class Step:
             return 0
         self.leases.take_delivered(in_step=True)
         best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
-        times = replace(times, forwarded_s=times.started_s + self.runner.forward_s())
+        times.forwarded_s = times.started_s + self.runner.forward_s()
         num_committed = end = 0
         for search in searches:
             start, end = end, end + search.row.num_logits
@@ -272,7 +269,7 @@ class Step:
             except NonFiniteLogits as error:
                 self._end(search.lease.slot, f"verify failed: {error.message}")
                 continue
-            times = replace(times, decided_s=time.monotonic())
+            times.decided_s = time.monotonic()
             self._answer(search.lease, commit_search(search, levels, times, self.runner, self._metrics))
             num_committed += len(levels)
         return num_committed

@@ -46,7 +46,7 @@ class Verifier:
                 self._step.forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                for key in self._leases.opened_by(job.owner):
+                for key in [key for key in self._leases.opened if key[0] == job.owner]:
                     self._step.forget(key)
                 self._keeper.close_owner(job)
             case _:
@@ -64,7 +64,7 @@ class Verifier:
         slot = self._keeper.open(job)
         if slot is not None:
             self._leases.end(slot.key, "the slot was opened again")
-            self._leases.opened(job)
+            self._leases.opened[slot.key] = job
             self._step.features.closed(slot.key)
             self._step.own_drafts.open(job, slot)
             begin_scoring(job, slot)
@@ -109,7 +109,7 @@ class Verifier:
             slot.committed[: slot.num_prompt],
             job.levels,
             self._step.runner.facts.eos_token_ids,
-            self._leases.speculation_of(slot.key),
+            self._leases.opened[slot.key].speculation,
             self._step.max_prefill_tokens,
         )
 

@@ -95,7 +95,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{BUFFER}.insert",
-        call("get", to="_f(_0, ROOT)", nth=(1, 3)),
+        call("get", to="_f(_0, ROOT)", nth=(1, 2)),
         "what hangs under a token that got lost is verified after another",
         BUFFERED,
     ),
@@ -173,7 +173,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{DRAFTING}._draws",
-        argument("_refuse", 1, to="found.lease.first"),
+        argument("refuse", 0, to="found.lease.first.ticket"),
         "for what one draft delivers wrong another is given up",
         UNIONS,
     ),
