@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import NamedTuple
 
 from outrider.engine.sampling.reported import Reported
@@ -16,15 +16,15 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import TokenKind
 
 
-class Finish(Enum):
-    """Why an answer ended."""
+class Finish(IntEnum):
+    """Why an answer ended, as the protocol numbers it."""
 
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
 
 
-class Fallback(Enum):
-    """Why a step that was to have drafts had none."""
+class Fallback(IntEnum):
+    """Why a step that was to have drafts had none, as the protocol numbers it."""
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED

@@ -81,7 +81,8 @@ class Leases:
         lease = Lease(job, slot, opened.speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
-        self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)
+        for draft in drafts:
+            self._by_ticket[draft.ticket] = lease
         return lease
 
     def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
@@ -144,7 +145,9 @@ class Leases:
             log.warning(
                 "drafts are dropped: %d answers share %d bytes, and a draft token brings %d; let laws be cut "
                 "(draft_logprobs topk:128), or free memory of the host before the target starts",
-                *(len(self._leases), self._max_bytes, nodes.num_bytes // max(1, len(nodes.ids))),
+                len(self._leases),
+                self._max_bytes,
+                nodes.num_bytes // max(1, len(nodes.ids)),
             )
         if nodes.ids:
             draft.arrived(nodes.root_len, arrived_s)

@@ -149,6 +149,9 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
         kinds=[kind.value for kind in verdict.kinds],
         num_drafted=verdict.num_drafted,
         num_accepted=verdict.num_accepted,
+        finish_reason=verdict.finish,
+        fallback=verdict.fallback,
+        drafter=verdict.drafter,
         depth=verdict.depth,
         num_cached_tokens=verdict.num_cached_tokens,
         num_foretold=verdict.num_foretold,
@@ -158,12 +161,6 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
         explanation=verdict.explanation,
         **verdict.timings._asdict(),
     )
-    if verdict.finish is not None:
-        message.finish_reason = verdict.finish.value
-    if verdict.fallback is not None:
-        message.fallback = verdict.fallback.value
-    if verdict.drafter is not None:
-        message.drafter = verdict.drafter
     for outcome in verdict.outcomes:
         message.outcomes.add(**outcome._asdict())
     for answer in verdict.hypotheses:

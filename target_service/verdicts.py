@@ -99,7 +99,6 @@ def learn(
 def drafter_of(proposal: Proposal) -> Drafter | None:
     """Return the name of those who drafted; None for nobody, and for the grammar."""
     names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
-    if len(names) < 2:
-        return names[0] if names else None
-    own = next((name for name in names if name is not Drafter.MODEL), Drafter.MODEL)
-    return own.merged()
+    if len(names) > 1:
+        return names[-1].merged()  # the target's own is tested last
+    return names[0] if names else None

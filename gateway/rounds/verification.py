@@ -173,8 +173,8 @@ class Verification:
         num_outcomes, num_expected = len(verdict.outcomes), len(self.tickets) + 1
         if num_outcomes != num_expected:
             raise WorkerFault(
-                f"the target's verdict has {num_outcomes} outcomes, must have {num_expected}: one for each draft worker "
-                "and one for the target itself"
+                f"the target's verdict has {num_outcomes} outcomes, must have {num_expected}: one for each draft "
+                "worker and one for the target itself"
             )
         if verdict.drafter not in _DRAFTERS:
             raise WorkerFault(f"the target's verdict names drafter {verdict.drafter[:100]!r}, which is none")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+from outrider.wire.transport.codec import DenseRows
 from outrider.wire.tree_shape import TreeShape
 from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.draft_buffer import BufferedToken
@@ -485,6 +487,18 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
         found = drafting.candidates(lease)
         assert len(found.offers) == 5 or num == 1
         assert len(proposal_of(drafting, found, 5).sources[lease.first]) == 4
+
+
+def test_what_one_draft_delivers_wrong_is_dropped_and_refused_alone() -> None:
+    drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5))
+    refused = list[int]()
+    leases: Any = SimpleNamespace(refuse=lambda ticket, why: refused.append(ticket))
+    drafting = replace(drafting, leases=leases)
+    park(lease.drafts[0], [(1, EVEN)])
+    park(lease.drafts[1], [(2, (DenseRows(1, b"\0" * 4 * VOCAB), 0))])
+    found = drafting.candidates(lease)
+    assert not proposal_of(drafting, found, len(found.offers)).tree.ids
+    assert refused == [1] and [len(draft.buffer.tree) for draft in lease.drafts] == [1, 0]
 
 
 def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
