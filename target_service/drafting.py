@@ -167,8 +167,8 @@ class Drafting:
         trees = dict[DraftSource, CandidateTree]()
         for draft in lease.drafts:
             if is_first_try:
-                draft.skipped_len = 0 if draft.is_active else lease.length
-            if draft.skipped_len != lease.length:
+                draft.is_skipped = not draft.is_active
+            if not draft.is_skipped:
                 trees[draft] = self._buffered(lease, draft)
         return trees
 
@@ -253,7 +253,7 @@ class Drafting:
         """Return why a step with num_drafts has none, where it was to have some. is_left_out: some are here."""
         if num_drafts:
             return None
-        if any(draft.refused is not None for draft in lease.drafts):
+        if any(draft.is_refused for draft in lease.drafts):
             return Fallback.REFUSED
         is_late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.is_ended
         if is_late and not is_left_out:

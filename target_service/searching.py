@@ -49,8 +49,10 @@ def commit_search(
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
     metrics.note_parked("verified", fed.num_drafts)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
-    is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
-    outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
+    is_verified = fed.num_drafts > 0
+    outcome = DraftOutcome(
+        fed.num_drafts, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted
+    )
     last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
     return Verdict(
         committed_len=length,

@@ -156,7 +156,8 @@ class Step:
         waiting = waits_alone(pending, now)
         for lease in ready:
             if self._held_until is not None or lease.slot.key in waiting:
-                lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
+                if lease.held_from_s is None:
+                    lease.held_from_s = now
                 lease.slot.asked_s = now  # it does not rest
         if self._held_until is not None:
             return []

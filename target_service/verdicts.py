@@ -87,9 +87,9 @@ def learn(
             note(None)  # behind the end of the output nothing was accepted
         nodes = proposal.sources.get(draft, {}).keys() - delivered
         delivered |= nodes
-        is_refused, num_wasted = draft.refused is not None, draft.buffer.num_wasted
         num_accepted = len(nodes.intersection(path))
-        found.append(DraftOutcome(len(nodes), num_accepted, is_verified, draft.hit, is_refused, num_wasted))
+        state = draft.hit, draft.is_refused, draft.buffer.num_wasted
+        found.append(DraftOutcome(len(nodes), num_accepted, is_verified, *state))
     metrics.note_parked("verified", len(delivered))
     num_own = len(tree) - len(delivered)
     found.append(DraftOutcome(num_own, len(path) - len(delivered.intersection(path)), num_own > 0))

@@ -1,4 +1,4 @@
-"""The target's engine worker: takes the jobs of its gateways, and steps all slots whose lease runs (`step`).
+"""The target's engine worker: handles the jobs of its gateways, and steps all slots whose lease runs (`step`).
 
 Runs on the engine thread.
 """

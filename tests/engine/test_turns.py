@@ -267,7 +267,7 @@ def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelR
     small = make(runner, SMALL)
     assert answers(small, prompts) == expected
     assert small.count("preemptions_total") > 0 and small.metrics_of("verify") > 0
-    assert len(small.own) == 0 and small.pool.num_in_use == 0
+    assert len(small.own._slots) == 0 and small.pool.num_in_use == 0
 
 
 @pytest.mark.parametrize("make", [WindowTarget, PassTarget])
@@ -357,10 +357,10 @@ def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
     with pytest.raises(RuntimeError):
         target.step()
     target.verifier.fail_step(RuntimeError("out of memory"))
-    assert isinstance(failed[0], JobError) and len(target.own) == 1 and len(target.leases) == 0
+    assert isinstance(failed[0], JobError) and len(target.own._slots) == 1 and len(target.leases) == 0
     monkeypatch.setattr(runner, "forward", forward)
     target.lease(0, lambda result: target.heard(0, result))
-    assert target.run()[0] == expected and len(target.own) == 0
+    assert target.run()[0] == expected and len(target.own._slots) == 0
 
 
 def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRunner) -> None:
