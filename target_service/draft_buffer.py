@@ -8,6 +8,7 @@ one set of draws, whoever delivers it twice. Runs on the engine thread.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -216,19 +217,24 @@ class DraftBuffer:
         """Return the nodes of one kind that lie within a shape, best first, parents before their children and siblings
         by rank; and their acceptance probabilities, which follow from ranks alone.
         """
-        probs = {ROOT: 1.0}
-        reached = [(1.0, ROOT)]
-        for least, parent in reached:
-            depth = self.tree.depth(parent)
-            if depth == shape.depth:
-                continue
-            children = self._children(parent, kind)
-            if shape.widths:
-                children = children[: shape.widths[depth]]
-            for node in children:
-                probs[node] = probs[parent] * prob_of_rank(self.tree.ranks[node])
-                least = min(least, probs[node])  # it stays behind the siblings before it
-                reached.append((least, node))
-        best = sorted(reached[1:], key=lambda entry: -entry[0])[: shape.most_nodes]
-        nodes = [node for _, node in best]
-        return nodes, [probs[node] for node in nodes]
+        nodes, probs = list[int](), list[float]()
+        max_nodes, max_depth = shape.most_nodes, shape.depth
+        # Negated probability, parent's probability, siblings, index of the one that is offered: once it is taken, the
+        # next one follows, and the first of its own children.
+        heap = [(-1.0, 1.0, [ROOT], 0)]
+        while heap and len(nodes) <= max_nodes:
+            negated, above, siblings, index = heapq.heappop(heap)
+            nodes.append(siblings[index])
+            probs.append(-negated)
+            offered = [(above, siblings, index + 1)]
+            depth = self.tree.depth(siblings[index])
+            if depth < max_depth:
+                children = self._children(siblings[index], kind)
+                if shape.widths:
+                    children = children[: shape.widths[depth]]
+                offered.append((-negated, children, 0))
+            for above, siblings, index in offered:
+                if index < len(siblings):
+                    prob = above * prob_of_rank(self.tree.ranks[siblings[index]])
+                    heapq.heappush(heap, (-prob, above, siblings, index))
+        return nodes[1:], probs[1:]  # without ROOT
