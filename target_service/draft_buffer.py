@@ -219,11 +219,12 @@ class DraftBuffer:
         """
         nodes, probs = list[int](), list[float]()
         max_nodes, max_depth = shape.most_nodes, shape.depth
-        # Negated probability, parent's probability, siblings, index of the one that is offered: once it is taken, the
-        # next one follows, and the first of its own children.
-        heap = [(-1.0, 1.0, [ROOT], 0)]
+        # Negated probability, number of nodes taken before (of equals the first offered one is taken), parent's
+        # probability, siblings, index of the one that is offered. Once it is taken, the next one and the first of its
+        # own children are offered.
+        heap = [(-1.0, 0, 1.0, [ROOT], 0)]
         while heap and len(nodes) <= max_nodes:
-            negated, above, siblings, index = heapq.heappop(heap)
+            negated, _, above, siblings, index = heapq.heappop(heap)
             nodes.append(siblings[index])
             probs.append(-negated)
             offered = [(above, siblings, index + 1)]
@@ -236,5 +237,5 @@ class DraftBuffer:
             for above, siblings, index in offered:
                 if index < len(siblings):
                     prob = above * prob_of_rank(self.tree.ranks[siblings[index]])
-                    heapq.heappush(heap, (-prob, above, siblings, index))
+                    heapq.heappush(heap, (-prob, len(nodes), above, siblings, index))
         return nodes[1:], probs[1:]  # without ROOT

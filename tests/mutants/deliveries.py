@@ -149,7 +149,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{DRAFTING}._delivered",
-        always("is_active"),
+        read("is_active", to="True"),
         "a draft that nobody waits for comes in time where the draws of another are waited for",
         UNIONS,
     ),
