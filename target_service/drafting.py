@@ -55,9 +55,9 @@ class Candidates:
             probs,
             num_required,
             max_rows,
-            is_whole,
-            is_fixed,
-            lease.num_pending,
+            is_whole=is_whole,
+            is_fixed=is_fixed,
+            num_pending=lease.num_pending,
             scheduling=lease.slot.scheduling,
             ready_s=lease.ready_s,
         )
