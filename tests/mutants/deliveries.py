@@ -65,7 +65,7 @@ DELIVERIES = (
     ),
     Mutant(
         "outrider.engine.speculation:_draw",
-        drop("0.0"),
+        call("without", to="_self"),
         "siblings, and keys beside them, repeat an id",
         GROWTH,
     ),

@@ -18,6 +18,7 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.growth import Growth
+from outrider.wire.params import MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class NodeDrafter(Protocol[SlotT]):
     """Whether a step may feed several nodes of a slot that do not lie on one path."""
     can_refeed: bool = False
     """Whether a node that was let go can be fed again by its token alone."""
-    max_depth: int | None = None
-    """Depth under the last committed token up to which it has distributions; None: any."""
+    max_depth: int = MAX_DRAFT_TOKENS
+    """Depth under the last committed token up to which it has distributions."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Return what follows these nodes, or those of them that there is room for now; and do what else is due, such

@@ -31,9 +31,8 @@ class RankShares:
         """Record which child of a node came; None for none of them."""
         self._num_noted += 1
         weight = max(_WEIGHT, 1 / self._num_noted)
-        for each in range(MAX_RANKS):
-            self.shares[each] += weight * ((each == rank) - self.shares[each])
-            self.shares[each] = max(_LEAST, self.shares[each])
+        for each, share in enumerate(self.shares):
+            self.shares[each] = max(_LEAST, share + weight * ((each == rank) - share))
 
 
 class SlotShares:
@@ -51,11 +50,15 @@ class SlotShares:
         shares = self._all.shares
         return shares[min(rank, MAX_RANKS - 1)] * (1.0 - self.first) / max(_LEAST, 1.0 - shares[0])
 
+    def chain_prob(self, num_tokens: int) -> float:
+        """Return the acceptance probability of the last of num_tokens draft tokens of a chain."""
+        return self.first**num_tokens
+
     def note(self, rank: int | None) -> None:
         """Record which child of a node came; None for none of them."""
         self._all.note(rank)
-        self.first += _SLOT_WEIGHT * ((rank == 0) - self.first)
-        self.first = min(1.0 - _LEAST, max(_LEAST, self.first))
+        first = self.first + _SLOT_WEIGHT * ((rank == 0) - self.first)
+        self.first = min(1.0 - _LEAST, max(_LEAST, first))
 
     def forget(self) -> None:
         """Move a little towards what all slots see: nothing was tried here."""
