@@ -93,7 +93,7 @@ class BeamGrowth(BeamTree, Growth):
             return [(1.0, ROOT)]
         prob, nodes = 1.0, self.unfed()
         if not nodes:
-            prob = self._shares.share(0) ** len(self._levels)
+            prob = self._shares.chain_prob(len(self._levels))
             if self._is_fixed or prob >= LEAST_CHANCE:
                 fed = {ROOT, *self.fed}
                 nodes = [node for node in self._frontier if node not in fed]

@@ -192,7 +192,7 @@ class TestBrokenRulesFail:
                 patch.setattr(RowLaw, "without", without)
                 return grow(draft, shape, numbers)
 
-        monkeypatch.setattr(RowLaw, "without", lambda self, token_id: self)  # of the tests alone
+        monkeypatch.setattr(RowLaw, "without", lambda self, token_id: self)  # of the tests of draws alone
         pair = random_law(4, 5), random_law(4, 6)
         for shape in ("2", "3", "best:3x1"):
             assert error(*pair, shape, vocab_size=4, grow=drawn_without) > BROKEN

@@ -95,8 +95,7 @@ def outcomes(
     those of an earlier one decided: under `rejection` any of them, and where draft tokens are matched (is_determined)
     the likeliest.
     """
-    for depth, node in enumerate((ROOT, *path)):
-        accepted = path[depth] if depth < len(path) else None
+    for node, accepted in zip((ROOT, *path), (*path, None), strict=True):
         before = set[int]()
         for source, own in ranks.items():
             proposed = {child for child in tree.children(node) if child in own}

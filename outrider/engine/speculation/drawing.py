@@ -56,17 +56,15 @@ def grow(distributions: Sequence[NodeDistribution]) -> dict[Growth, str]:
 
 def _uniforms(distributions: Sequence[NodeDistribution]) -> list[list[float]]:
     """Return the numbers that each node's children are drawn with; all at once, for what a call costs."""
-    counts, keys, params = list[int](), list[NumberKey](), list[SamplingParams]()
+    counts, keys = list[int](), list[NumberKey]()
     for distribution in distributions:
         own = distribution.tree.number_keys(distribution.node)
         counts.append(len(own))
         keys += own
-        params += [distribution.state.params] * len(own)
     if not keys:
         return [[]] * len(counts)
-    starts, positions, candidates = zip(*keys, strict=True)
-    (drawn,) = host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates).tolist()
-    numbers = iter(drawn)
+    params, starts, positions, candidates = zip(*keys, strict=True)
+    numbers = iter(host_slot_uniforms(params, starts, positions, [Purpose.DRAFT], candidates)[0].tolist())
     return [list(islice(numbers, count)) for count in counts]
 
 

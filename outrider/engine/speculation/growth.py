@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from outrider.engine.sampling.row_law import RowLaw
     from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 
-NumberKey = tuple[int, int, int]
-"""(committed length at which a segment begins, position, candidate) of a uniform number."""
+NumberKey = tuple[SamplingParams, int, int, int]
+"""(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
 """Returns why a slot's tokens cannot become committed[:base_len] + ids; None where they can."""
 

@@ -112,7 +112,7 @@ class GrowingTree(Growth):
         """Return whether a child of a node is of use, or of its first child's first child and so on."""
         if self.depth(node) + num_ahead >= self._max_depth:
             return False
-        is_last_drawn = not num_ahead and self.kinds.get(node) is NodeKind.LAW and not self.num_sampled(node)
+        is_last_drawn = not num_ahead and self.kinds.get(node) is NodeKind.LAW and not self.number_keys(node)
         return self.plan.has_keys or not is_last_drawn
 
     def _is_likely(self, prob: float) -> bool:
@@ -127,19 +127,13 @@ class GrowingTree(Growth):
 
     # what follows a node
 
-    def num_sampled(self, node: int) -> int:
-        """Return how many tokens are sampled after a node."""
-        if self._is_determined:
-            return 0
-        return self.plan.places.get(self._segment(node)[1], 0) if self.plan.places else 1
-
     def number_keys(self, node: int) -> Sequence[NumberKey]:
-        num_sampled = self.num_sampled(node)
-        if not num_sampled:
+        if self._is_determined:
             return ()
-        start, first = self._segment(node)[0], self.plan.first_candidate
-        position = self.committed_len + self.depth(node)
-        return [(start, position, first + rank) for rank in range(num_sampled)]
+        start, place = self._segment(node)
+        num_sampled = self.plan.places.get(place, 0) if self.plan.places else 1
+        position, first = self.committed_len + self.depth(node), self.plan.first_candidate
+        return [(self._slot.params, start, position, first + rank) for rank in range(num_sampled)]
 
     def _segment(self, node: int) -> tuple[int, Place]:
         """Return the segment of what is drawn after a node; a new one after a key, and where none goes on."""
@@ -231,7 +225,7 @@ class GrowingTree(Growth):
         segment that it belongs to is over: what follows is drawn anew. A chain outlives the step that verified its
         beginning, and goes on with its own numbers: the target's own token in place of a draft token is never that.
         """
-        return self._is_determined or self.kinds[node] is NodeKind.KEY or self.num_sampled(node) > 0
+        return self._is_determined or self.kinds[node] is NodeKind.KEY or bool(self.number_keys(node))
 
     def _grow_below(self, node: int) -> list[int]:
         """Go on below a node that is committed now. Return which of `fed` stay in the cache."""
