@@ -117,7 +117,7 @@ class BeamDrafts:
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
-        return shares.chain_prob(depth + 1)
+        return shares.share(0) ** (depth + 1)
 
     def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
         """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""

@@ -93,7 +93,7 @@ class BeamGrowth(BeamTree, Growth):
             return [(1.0, ROOT)]
         prob, nodes = 1.0, self.unfed()
         if not nodes:
-            prob = self._shares.chain_prob(len(self._levels))
+            prob = self._shares.share(0) ** len(self._levels)
             if self._is_fixed or prob >= LEAST_CHANCE:
                 fed = {ROOT, *self.fed}
                 nodes = [node for node in self._frontier if node not in fed]
@@ -188,12 +188,12 @@ class BeamGrowth(BeamTree, Growth):
         self._settle(path, set(range(len(self))) - path - set(self.kinds))
 
     def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
-        new_index = super().reroot(node, dropped)
-        with_root = new_index | {node: ROOT}
-        self._levels = [[with_root[each] for each in level if each in with_root] for level in self._levels]
-        self._totals = moved(self._totals, with_root)
-        self._known = moved(self._known, with_root)
-        return new_index
+        kept = super().reroot(node, dropped)
+        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
+        self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
+        self._totals = moved(self._totals, new_index)
+        self._known = moved(self._known, new_index)
+        return kept
 
     def restart(self) -> None:
         self.forget_cache()

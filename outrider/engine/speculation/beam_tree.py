@@ -61,7 +61,9 @@ class BeamTree(CachedTree):
             root = following[0]
         settled = self.path(root)
         ids = [self.ids[node] for node in settled]
-        new_index: dict[int | None, int] = {**dict.fromkeys([ROOT, *settled], ROOT), **self.reroot(root, dropped)}
+        new_index: dict[int | None, int] = dict.fromkeys([ROOT, *settled], ROOT)
+        for new, old in enumerate(self.reroot(root, dropped)):
+            new_index[old] = new
         self.num_settled += len(ids)
         self.live = [new_index[node] for node in self.live]
         for length, nodes in list(self._live_at.items()):

@@ -37,7 +37,7 @@ class CachedTree(DraftTree):
         return new_index
 
     def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Let all fed nodes go but these and those that are committed. Return which of `fed` stay in the cache, as
+        """Drop all fed nodes but these and those that are committed. Return which of `fed` stay in the cache, as
         ascending indices: the committed ones come first, and are no nodes any more.
         """
         stays = {ROOT, *nodes}

@@ -98,7 +98,7 @@ def outcomes(
     for node, accepted in zip((ROOT, *path), (*path, None), strict=True):
         before = set[int]()
         for source, own in ranks.items():
-            proposed = {child for child in tree.children(node) if child in own}
+            proposed = own.keys() & tree.children(node)
             likeliest = {child for child in proposed if not is_determined or own[child] == 0}
             is_repeated = is_determined and bool(likeliest) and likeliest <= before
             if proposed and accepted not in before and not is_repeated:

@@ -76,8 +76,7 @@ def add_children(tree: GrowingTree, distribution: NodeDistribution, numbers: Seq
         return  # here the target ends the output
     max_ranked = tree.plan.max_ranked
     if params.greedy and distribution.best is not None:
-        ids, _ = distribution.best(row, max_ranked)
-        tree.add_ranked(node, ids)
+        tree.add_ranked(node, distribution.best(row, max_ranked)[0])
         return
     law = distribution.law(row)
     if law is None:

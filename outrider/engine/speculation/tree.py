@@ -57,8 +57,9 @@ class GrowingTree(Growth):
         self.is_end_known = False
         self._last_depth = self._slot.max_len - 1 - self.committed_len
         """Depth of nodes that nothing may follow: the target adds a token of its own."""
-        bounds = (self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth)
-        self._max_depth = min(self._last_depth, *bounds)
+        self._max_depth = min(
+            self._last_depth, self.plan.max_depth, self._setup.drafter.max_depth, self._slot.most_depth
+        )
         fed = {*self.fed, ROOT} if self.is_root_fed else set[int]()
         for node in range(ROOT, len(self)):
             if node not in fed:
@@ -112,8 +113,9 @@ class GrowingTree(Growth):
         """Return whether a child of a node is of use, or of its first child's first child and so on."""
         if self.depth(node) + num_ahead >= self._max_depth:
             return False
-        is_last_drawn = not num_ahead and self.kinds.get(node) is NodeKind.LAW and not self.number_keys(node)
-        return self.plan.has_keys or not is_last_drawn
+        if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.LAW:
+            return True
+        return bool(self.number_keys(node))
 
     def _is_likely(self, prob: float) -> bool:
         return prob * self.shares.share(0) >= LEAST_CHANCE
@@ -198,12 +200,15 @@ class GrowingTree(Growth):
         path = list[int]()
         node = ROOT
         for token_id in decided:
-            if self.children(node):
-                self.shares.note(self._rank_of(node, token_id))
-            child = self.child(node, token_id)
-            if child is None:
+            children = self.children(node)
+            ids = [self.ids[child] for child in children]
+            ids += self.ranked.get(node, ())  # the likeliest that are no children: their ranks are learnt from, too
+            rank = ids.index(token_id) if token_id in ids else None
+            if children:
+                self.shares.note(rank)
+            if rank is None or rank >= len(children):
                 break
-            node = child
+            node = children[rank]
             path.append(node)
         goes_on = len(path) == len(decided) and self._goes_on(node)
         self._slot.commit_from(self.committed_len, decided)
@@ -213,12 +218,6 @@ class GrowingTree(Growth):
         self.segments.clear()
         self.restart()
         return keep
-
-    def _rank_of(self, node: int, token_id: int) -> int | None:
-        """Return which of the tokens that were thought to follow a node this one is, made a child or not."""
-        ids = [self.ids[child] for child in self.children(node)]
-        ids += self.ranked.get(node, ())
-        return ids.index(token_id) if token_id in ids else None
 
     def _goes_on(self, node: int) -> bool:
         """Return whether what is below a node is of use once it is committed. Under `rejection` it is not where the
