@@ -18,6 +18,7 @@ import pytest
 from outrider.engine.sampling import row_law
 from outrider.engine.sampling.acceptance import OwnDraw
 from outrider.engine.sampling.row_law import RowLaw
+from outrider.engine.speculation import drawing
 
 T = TypeVar("T")
 Prefix = tuple[int, ...]
@@ -106,7 +107,8 @@ def drawn_place(weights: np.ndarray, u: float) -> int:
 
 @pytest.fixture
 def every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_law, "draw_place", drawn_place)
+    for module in (drawing, row_law):
+        monkeypatch.setattr(module, "draw_place", drawn_place)
 
 
 def own_draw(number: Callable[[int], Number]) -> OwnDraw:

@@ -65,7 +65,7 @@ DELIVERIES = (
     ),
     Mutant(
         "outrider.engine.speculation:_draw",
-        call("without", to="_self"),
+        drop("0.0"),
         "siblings, and keys beside them, repeat an id",
         GROWTH,
     ),

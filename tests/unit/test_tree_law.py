@@ -185,18 +185,11 @@ class TestExactLaw:
 
 class TestBrokenRulesFail:
     def test_siblings_taken_for_draws_with_replacement(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        without = RowLaw.without
-
-        def drawn_without(draft: Law, shape: TreeShape, numbers: Numbers) -> GrowingTree:
-            with monkeypatch.context() as patch:
-                patch.setattr(RowLaw, "without", without)
-                return grow(draft, shape, numbers)
-
-        monkeypatch.setattr(RowLaw, "without", lambda self, token_id: self)  # of the tests of draws alone
+        monkeypatch.setattr(RowLaw, "without", lambda self, token_id: self)
         pair = random_law(4, 5), random_law(4, 6)
         for shape in ("2", "3", "best:3x1"):
-            assert error(*pair, shape, vocab_size=4, grow=drawn_without) > BROKEN
-        assert error(*pair, "1x1", vocab_size=4, grow=drawn_without) < TOLERANCE  # a chain has no siblings
+            assert error(*pair, shape, vocab_size=4) > BROKEN
+        assert error(*pair, "1x1", vocab_size=4) < TOLERANCE  # a chain has no siblings
 
     def test_the_residual_forgotten_between_siblings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acceptance, "residual", lambda target_probs, draft_probs: target_probs)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from outrider.engine.sampling.coupled import coupled_ranked
+import numpy as np
+
+from outrider.engine.sampling.coupled import coupled_ranked, uniforms
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
-from outrider.engine.sampling.row_law import RowLaw, truncate_topk
+from outrider.engine.sampling.row_law import RowLaw, Weights, draw_place, exactly_best, truncate_topk
 from outrider.engine.speculation.candidates import CandidateTree, Distribution
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.drafter import NodeDistribution
@@ -97,22 +99,34 @@ def _best_ids(law: RowLaw, params: SamplingParams, position: int, num: int) -> l
 
 
 def _draw(tree: GrowingTree, distribution: NodeDistribution, whole: RowLaw, numbers: Sequence[float]) -> None:
-    """Draw children, one after the other without replacement, and guess beside them what the target may draw itself:
-    in the order of its own numbers, which decides nothing else.
-    """
+    """Draw children, one after the other without replacement, and add keys for what the target may draw itself."""
     law = (whole if tree.topk is None else truncate_topk(whole, tree.topk)).normalised()
-    remaining, node = law, distribution.node
+    weights = law.weights.copy()
     for u in numbers:
-        if not remaining.weights.any():
+        if not weights.any():
             return
-        token_id = remaining.draw(u)
-        tree.add_child(node, token_id, NodeKind.LAW, law)
-        remaining = remaining.without(token_id)
-    num_keys = MAX_RANKS - len(numbers)
+        place = draw_place(weights, u)
+        weights[place] = 0.0
+        tree.add_child(distribution.node, law.id_of(place), NodeKind.LAW, law)
+    num_keys = min(MAX_RANKS - len(numbers), int(np.count_nonzero(weights)))
     if tree.plan.has_keys and num_keys > 0:
-        likely, position = truncate_topk(remaining, NUM_LIKELY), tree.committed_len + tree.depth(node)
-        if likely.weights.any():
-            tree.add_ranked(node, _best_ids(likely, distribution.state.params, position, num_keys))
+        position = tree.committed_len + tree.depth(distribution.node)
+        tree.add_ranked(distribution.node, _keys(distribution.state.params, position, law, weights, num_keys))
+
+
+def _keys(params: SamplingParams, position: int, law: RowLaw, weights: Weights, num_keys: int) -> list[int]:
+    """Return the ids that the target most likely draws at a position by the numbers that it will draw with, were its
+    distribution the draft's without what is drawn there. The numbers order these ids and decide nothing else.
+
+    As `coupled_ranked` of what remains would, in 10 us less of 50 for each drawn node.
+    """
+    likely = np.flatnonzero(weights)
+    if likely.size > NUM_LIKELY:
+        likely = likely[exactly_best(law.scores[likely], NUM_LIKELY)]
+    ids = likely if law.ids is None else law.ids[likely]
+    u = uniforms(params, position, ids)
+    order = np.argsort(np.log(-np.log(u)) - law.scores[likely])[:num_keys]  # the largest score + Gumbel first
+    return ids[order].tolist()  # type: ignore[no-any-return]
 
 
 def propose_chain(
