@@ -16,7 +16,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.chain import propose_by_logits
+from outrider.engine.speculation.drawing import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey

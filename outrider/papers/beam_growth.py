@@ -176,9 +176,9 @@ class BeamGrowth(BeamTree, Growth):
         self.unsent = [node for node in self.unsent if node in self.kinds]
         self.reroot(ROOT, set(self.drafts()) - set(self.kinds))
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         kept = super().reroot(node, dropped)
-        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
+        new_index = kept | {node: ROOT}
         self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
         self._known = moved(self._known, new_index)
         return kept

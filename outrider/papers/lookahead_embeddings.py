@@ -15,8 +15,8 @@ from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.chain import propose_by_logits
 from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.drawing import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.token_tree import depths

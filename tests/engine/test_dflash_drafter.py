@@ -179,7 +179,7 @@ def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
     node = ROOT
     for token_id in path:
         node = tree.child(node, token_id)
-    return [*(tree.ids[child] for child in tree.children(node)), *(token_id for token_id, _ in tree.ranked[node])]
+    return [*(tree.ids[child] for child in tree.children(node)), *tree.ranked[node]]
 
 
 def test_goes_on_below_a_hit(head: DFlashHead) -> None:

@@ -59,13 +59,11 @@ class BeamTree(CachedTree):
         self.reroot(root, dropped)
         return settled_ids
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         settled = self.path(node)
         kept = super().reroot(node, dropped)
         self.num_settled += len(settled)
-        new_index: dict[int | None, int] = dict.fromkeys([ROOT, *settled], ROOT)
-        for new, old in enumerate(kept):
-            new_index[old] = new
+        new_index: dict[int | None, int] = {**dict.fromkeys([ROOT, *settled], ROOT), **kept}
         self.live = [new_index[each] for each in self.live]
         for length, nodes in list(self.live_at.items()):
             self.live_at[length] = [new_index.get(each) for each in nodes]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from outrider.engine.sampling.row_law import RowLaw
     from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 
-NumberKey = tuple[int, int, int]
-"""(committed length at which a segment begins, position, candidate) of a uniform number."""
+NumberKey = tuple[SamplingParams, int, int, int]
+"""(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
 """Returns why a slot's tokens cannot become committed[:base_len] + ids; None where they can."""
 
@@ -69,16 +69,15 @@ class Growth(CachedTree, ABC):
         self.is_end_known = False
         """Whether it was sent that all which the target waits for is grown."""
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
-        kept = super().reroot(node, dropped)
-        new_index = {old: index for index, old in enumerate(kept)}
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
+        new_index = super().reroot(node, dropped)
         self.kinds = moved(self.kinds, new_index)
         self.distributions = moved(self.distributions, new_index)
         self.unsent = [new_index[each] for each in self.unsent if each in new_index]
-        new_index[node] = ROOT
-        self.carries = moved(self.carries, new_index)
-        self.ended = [new_index[each] for each in self.ended if each in new_index]
-        return kept
+        with_root = new_index | {node: ROOT}
+        self.carries = moved(self.carries, with_root)
+        self.ended = [with_root[each] for each in self.ended if each in with_root]
+        return new_index
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:

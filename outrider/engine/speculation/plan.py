@@ -31,13 +31,12 @@ class Plan:
         self.first_candidate = CANDIDATES * speculation.place
         """Of the numbers that are its own among those of several drafts for a position."""
         self._is_determined = params.determined
-        is_chain = not takes_trees or (speculation.sequential and speculation.tree is None)
-        self._is_narrow = is_chain or speculation.sequential
+        self._is_narrow = speculation.sequential or not takes_trees
         self.has_keys = not self._is_narrow and not params.determined
         """Whether guesses of what the target draws itself are made, too."""
         self.places: Mapping[Place, int] = {}
         """Of what the request names: how many nodes follow at each place under the last committed token."""
-        if speculation.tree is not None and not is_chain:
+        if speculation.tree is not None and takes_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:
             depth = speculation.max_depth

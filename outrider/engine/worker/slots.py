@@ -60,9 +60,9 @@ class BareSlot:
         return self.max_len
 
     @property
-    def most_depth(self) -> int | None:
-        """Return how deep a tree of guesses may grow under what is committed; None: as deep as it likes."""
-        return None
+    def most_depth(self) -> int:
+        """Return how deep a draft tree may grow under what is committed."""
+        return self.params.max_tokens
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
