@@ -20,7 +20,6 @@ from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
 from outrider.engine.speculation.growth import Growth
-from outrider.engine.speculation.nodes import TREE_ROOT
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot
@@ -129,14 +128,14 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
 
 def _parents(tree: Growth, request: FeedRequest) -> list[int] | None:
     """Return the parent of each node of a slot in the cache or the next row, by their order there; None for a chain."""
-    index, parents = {ROOT: TREE_ROOT}, list[int]()
+    index, parents = {ROOT: ROOT}, list[int]()
     for node in (*tree.fed, *request.nodes):
         parents.append(index[tree.parents[node]])
         index[node] = len(index) - 1
     for row in request.ahead:
         parents.append(index[row.parent])
         index[row.node] = len(index) - 1
-    is_chain = parents == list(range(TREE_ROOT, len(parents) - 1))
+    is_chain = parents == list(range(ROOT, len(parents) - 1))
     return None if is_chain else parents
 
 

@@ -242,7 +242,7 @@ class Drafting:
                 continue
             if are_sampled and num_own:
                 continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
-            prob = draft.chain_probs(len(draft.buffer.chain(lease.max_drafts)) + 1)[-1]
+            prob = draft.shares.chain_prob(len(draft.buffer.chain(lease.max_drafts)) + 1)
             for source, num in num_here.items():
                 if source is not draft and num:
                     prob *= 1.0 - source.shares.share(0)

@@ -31,8 +31,7 @@ class DraftSource:
 
     def chain_probs(self, max_len: int) -> list[float]:
         """Return the acceptance probability of each draft token of a chain of max_len."""
-        prob = self.shares.share(0)
-        return [prob**depth for depth in range(1, max_len + 1)]
+        return [self.shares.chain_prob(depth) for depth in range(1, max_len + 1)]
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.candidates import Offer
-from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, Delivery, InsertedNodes, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -42,7 +43,7 @@ class BeamDrafts:
             return InsertedNodes(num_dropped=len(delivery.ids))
         node_of: dict[int, int | None] = {}
         for beam, live in enumerate(tree.live_at.get(delivery.root_len, ())):
-            node_of[TREE_ROOT - beam] = live
+            node_of[ROOT - beam] = live
         num_late = num_dropped = 0
         for index, (token_id, above, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
@@ -105,7 +106,7 @@ class BeamDrafts:
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
-        return shares.share(0) ** (depth + 1)
+        return shares.chain_prob(depth + 1)
 
     def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
         """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""

@@ -16,7 +16,7 @@ from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.params import SamplingParams
@@ -61,7 +61,7 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def roots(self) -> Mapping[int, int]:
-        return {node: TREE_ROOT - beam for beam, node in enumerate(self.live)}
+        return {node: ROOT - beam for beam, node in enumerate(self.live)}
 
     @property
     def is_awaited(self) -> bool:
@@ -89,7 +89,7 @@ class BeamGrowth(BeamTree, Growth):
             return [(1.0, ROOT)]
         prob, nodes = 1.0, self.unfed([*self.inner(), *self.live])
         if not nodes:
-            prob = self._shares.share(0) ** len(self._levels)
+            prob = self._shares.chain_prob(len(self._levels))
             if self._is_fixed or prob >= LEAST_CHANCE:
                 nodes = self.unfed(self._frontier)
         return [(prob, node) for node in nodes[:max_num]]

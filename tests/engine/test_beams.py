@@ -19,7 +19,8 @@ from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Hypothesis, Level
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
 from outrider.wire.kinds import EarlyStopping
@@ -156,7 +157,7 @@ class Foretold(Searching):
         start, ids, parents, ranks = len(self.levels[slot]), list[int](), list[int](), list[int]()
         if self.dice.random() < self.wrong / 4:
             return
-        above: dict[int, int] = {beam: TREE_ROOT - beam for beam in range(len(self.levels[slot][-1].live))}
+        above: dict[int, int] = {beam: ROOT - beam for beam in range(len(self.levels[slot][-1].live))}
         for level in self.known[slot][start : start + self.depth]:
             here = dict[int, int]()
             for rank, (parent, token_id, _) in enumerate(level.live):
@@ -410,7 +411,7 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
         target.step()
     lease = target.leases.get((1, 0))
     assert lease is not None and lease.beams is not None
-    parents = [*(TREE_ROOT - beam for beam in range(4)), TREE_ROOT, 0, 1, 2, 3, 3]
+    parents = [*(ROOT - beam for beam in range(4)), ROOT, 0, 1, 2, 3, 3]
     ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.GUESS] * 10
     length = NUM_PROMPT + len(target.levels[0])
     target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))

@@ -14,7 +14,8 @@ from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
@@ -70,7 +71,7 @@ class Draft(Base):
         paths, laws = list[tuple[int, ...]](), dict[tuple[int, ...], bytes]()
         size = 0 if not isinstance(nodes.rows, DenseRows) else len(nodes.rows.data) // nodes.rows.num_rows
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = (nodes.root_len,) if parent == TREE_ROOT else paths[parent]
+            before = (nodes.root_len,) if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
             law = b""
             if kind is NodeKind.LAW:

@@ -27,9 +27,9 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.followers import TableDrafter
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
@@ -191,7 +191,7 @@ class Target(Base):
     def deliver(self, slot: int, root_len: int, ids: list[int], parents: list[int] | None = None) -> None:
         """Guesses: a chain, or a tree with these parents."""
         num = len(ids)
-        parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
+        parents = list(range(ROOT, num - 1)) if parents is None else parents
         ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
         nodes = Delivery(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
         self.leases.hand_in(nodes)
@@ -485,7 +485,7 @@ class FixedTree(Fixed):
     speculation = Speculation(max_draft_tokens=4, tree=TreeShape.parse("2x1"))
 
 
-@pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [TREE_ROOT, TREE_ROOT, 0, 1], 2)])
+@pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [ROOT, ROOT, 0, 1], 2)])
 def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     runner: ModelRunner, make: type[Fixed], parents: list[int] | None, depth: int
 ) -> None:
@@ -518,7 +518,7 @@ class Draft(Base):
     def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         paths: list[tuple[int, ...]] = []
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = () if parent == TREE_ROOT else paths[parent]
+            before = () if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
             if rank == 0 and kind in (NodeKind.GUESS, NodeKind.LAW):  # others are made when they turn likely
                 self.grown[nodes.ticket][(nodes.root_len, *before)] = token_id

@@ -11,7 +11,8 @@ import pytest
 
 from draft_service import target_link
 from draft_service.deliveries import Deliverer
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -47,7 +48,7 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
 def with_law(ticket: int) -> Delivery:
     """One token and its law."""
     law = DenseRows(1, bytes(PART_BYTES))
-    return Delivery(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
+    return Delivery(ticket, 10, (3,), (ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
 
 
 def dropped(metrics: WorkerMetrics) -> int:

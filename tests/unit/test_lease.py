@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.wire.drafters import Drafter
@@ -47,7 +47,7 @@ class Course:
 
     def deliver(self, root_len: int, now: float) -> None:
         """Guesses of one token after the other come, under the first root_len tokens."""
-        nodes = Delivery(1, root_len, [1, 1], [TREE_ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
+        nodes = Delivery(1, root_len, [1, 1], [ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
         self.draft.buffer.insert(nodes, self.lease.slot.committed, 1 << 20)
         self.draft.arrived(root_len, now)
 

@@ -19,7 +19,7 @@ from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
@@ -103,7 +103,7 @@ def made(
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
     """Guesses, of which the first path is the likeliest."""
-    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): TREE_ROOT}
+    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): ROOT}
     for path in paths:
         for depth in range(1, len(path) + 1):
             at, parent = tuple(path[:depth]), places[tuple(path[: depth - 1])]

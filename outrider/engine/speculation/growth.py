@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from outrider.engine.speculation.cached_tree import CachedTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import JobError, OpenJob
 from outrider.engine.worker.slots import BareSlot
@@ -102,7 +102,7 @@ class Growth(CachedTree, ABC):
     @property
     def roots(self) -> Mapping[int, int]:
         """Nodes that a message need not hold, each with its name in a message's parents."""
-        return {ROOT: TREE_ROOT}
+        return {ROOT: ROOT}
 
     @property
     @abstractmethod

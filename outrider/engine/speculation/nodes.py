@@ -8,6 +8,7 @@ from enum import Enum
 
 import numpy as np
 
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.params import MAX_CHOICES
 from outrider.wire.transport.codec import BadTensor, Rows, rows_from_proto, rows_to_proto
@@ -16,8 +17,6 @@ MAX_NODES = 256
 """Most nodes of one delivery."""
 MAX_BUFFERED_NODES = 1024
 """Nodes of one slot that are buffered in a target. It bounds what a draft worker that never stops may fill."""
-TREE_ROOT = -1
-"""Parent of nodes that follow the last token before root_len."""
 
 
 class NodeKind(Enum):
@@ -44,14 +43,14 @@ class Delivery:
     root_len: int
     ids: Sequence[int]
     parents: Sequence[int]
-    """Index of each node's parent, which comes before it, or TREE_ROOT; TREE_ROOT - b for live beam b of a search."""
+    """Index of each node's parent, which comes before it, or ROOT; ROOT - b for live beam b of a search."""
     ranks: Sequence[int]
     """Order of each node among its siblings, the likeliest or first sampled one 0."""
     kinds: Sequence[NodeKind]
     rows: Rows | None
     """Distributions: one for each parent of LAW nodes, in the order of their first LAW children."""
     ends: Sequence[int] = ()
-    """Indices of nodes, or TREE_ROOT, that nothing will follow which is waited for."""
+    """Indices of nodes, or ROOT, that nothing will follow which is waited for."""
     num_bytes: int = 0
     vocab_size: int = 0
     """Ids of a whole distribution, where it has some and is to be sent."""
@@ -90,7 +89,7 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
     """Read and check all that needs no tensor of floats. Raises BadTensor."""
     ids = _ints("ids", item.ids, MAX_NODES, range(vocab_size))
     num = len(ids)
-    parents = _ints("parents", item.parents, MAX_NODES, range(TREE_ROOT - MAX_CHOICES + 1, MAX_NODES))
+    parents = _ints("parents", item.parents, MAX_NODES, range(ROOT - MAX_CHOICES + 1, MAX_NODES))
     for name, values in (("parents", parents), ("ranks", item.ranks), ("kinds", item.kinds)):
         if len(values) != num:
             raise BadTensor(f"{len(values)} {name} for {num} nodes; each node has one")
@@ -117,7 +116,7 @@ def from_proto(item: tpb.Delivery, vocab_size: int) -> Delivery:
         list(item.ranks),
         kinds,
         rows,
-        _ints("ends", item.ends, num + 1, range(TREE_ROOT, num)),
+        _ints("ends", item.ends, num + 1, range(ROOT, num)),
         item.ByteSize(),
         draft_us=item.draft_us,
     )
