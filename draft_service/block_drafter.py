@@ -209,7 +209,7 @@ class SequentialDrafter(MaskDrafter):
     def _state_before(self, growing: DraftSlot, node: int) -> Tensor:
         """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
         if node == ROOT:
-            return self._sequential.begin()[None]
+            return self._sequential.begin()
         parent = growing.tree.parents[node]
         if parent not in block_of(growing).states:
             self._step([(growing, parent)])

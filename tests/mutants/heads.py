@@ -11,7 +11,6 @@ from tests.mutants.operators import (
     drop,
     never,
     operation,
-    read,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -45,13 +44,13 @@ HEADS = (
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
+        f"{HEADS_ROOM}.eagle3:Eagle3Head.run_layers",
         display("embedded", to="[_1, _0]"),
         "feature and embedding are swapped",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
+        f"{HEADS_ROOM}.eagle3:Eagle3Head.run_layers",
         never("norm_before_residual"),
         "heads whose first residual is normed draft worse",
         EAGLE3_TESTS,
@@ -141,15 +140,15 @@ HEADS = (
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.llama_head:HeadLayer.forward",
-        read("before", to="self.input_layernorm(_)"),
-        "each layer norms the rows, and DFlash drafts worse",
+        f"{HEADS_ROOM}:BlockHead.read",
+        call("k_norm", to="_0"),
+        "keys of features are not normed, and DFlash drafts worse",
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:HeadPath.forward",
-        display("position_ids", to="[_1, _0]"),
-        "rows have the positions of the block",
+        f"{HEADS_ROOM}:BlockHead.run",
+        argument("fill", 1, to="_ - _.min()"),
+        "blocks have the positions of the features",
         DFLASH_TESTS,
     ),
     Mutant(
@@ -160,7 +159,7 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}:BlockHead",
-        constant(0, to="1"),
+        constant(0, to="1", nth=(1, 4)),
         "blocks follow rows that are one off",
         DRAFTER_TESTS,
     ),
