@@ -72,10 +72,7 @@ class DFlashHead(LlamaHead, BlockHead):
             layer = Qwen3DecoderLayer(self.config, index)
             layer.self_attn.sliding_window = window
             self.layers.append(layer)
-        self.markov_head = None
-        if facts.markov_rank:
-            sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
-            self.markov_head = MarkovHead(facts.markov_kind, *sizes)
+        self.markov_head = MarkovHead(facts) if facts.markov_rank else None
 
     @property
     def block(self) -> BlockShape:
@@ -133,15 +130,15 @@ def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: boo
 class MarkovHead(nn.Module):
     """DSpark's sequential head. Its tensors have the names that DeepSpec, SpecForge and speculators give them."""
 
-    def __init__(self, kind: MarkovKind, vocab_size: int, draft_vocab_size: int, rank: int, width: int) -> None:
+    def __init__(self, facts: DFlashConfig) -> None:
         super().__init__()
-        self.kind = kind
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
-        if kind == "gated":
-            self.gate_proj = nn.Linear(width + rank, rank)
-        elif kind == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+        rank, self.kind = facts.markov_rank, facts.markov_kind
+        self.markov_w1 = nn.Embedding(facts.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, facts.draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(facts.width + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
         """Return the state [1, r] before a block's first place."""

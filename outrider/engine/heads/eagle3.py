@@ -141,28 +141,22 @@ def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
     output, and its training carries what is not normed, also where its exports for 3.1 say true.
     """
-    config, layers, taps = reader.config, reader.layers(), _taps(reader)
-    shared = reader.llama_facts(layers, taps)
-    kind, opened = _take_opening(reader, len(taps))
+    config, is_wrapped = reader.config, reader.files.is_wrapped
     norm_output = config.get("norm_output")
-    undecided = list[str]()
-    if reader.files.is_wrapped:
-        carries_normed, reads_normed = bool(norm_output), True
-        if "norm_before_residual" not in config:
-            undecided.append("norm_before_residual")
-    else:
-        carries_normed, reads_normed = False, norm_output is not False
-        if norm_output is True and kind == "each":
-            undecided.append("carries_normed")
     facts = Eagle3Config(
-        **shared,
+        **reader.llama_facts(reader.layers(), _taps(reader)),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
-        carries_normed=carries_normed,
-        reads_normed=reads_normed,
+        carries_normed=is_wrapped and bool(norm_output),
+        reads_normed=is_wrapped or norm_output is not False,
         qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
     )
-    return facts, OpeningMap(OpeningSpec(taps, facts.width, kind, facts.layers.rms_norm_eps), opened), tuple(undecided)
+    opening, undecided = _take_opening(reader, facts), ()
+    if is_wrapped and "norm_before_residual" not in config:
+        undecided = ("norm_before_residual",)
+    elif not is_wrapped and norm_output is True and opening.spec.norm == "each":
+        undecided = ("carries_normed",)
+    return facts, opening, undecided
 
 
 def _taps(reader: HeadReader) -> tuple[int, ...]:
@@ -181,9 +175,9 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
     return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Tensor]]:
-    """Take the opening map's tensors; return them with the norm's kind, of which config.json must not say otherwise."""
-    tensors, width = reader.tensors, reader.target.width
+def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
+    """Take the opening map's tensors. config.json must not say otherwise of its norm."""
+    tensors, width, num_taps = reader.tensors, facts.target_width, len(facts.taps)
     for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
         configured, has = reader.config.get(key), name in tensors
         if configured is not None and bool(configured) != has:
@@ -192,9 +186,11 @@ def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Te
                 f"is {configured} and {name} {there}; get the file again or correct config.json", of=key
             )
     fc = tensors.pop("fc.weight")
+    kind: Norm = "none"
+    opened = {"fc": fc}
     if "fc_norm.0.weight" in tensors:  # another norm beside it is refused as a tensor that no head has
         norms = [reader.take_norm(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
-        return "each", {"fc": fc, "norm": torch.stack(norms).to(fc.dtype)}
-    if "input_norm.weight" in tensors:
-        return "all", {"fc": fc, "norm": reader.take_norm("input_norm.weight", width * num_taps).to(fc.dtype)}
-    return "none", {"fc": fc}
+        kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
+    elif "input_norm.weight" in tensors:
+        kind, opened["norm"] = "all", reader.take_norm("input_norm.weight", width * num_taps).to(fc.dtype)
+    return OpeningMap(OpeningSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)

@@ -99,11 +99,10 @@ class FusedHeadPath(FusedPath):
         head = self.head
         self._follow()
         none = torch.empty(0, head.facts.width)
-        given = [features_of(row, head).float() for row in rows]
-        read = torch.cat([none, *given])  # [T, d]
+        read = torch.cat([none, *(features_of(row, head).float() for row in rows)])  # [T, d]
         logits = self._run(rows, read)  # [N, Vd]
         parts = self.features[:, 0].split([row.num_new for row in rows])
-        wanted = [part[row.num_new - row.num_logits :] for part, row in zip(parts, rows, strict=True)]
+        wanted = [part[len(part) - row.num_logits :] for part, row in zip(parts, rows, strict=True)]
         self.hidden = torch.cat([none, *wanted]).to(head.dtype)
         return head.spread(logits)
 

@@ -217,7 +217,7 @@ class BlockHead(HeadNetwork):
         return self.fill(input_ids, position_ids[:, num_read:], cache)
 
     def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
-        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. No layer norms them before."""
+        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. No layer norms them first."""
         features = features.to(self.dtype)
         rotary = self.rotary_emb(features, position_ids)
         for layer in self.layers:
