@@ -101,9 +101,11 @@ class FusedHeadPath(FusedPath):
         none = torch.empty(0, head.facts.width)
         read = torch.cat([none, *(features_of(row, head).float() for row in rows)])  # [T, d]
         logits = self._run(rows, read)  # [N, Vd]
-        parts = self.features[:, 0].split([row.num_new for row in rows])
-        wanted = [part[len(part) - row.num_logits :] for part, row in zip(parts, rows, strict=True)]
-        self.hidden = torch.cat([none, *wanted]).to(head.dtype)
+        end, wanted = 0, [none]
+        for row in rows:
+            end += row.num_new
+            wanted.append(self.features[end - row.num_logits : end, 0])
+        self.hidden = torch.cat(wanted).to(head.dtype)
         return head.spread(logits)
 
     def _follow(self) -> None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -243,6 +242,10 @@ def _convert_layer(reader: HeadReader, layers: PreTrainedConfig) -> None:
 
 def _missing_experts(names: Iterable[str]) -> list[str]:
     """Return the tensors of experts that others have and they lack: transformers would say that there are some."""
-    found = {match.groups() for name in names if (match := _EXPERT.fullmatch(name))}
-    experts, parts = {expert for expert, _ in found}, {part for _, part in found}
-    return [f"experts.{expert}.{part}" for expert, part in set(product(experts, parts)) - found]
+    found = dict[str, set[str]]()
+    for name in names:
+        match = _EXPERT.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[1], set()).add(match[2])
+    parts = set[str]().union(*found.values())
+    return [f"experts.{expert}.{part}" for expert, own in found.items() for part in parts - own]
