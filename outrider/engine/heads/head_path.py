@@ -30,12 +30,13 @@ class HeadPath(PagedPath):
     for logits of the block alone.
     """
 
+    hidden: Tensor
+    """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
+
     def __init__(self, head: HeadNetwork) -> None:
         super().__init__(head, head.facts.vocab_size)
         self.head = head
         """What is decided or changed of it is so from the next forward on."""
-        self.hidden = torch.empty(0, head.facts.width)
-        """[sum(num_logits), d] of the last forward, in the head's dtype on its device, rows in order."""
 
     def set_storage(self, num_blocks: int, block_size: int) -> None:
         """Replace the storage and allocate it: a layer's shape is known when keys of its own reach it."""
@@ -62,7 +63,7 @@ class HeadPath(PagedPath):
         output = self.outputs(plan, features=features[None])
         num_wanted = plan.logits_at.shape[0]
         self.hidden = output.hidden[0, :num_wanted]
-        logits: Tensor = output.logits[0, :num_wanted].float()
+        logits: Tensor = output.logits[0, :num_wanted]
         return logits
 
     def _read(self, head: BlockHead, rows: Sequence[Row], features: Tensor) -> None:
@@ -83,6 +84,9 @@ class FusedHeadPath(FusedPath):
     What it hands on is the hidden state tapped behind the last layer.
     """
 
+    hidden: Tensor
+    """As in `HeadPath`."""
+
     def __init__(self, head: Eagle3Head, facts: ModelFacts) -> None:
         """Pack the head's weights. Raises PathUnavailable, naming what this path cannot run."""
         if not head.facts.reads_normed:
@@ -91,7 +95,6 @@ class FusedHeadPath(FusedPath):
         shape = replace(shape, head_rows=head.facts.draft_vocab_size, is_paired=True)
         self._hold(shape, *pack_weights(head, head.lm_head, shape))
         self.head = head
-        self.hidden = torch.empty(0, shape.hidden)
         self._followed: Eagle3Config | None = None
 
     def forward(self, rows: Sequence[Row]) -> Tensor:

@@ -62,7 +62,7 @@ class MedusaHeads(HeadNetwork):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt], which
+        """Return the logits [..., num_heads, V] float32 of hidden states [..., dt], which
         may be on another device and of another dtype.
         """
         hidden = to_device(hidden, self.device).to(self.dtype)

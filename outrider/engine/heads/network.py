@@ -51,7 +51,7 @@ class HeadOutput:
     """Output of a forward at the N positions that were asked for."""
 
     logits: Tensor
-    """[1, N, V] float32 (float64 where the head is), UNMAPPED where the head has no row."""
+    """[1, N, V] float32, UNMAPPED where the head has no row."""
     hidden: Tensor
     """[1, N, d] in the head's dtype, which the head hands on: a feature of what follows (its carry), or the input of a
     block's sequential head."""
@@ -169,8 +169,8 @@ class HeadNetwork(PreTrainedModel):
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] of logits [..., Vd], in float32, or float64 where they are."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        """Return logits [..., V] float32 of logits [..., Vd]."""
+        logits = logits.float()
         if self.draft_ids is None:
             return logits
         whole = logits.new_full((*logits.shape[:-1], self.facts.vocab_size), UNMAPPED)
