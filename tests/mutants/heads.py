@@ -39,7 +39,7 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}.eagle3:_open",
-        call("bool", to="False", beside=("True",)),
+        argument("Eagle3Config", "carries_normed", to="False"),
         "speculators' norm_output is taken for SpecForge's, and 3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
