@@ -126,10 +126,11 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    reader.tensors["mask_hidden"] = hidden.flatten()  # files may have dimensions of one in front
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
-    reader.check_tapped("mask_hidden", hidden.numel(), num_taps)
+    hidden = reader.take("mask_hidden", num_taps * target.width)
     reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
     return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
@@ -189,8 +190,8 @@ def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
     kind: Norm = "none"
     opened = {"fc": fc}
     if "fc_norm.0.weight" in tensors:  # another norm beside it is refused as a tensor that no head has
-        norms = [reader.take_norm(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
+        norms = [reader.take(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
         kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
     elif "input_norm.weight" in tensors:
-        kind, opened["norm"] = "all", reader.take_norm("input_norm.weight", width * num_taps).to(fc.dtype)
+        kind, opened["norm"] = "all", reader.take("input_norm.weight", width * num_taps).to(fc.dtype)
     return OpeningMap(OpeningSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)
