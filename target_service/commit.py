@@ -41,9 +41,7 @@ def commit_tokens(
     `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
     token; text leaves it out.
     """
-    stop_ids = set(params.stop_token_ids)
-    if not params.ignore_eos:
-        stop_ids.update(eos_token_ids)
+    stop_ids = params.stop_ids(eos_token_ids)
     token_ids, finish = list[int](), None
     for token_id in (*accepted_ids, next_id):
         token_ids.append(token_id)

@@ -11,6 +11,7 @@ from tests.mutants.operators import (
     drop,
     never,
     operation,
+    subscript,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -164,8 +165,8 @@ HEADS = (
         DRAFTER_TESTS,
     ),
     Mutant(
-        "draft_service:SequentialDrafter._state_before",
-        comparison("==", "ROOT", to="True"),
+        "draft_service:SequentialDrafter._step",
+        subscript("states", to="self._sequential.begin()"),
         "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),
