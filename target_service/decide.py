@@ -80,7 +80,7 @@ def _decide_slot(
     def matching_id(node: int) -> int:
         return coupled_id(target_law(node), params, committed_len + tree.depth(node))
 
-    if proposal.is_matched:
+    if not proposal.draws:
         return walk(tree, best_id if params.greedy else matching_id)
     noise = Noise(uniforms, own_draw(params, committed_len))
     if by_block and is_block(proposal):
