@@ -181,7 +181,7 @@ class SequentialDrafter(MaskDrafter):
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for growing, node in pairs:
             block, tree = block_of(growing), growing.tree
-            state, token_id = self._sequential.begin()[None], growing.slot.committed[-1]
+            state, token_id = self._sequential.begin(), growing.slot.committed[-1]
             if node != ROOT:
                 parent, token_id = tree.parents[node], tree.ids[node]
                 if parent not in block.states:  # it was fed under the block before

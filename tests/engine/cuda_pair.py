@@ -131,7 +131,7 @@ class Pair:
 
         class Deliverer:
             def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.stub = None
+                self.close = self.stub = self.register = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:

@@ -243,7 +243,7 @@ def test_memory_taken_away_is_asked_for_again(head: DFlashHead) -> None:
     draft.send(0, 74)
     draft.run()
     draft.slot.give_up()
-    draft.tell([38, 37], is_missed=True)
+    draft.tell([6, 5], is_missed=True)  # which no head proposes: nothing of the tree stays
     assert draft.requests[-1] == 0
     draft.run()
     draft.send(20, 76)  # the target remembers no more

@@ -30,7 +30,7 @@ from outrider.engine.native.library import NativeModel
 from outrider.engine.paths.forward_path import PathUnavailable
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.heads import DRAFT_VOCAB, SHAPE, VOCAB, WIDTH, Eagle3, hidden_states, target
 from tests.engine.joined_heads import Joined
@@ -574,6 +574,6 @@ def test_rows_without_features_of_the_heads_width_are_refused(target_folder: str
     served = Served(read(CASES["original, pickled"], target_folder, tmp_path))
     table = served.runner.pool.new_table()
     for features in (None, torch.zeros(1, WIDTH), torch.zeros(2, WIDTH + 1)):
-        with pytest.raises(InvalidRequest, match=r"must be \[2, 64\]"):
+        with pytest.raises(AssertionError, match="features of"):
             served.runner.forward([Row(table, [3, 4], 0, 1, [3, 4], features=features)])
     assert table.num_tokens == 0

@@ -65,7 +65,15 @@ def mtp() -> JoinedHead:
         v_head_dim=6,
         first_k_dense_replace=1,
     )
-    return JoinedHead(JoinedConfig.of(layers, joins_normed=True))
+    return JoinedHead(
+        JoinedConfig(
+            layers=layers,
+            width=layers.hidden_size,
+            vocab_size=layers.vocab_size,
+            draft_vocab_size=layers.vocab_size,
+            joins_normed=True,
+        )
+    )
 
 
 def eagle3() -> Eagle3Head:

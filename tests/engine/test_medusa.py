@@ -23,8 +23,8 @@ from outrider.wire.settings.config import DraftConfig
 from tests.engine.fake_cuda import fake_cuda
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target
 
-TOLERANCE = 1e-12
-"""Largest difference, as a share of the largest logit: float64 throughout."""
+TOLERANCE = 1e-6
+"""Largest difference, as a share of the largest logit: the heads run in float64, and their logits are float32."""
 NUM_HEADS, NUM_LAYERS = 3, 2
 LEGACY = {"medusa_num_heads": 2, "medusa_num_layers": 1}
 """As published: both counts are wrong."""
