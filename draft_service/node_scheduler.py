@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -76,9 +76,9 @@ class NodeScheduler:
     def _best(self, offers: Iterable[_Offer]) -> list[_Offer]:
         """Return the first offers, as many as make the most of the draft's time."""
         best = list(islice(offers, self.cost.reach))
-        if not best:
+        if len(best) < 2:
             return best
-        gains = np.cumsum([offer.gain for offer in best])
+        gains = np.array(list(accumulate(offer.gain for offer in best)))
         rates = gains / self.cost.seconds(np.arange(1, len(best) + 1))
         return best[: int(rates.argmax()) + 1]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,7 @@ def decide_on_device(
     """Decide each slot, as `decide` does. logits: [sum(K_b + 1), V] float32, slots in order."""
     step = _DeviceStep(proposals, states, logits)
     step.decide_rows()
-    parts = [sound_rows(logits), step.next_ids, step.is_last, step.log_probs()]
-    values = torch.cat([part.double() for part in parts]).cpu().numpy()  # ids fit a double: the one wait of a step
-    num_rows = len(logits)
-    return step.read(values[: 3 * num_rows].reshape(3, num_rows).astype(np.int64), values[3 * num_rows :])
+    return step.read()
 
 
 class _DeviceStep:
@@ -72,10 +70,10 @@ class _DeviceStep:
                 self._reported_rows += own
                 self._max_logprobs = max(self._max_logprobs, num_logprobs)
         self._processed = process_unchecked(logits, self._rows)
-        self.next_ids = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
+        self._next_ids = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
         """Token that comes after each row, [R]."""
-        self.is_last = torch.zeros(len(logits), dtype=torch.bool, device=self._device)
-        """Whether a block's walk ends at a row, [R]."""
+        self._num_accepted = self._next_ids[:0]
+        """Number of draft tokens that each block accepts, [B]."""
         draws = (step.draw_rows, step.draw_places)
         self._draw_ids = np.zeros((len(logits), max(step.draw_places, default=-1) + 1), dtype=np.int64)
         """Token of each draw after a row, [R, T]."""
@@ -87,7 +85,7 @@ class _DeviceStep:
         """What each draw was drawn from, by row and place."""
 
     def decide_rows(self) -> None:
-        """Set `next_ids` and `is_last`."""
+        """Queue the work on all rows."""
         if self._greedy_rows:
             self._decide_greedy()
         num_draws = np.bincount(self._step.draw_rows, minlength=len(self._rows))  # [R]
@@ -101,7 +99,7 @@ class _DeviceStep:
 
     def _decide_greedy(self) -> None:
         """Choose the best token after each greedy row, or a draft token that is probable enough with lenience."""
-        self.next_ids[self._up(self._greedy_rows)] = argmax(self._select(self._greedy_rows))
+        self._next_ids[self._up(self._greedy_rows)] = argmax(self._select(self._greedy_rows))
         rows, draft_ids, log_lenience = list[int](), list[int](), list[float]()
         for proposal, start in zip(self._proposals, self._step.starts, strict=False):
             params, tree = proposal.slot.params, proposal.tree
@@ -114,7 +112,7 @@ class _DeviceStep:
         at, drafts, processed = self._up(rows), self._up(draft_ids), self._select(rows)  # [N], [N], [N, V]
         least = processed.amax(dim=1).double() + self._up(log_lenience)
         is_near = processed.gather(1, drafts[:, None])[:, 0] >= least
-        self.next_ids[at] = torch.where(is_near, drafts, self.next_ids[at])
+        self._next_ids[at] = torch.where(is_near, drafts, self._next_ids[at])
 
     def _decide_sampled(self, rows: Sequence[int], num_draws: NDArray[np.int64]) -> None:
         """Choose what comes after rows of which a token is drawn. num_draws: after each, [N]."""
@@ -133,10 +131,10 @@ class _DeviceStep:
             next_ids = torch.where(accepted_ids >= 0, accepted_ids, picked(left.log(), keys))
         else:
             next_ids = picked(log_probs, keys)
-        self.next_ids[self._up(rows)] = next_ids
+        self._next_ids[self._up(rows)] = next_ids
 
     def _decide_blocks(self) -> None:
-        """Choose what comes after the rows of the chains that are decided by block, and where each walk ends."""
+        """Choose what comes after the rows of the chains that are decided by block."""
         starts, vocab_size = np.array(self._step.starts), self._logits.shape[1]
         firsts = starts[self._blocks]  # [B]
         counts = starts[1:][self._blocks] - firsts - 1  # [B]
@@ -155,10 +153,9 @@ class _DeviceStep:
             self._up(self._uniforms[draft_rows, 0]),
             self._keys(firsts),
         )
+        self._num_accepted = outcome.num_accepted
         is_last = self._up(places) == outcome.num_accepted[:, None]  # [B, K + 1]
-        at = self._up(padded_rows)
-        self.next_ids[at] = torch.where(is_last, outcome.next_ids[:, None], drafts)
-        self.is_last[at] = is_last
+        self._next_ids[self._up(padded_rows)] = torch.where(is_last, outcome.next_ids[:, None], drafts)
 
     def _distributions(self, rows: Iterable[int], place: int) -> list[tuple[int, RowLaw]]:
         """Return what the draws at a place after some rows were drawn from, with the indices of those rows."""
@@ -183,38 +180,42 @@ class _DeviceStep:
     def _up(self, values: Sequence[float] | NDArray[Any]) -> Tensor:
         return to_device(np.array(values), self._device)
 
-    def log_probs(self) -> Tensor:
+    def _log_probs(self) -> Tensor:
         """Return `reported.packed` of all rows of the slots that ask, flat; a row off its slot's path means nothing."""
         if not self._reported_rows:
             return self._logits.new_empty(0)
         rows = self._up(self._reported_rows)
-        return packed(self._logits[rows], self.next_ids[rows], self._max_logprobs).view(-1)
+        return packed(self._logits[rows], self._next_ids[rows], self._max_logprobs).view(-1)
 
-    def read(self, outcomes: NDArray[np.int64], log_probs: NDArray[np.float64]) -> list[Decided | NonFiniteLogits]:
-        """Walk each tree on the host. outcomes [3, R]: whether a row's logits are finite, `next_ids`, `is_last`;
-        log_probs: as the method returns them.
+    def read(self) -> list[Decided | NonFiniteLogits]:
+        """Copy what was computed to the host, and walk each tree there.
 
         A slot is decided by the rows on its path, and by all of a block.
         """
-        is_finite, next_ids, is_last = outcomes.tolist()
-        reported = log_probs.reshape(len(self._reported_rows), 1 + 2 * self._max_logprobs)
-        num_read = 0
+        parts = [sound_rows(self._logits), self._next_ids, self._num_accepted, self._log_probs()]
+        values = torch.cat([part.double() for part in parts]).cpu()  # ids fit a double: the one wait of a step
+        *outcomes, log_probs = values.split([len(part) for part in parts])
+        is_finite, next_ids, num_accepted = (part.long().tolist() for part in outcomes)
+        num_accepted_by_block = dict(zip(self._blocks, num_accepted, strict=True))
+        reported = log_probs.view(-1, 1 + 2 * self._max_logprobs).numpy()
         decided = list[Decided | NonFiniteLogits]()
         for b, proposal in enumerate(self._proposals):
             start, end = self._step.starts[b : b + 2]
-            by_block = b in self._blocks
-            if by_block:
-                num_accepted = is_last.index(1, start) - start
-                found = Decided(tuple(range(num_accepted)), next_ids[start + num_accepted])
+            if b in num_accepted_by_block:
+                num = num_accepted_by_block[b]
+                found, read_rows = Decided(tuple(range(num)), next_ids[start + num]), list(range(start, end))
             else:
                 following = [*next_ids[start + 1 : end], next_ids[start]]  # after each node, and ROOT last
                 found = walk(proposal.tree, following.__getitem__)
-            rows = [start, *(start + 1 + node for node in found.path)]
-            bad_rows = [row for row in (range(start, end) if by_block else rows) if not is_finite[row]]
+                read_rows = [start, *(start + 1 + node for node in found.path)]
+            bad_rows = [row for row in read_rows if not is_finite[row]]
             num_logprobs = proposal.slot.params.num_logprobs
-            if num_logprobs is not None:
-                values = reported[[num_read + row - start for row in rows]]
-                found = Decided(found.path, found.next_id, tuple(unpacked(values, num_logprobs)))
-                num_read += end - start
-            decided.append(NonFiniteLogits(bad_rows) if bad_rows else found)
+            if bad_rows:
+                decided.append(NonFiniteLogits(bad_rows))
+            elif num_logprobs is None:
+                decided.append(found)
+            else:
+                first = self._reported_rows.index(start)
+                values = reported[[first, *(first + 1 + node for node in found.path)]]
+                decided.append(replace(found, reported=tuple(unpacked(values, num_logprobs))))
         return decided
