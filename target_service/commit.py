@@ -19,11 +19,11 @@ class Commit:
     finish: Finish | None
 
 
-def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
-    """Return the kind of the target's own token. all_kept: to the end of the proposal, or of a tree's branch."""
+def kind_of_next(num_drafted: int, is_path_accepted: bool) -> TokenKind:
+    """Return the kind of the target's own token. is_path_accepted: no draft token follows the last accepted one."""
     if not num_drafted:
         return TokenKind.PLAIN
-    if all_kept:
+    if is_path_accepted:
         return TokenKind.BONUS
     return TokenKind.RECOVERED
 

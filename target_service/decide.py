@@ -45,9 +45,8 @@ def decide(
         num_logprobs = proposals[b].slot.params.num_logprobs
         if num_logprobs is None:
             return decided
-        nodes, tree = decided.path, proposals[b].tree
-        raw = logits[[start + 1 + node for node in (ROOT, *nodes)]]
-        token_ids = [*(tree.ids[node] for node in nodes), decided.next_id]
+        raw = logits[[start + 1 + node for node in (ROOT, *decided.path)]]
+        token_ids = [*proposals[b].tree.prefix(decided.last), decided.next_id]
         return replace(decided, reported=tuple(reported(raw, token_ids, num_logprobs)))
 
     return side_by_side(decide_one, range(len(proposals)), logits.numel())

@@ -64,8 +64,7 @@ def commit_sampled(
         explanation.ClearField("rejection")
     slot.commit_from(committed_len, commit.token_ids)
     slot.settle()
-    num_cut = max(0, len(path) - num_tokens)  # accepted behind the end of the output
-    features.stays(slot.key, row, kept[: len(kept) - num_cut])
+    features.stays(slot.key, row, kept[: len(kept) - len(path) + num_tokens])  # not what lies behind the output's end
     foretold = own_drafts.append(slot, commit.token_ids)
     return Verdict(
         committed_len=committed_len,

@@ -50,7 +50,9 @@ class Plan:
             self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_named: int, prob: float) -> int:
-        """Return how many children of a node are guessed, or drawn and guessed, together."""
+        """Return how many children a node is to have, sampled ones included. num_named: as many as the request names;
+        prob: acceptance probability of the node.
+        """
         min_ranked = max(1, num_named) if self._is_determined else 0
         if self._is_narrow:
             return min_ranked
@@ -61,8 +63,8 @@ class Plan:
 
 
 def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return how many tokens are drawn at each place of a shape: with num_nodes, those that are likeliest by rank. By
-    the chances of a pair that nobody has seen, so that the same request is drafted for alike at any time.
+    """Return how many tokens are proposed after each place of a shape: with num_nodes, those that are likeliest by
+    rank, by the prior of all pairs, so that the same request is drafted for alike at any time.
     """
     places: dict[Place, int] = {}
     shares = SlotShares(RankShares())
