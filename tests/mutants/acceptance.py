@@ -64,7 +64,7 @@ ACCEPTANCE = (
     ),
     Mutant(
         "target_service:_decide_slot",
-        operation("+", "place", to="_0"),
+        argument("coupled_place", 3, to="_0"),
         "the numbers that draw a bonus token are looked at again, at another position",
         DECIDED,
     ),
