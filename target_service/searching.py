@@ -10,10 +10,9 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.wire.drafters import Drafter
-from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed
-from target_service.commit import kind_of_next
+from target_service.commit import kinds_of
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
 from target_service.verdicts import StepTimes
@@ -51,11 +50,10 @@ def commit_search(
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
     outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
-    last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
     return Verdict(
         committed_len=length,
         token_ids=(),
-        kinds=[*repeat(TokenKind.ACCEPTED, num_accepted), last],
+        kinds=kinds_of(num_accepted, fed.num_drafts, len(levels) > fed.depth),
         finish=finish,
         outcomes=[outcome, *repeat(DraftOutcome(), len(lease.drafts))],
         drafter=Drafter.MODEL if is_verified else None,
