@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc.aio
 import numpy as np
@@ -16,7 +15,6 @@ from draft_service.loading import HeadState
 from outrider.engine.heads.wiring import (
     MAX_PROBE_TAPS,
     TEXT,
-    Outcome,
     Seen,
     judge,
     probe_ids,
@@ -50,64 +48,60 @@ class WiringTest:
         metrics: WorkerMetrics,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """stub_of: calls the target at an address."""
-        assert isinstance(state.config, DraftConfig)
+        """stub_of: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
-        self._tests: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        """By address: the target's epoch, and the test."""
+        self._tests: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """By the target's address and epoch."""
         self._state = state
         self._engine = engine
         self._metrics = metrics
-        self._trusts = state.config.trust_draft_config
-        self._model = full_name(state.config.model)
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, TEXT)
 
     async def __call__(self, address: str, target_epoch: int) -> None:
         """Test the head unless that was done. Raises IncompatiblePair where it does not fit the target, unless its
         configuration is trusted, and Unavailable while that cannot be known.
         """
-        epoch, test = self._tests.get(address, (None, None))
-        if test is None or epoch != target_epoch or (test.done() and (test.cancelled() or test.exception())):
-            test = asyncio.create_task(self._test(address, target_epoch))
-            self._tests[address] = (target_epoch, test)
+        test = self._tests.get((address, target_epoch))
+        if test is None or (test.done() and test.exception() is not None):
+            test = self._tests[address, target_epoch] = asyncio.create_task(self._test(address, target_epoch))
         await asyncio.shield(test)  # a caller may not wait that long, and calls again
 
-    def forget(self, address: str) -> None:
-        """Forget a target that nothing is delivered to any more."""
-        self._tests.pop(address, None)
-
     async def _test(self, address: str, target_epoch: int) -> None:
-        taps = taps_to_probe(self._state.head.opening.spec.taps, self._state.head.num_layers)
-        replies = list[tpb.ProbeReply]()
-        for first in range(0, len(taps), MAX_PROBE_TAPS):
-            part = taps[first : first + MAX_PROBE_TAPS]
+        head = self._state.head
+        taps, replies = taps_to_probe(head.opening.spec.taps, head.num_layers), list[tpb.ProbeReply]()
+        for part in _parts(taps):
             probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=self._ids, taps=part)
             try:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(f"the target ran no probe: {describe_failure(error)}") from None
         try:
-            outcome = await self._engine.call(EngineJob, partial(self._score, taps, replies))
+            outcome = await self._engine.call(EngineJob, lambda: score_head(head, seen_in(self._ids, taps, replies)))
         except OutOfBlocks as error:
             raise Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0) from None
         except Exception as error:
-            log.error("the test of the head failed", exc_info=error)
+            log.exception("the test of the head failed")
             raise IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}") from None
-        self._metrics.head_agreement.labels(draft=short_name(self._model)).set(outcome.configured.agreement)
-        refusal = judge(outcome, self._model, trusts=self._trusts)
+        config = self._state.config
+        assert isinstance(config, DraftConfig)
+        model = full_name(config.model)
+        self._metrics.head_agreement.labels(draft=short_name(model)).set(outcome.configured.agreement)
+        refusal = judge(outcome, model, trusts=config.trust_draft_config)
         if refusal is not None:
             raise IncompatiblePair(refusal)
 
-    def _score(self, taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Outcome:
-        """Run the head. On the engine thread."""
-        return score_head(self._state.head, seen_in(self._ids, taps, replies))
-
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
-    """Return what a target's replies show of a text: each has MAX_PROBE_TAPS of the taps, the last one the rest."""
+    """Join a target's replies about a text: each has MAX_PROBE_TAPS of the taps, the last one the rest. Call it on the
+    engine thread.
+    """
     found = dict[int, torch.Tensor]()
-    for index, reply in enumerate(replies):
-        part = taps[index * MAX_PROBE_TAPS :][:MAX_PROBE_TAPS]
-        states = as_tensor(np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1).copy())
-        found.update(zip(part, states.unbind(1), strict=True))
+    for part, reply in zip(_parts(taps), replies, strict=True):
+        bits = np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1)
+        found.update(zip(part, as_tensor(bits.copy()).unbind(1), strict=True))
     return Seen(ids, found, torch.tensor(list(replies[0].best_ids)))
+
+
+def _parts(taps: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(taps), MAX_PROBE_TAPS):
+        yield taps[first : first + MAX_PROBE_TAPS]

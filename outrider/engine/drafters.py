@@ -5,6 +5,7 @@ methods of `outrider.papers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.papers.beam_drafts import BeamDrafts
 from outrider.papers.beam_growth import BeamGrowth
-from outrider.papers.cascade import CascadeTable
+from outrider.papers.cascade import open_cascade
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
@@ -121,4 +122,4 @@ def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
 
 def rows_ahead(table: SequenceDrafter) -> OpenAhead:
     """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
-    return CascadeTable(table).open
+    return partial(open_cascade, table, {})

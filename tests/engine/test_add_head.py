@@ -146,7 +146,7 @@ def test_a_new_head_drafts_for_its_target(target: str, tmp_path: Path, monkeypat
     state = pair.draft.base.loaded
     assert state.info().kv_bytes_per_token > 0 and state.info().attention_path == "paged"
     labels = {way.label for way in pair.test_wiring().others}
-    assert "reading after the final norm" in labels
+    assert "reading the hidden states [-1] (-1 = normed)" in labels
     plain, *_ = output_of(pair, is_drafted=False)
     drafted, num_drafted, num_accepted = output_of(pair, is_drafted=True)
     assert drafted == plain and num_drafted > NUM_TOKENS and num_accepted > 0

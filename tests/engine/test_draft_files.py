@@ -64,7 +64,7 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 @pytest.mark.parametrize(
     ("config", "names", "words"),
     [
-        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of type 'dflash2'"),
+        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of another type"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, EAGLE1, "Domino"),
         ({"architectures": ["DFlash2DraftModel"]}, EAGLE1, "DFlash2"),
         ({"dflash_config": {"projector_type": "domino"}}, EAGLE1, "Domino"),
@@ -106,7 +106,7 @@ def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])
 def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
     assert pard_block(files(tmp_path, {**LLAMA, "pard_token": 96})).mask_id == 96
-    with pytest.raises(ConfigError, match=r"pard_token of .* must be a whole number from 0 to 96"):
+    with pytest.raises(ConfigError, match=r"pard_token or ptd_token_id of .* must be a whole number from 0 to 96"):
         pard_block(files(tmp_path, {**LLAMA, "pard_token": token}))
 
 

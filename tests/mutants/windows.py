@@ -1,7 +1,7 @@
 """Rows that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
+from tests.mutants.operators import call, drop, operation, read, statement, subscript
 
 LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
 UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
@@ -16,7 +16,7 @@ WINDOWS = (
     ),
     Mutant(
         "outrider.papers:Window.learn",
-        subscript("_levels", "1", to="_0[:-1]"),
+        subscript("window", to="_0[:-_1]", nth=(2, 2)),
         "the window stands still while its columns move, and its n-grams are none",
         UNIT,
     ),
@@ -28,19 +28,19 @@ WINDOWS = (
     ),
     Mutant(
         f"{LOOKAHEAD}.rows_beside",
-        operation("+", to="_1"),
+        call("range", to="range(_1 - _0)"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
     ),
     Mutant(
         f"{PASS}.read",
-        never("path"),
+        subscript("ROOT", to="ROOT"),
         "what is said behind the last token is taken for what follows the drafts that were kept",
         PASS_TESTS,
     ),
     Mutant(
         f"{PASS}.rows_beside",
-        never(beside=("append", "parents")),
+        statement("parents", "+", to="pass"),
         "look-ahead ids hang side by side, and say what each says alone",
         PASS_TESTS,
     ),

@@ -204,7 +204,7 @@ async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyP
     ("data", "why"),
     [
         (map_of(hidden=HIDDEN + 1), "is it another target's head?"),
-        (map_of(taps=(0, LAYERS + 1)), f"asks for tap {LAYERS + 1}"),
+        (map_of(taps=(0, LAYERS + 1)), f"reads the taps [0, {LAYERS + 1}]"),
         (map_of().replace(b"F32", b"I32"), "must be one of"),
         (b"x" * 64, "cannot be read"),
         (map_of()[:-4] + b"\x00\x00\xc0\x7f", "not finite"),
@@ -321,10 +321,10 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     [
         (0, [0], "0 tokens"),
         (129, [0], "129 tokens"),
-        (4, [], "0 taps"),
+        (4, [], "0 in all"),
         (4, [0] * 17, "17 taps"),
-        (4, [LAYERS + 1], "tap 3"),
-        (4, [-2], "tap -2"),
+        (4, [LAYERS + 1], r"taps \[3\]"),
+        (4, [-2], r"taps \[-2\]"),
     ],
 )
 async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:

@@ -87,7 +87,7 @@ async def test_a_head_is_tested_once_in_each_life_of_a_target_that_it_fits(monke
     for address, epoch in lives:
         why = said.get((address, epoch))
         assert [await found(test, address, epoch), await found(test, address, epoch)] == [why, why]
-    assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8), ("a:1", 7)]
+    assert asked == [("a:1", 7), ("b:1", 7), ("b:1", 7), ("a:1", 8)]
 
 
 async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,12 @@ async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.Monkey
     answers.set()
     await both
     assert asked == ["a:1"]
-    test.forget("a:1")
     answers.clear()
     with pytest.raises(TimeoutError):  # as a gateway's call has a deadline
         async with asyncio.timeout(0.01):
-            await test("a:1", 7)
+            await test("a:1", 8)
     answers.set()
-    await test("a:1", 7)
+    await test("a:1", 8)
     assert asked == ["a:1", "a:1"], "the test went on"
 
 

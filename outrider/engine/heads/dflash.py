@@ -151,7 +151,7 @@ def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> H
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))
     facts = _facts(reader, is_dspark=is_dspark)
-    norm, fc = reader.take_norm("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
+    norm, fc = reader.take("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
     spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
     opening = OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
     return reader.complete(facts, DFlashHead, opening)

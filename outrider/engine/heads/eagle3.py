@@ -128,10 +128,11 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    reader.tensors["mask_hidden"] = hidden.flatten()  # files may have dimensions of one in front
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
-    reader.check_tapped("mask_hidden", hidden.numel(), num_taps)
+    hidden = reader.take("mask_hidden", num_taps * target.width)
     reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
     return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
@@ -199,7 +200,7 @@ def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Te
             there = "there" if has else "missing"
             raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
         if has and found == "none":  # a norm beside it is refused as a tensor that no head has
-            norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
+            norms = [reader.take(name, width * num_taps // len(names)) for name in names]
             found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
     if found == "all":
         opened["norm"] = opened["norm"][0]

@@ -137,7 +137,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )
-    reader.check_shapes(facts, MedusaHeads)
+    reader.check_tensors(facts, MedusaHeads)
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
 
 
