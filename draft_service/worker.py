@@ -59,15 +59,7 @@ def _parts(base: Base[Any]) -> Parts:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service, checks), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    grower = Grower(
-        partial(create_drafter, state, base.keeper, metrics, flush=base.engine.flush),
-        base.keeper,
-        base.engine,
-        deliverer.send,
-        metrics,
-        info.vocab_size,
-        deliverer.request_rows,
-        info.eos_token_ids,
-        state.open_ahead if isinstance(state, ModelState) else None,
-    )
+    make_drafter = partial(create_drafter, state, base.keeper, metrics)
+    open_ahead = state.open_ahead if isinstance(state, ModelState) else None
+    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
     return Parts(grower, add_services, deliverer.close)

@@ -29,9 +29,7 @@ def commit_tokens(
 
     `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
     """
-    stop_ids = set(params.stop_token_ids)
-    if not params.ignore_eos:
-        stop_ids.update(eos_token_ids)
+    stop_ids = params.stop_ids(eos_token_ids)
     token_ids, finish = list[int](), None
     for num_now, token_id in enumerate(decided_ids, start=num_output + 1):
         token_ids.append(token_id)

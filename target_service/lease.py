@@ -112,7 +112,7 @@ class Lease:
     @property
     def length(self) -> int:
         """Number of committed tokens, or of tokens of each live beam."""
-        return len(self.slot.committed) if self.beams is None else self.beams.length
+        return len(self.slot.committed) if self.beams is None else self.beams.tree.length
 
     @property
     def max_drafts(self) -> int:

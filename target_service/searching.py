@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 from outrider.engine.model_runner import ModelRunner
@@ -38,25 +37,25 @@ def commit_search(
 ) -> Verdict:
     """Commit the levels that a search has decided. Raises OutOfBlocks."""
     lease, beams, fed, _, fallback = search
-    slot, draft = lease.slot, lease.first
-    length, is_done, num_accepted = beams.length, beams.search.is_done, len(levels) - 1
+    slot, draft, num_drafted = lease.slot, lease.first, len(fed.drafts)
+    length, is_done, num_accepted = beams.tree.length, beams.search.is_done, len(levels) - 1
     if is_done:
         slot.truncate(len(slot.committed))
         finish = Finish.STOP if levels[-1].live else Finish.LENGTH
     else:
         finish = None
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
-    metrics.note_parked("verified", fed.num_drafts)
+    metrics.note_parked("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
-    is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
-    outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
+    is_refused = draft.refused is not None
+    outcome = DraftOutcome(num_drafted, num_accepted, num_drafted > 0, draft.hit, is_refused, draft.buffer.num_wasted)
     return Verdict(
         committed_len=length,
         token_ids=(),
-        kinds=kinds_of(num_accepted, fed.num_drafts, len(levels) > fed.depth),
+        kinds=kinds_of(num_accepted, num_drafted, len(levels) > fed.depth),
         finish=finish,
-        outcomes=[outcome, *repeat(DraftOutcome(), len(lease.drafts))],
-        drafter=Drafter.MODEL if is_verified else None,
+        outcomes=[outcome] + [DraftOutcome()] * len(lease.drafts),
+        drafter=Drafter.MODEL if num_drafted else None,
         depth=fed.depth,
         fallback=fallback,
         timings=times.timings(lease),

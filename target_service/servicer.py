@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -21,13 +21,10 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
-from target_service.feature_jobs import FeatureJob
 from target_service.feature_stream import FeatureStream
+from target_service.features import FeatureJob, Features
 from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
-
-if TYPE_CHECKING:
-    from target_service.features import Features
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):

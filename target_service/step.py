@@ -205,7 +205,7 @@ class Step:
             self._in_step.append(lease)
             if lease.beams is not None:
                 fed = lease.beams.feed(lease.slot, choice.num_drafts)
-                fallback = self._drafting.fallback(lease, fed.num_drafts, is_left_out=bool(lease.first.hit))
+                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
                 searches.append(SearchShare(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)

@@ -15,8 +15,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams
 from target_service.drafting import Drafting, Merge
-from target_service.feature_jobs import FeatureJob
-from target_service.features import Features
+from target_service.features import FeatureJob, Features
 from target_service.jobs import ExtendJob, RefusedDelivery, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
@@ -61,8 +60,8 @@ class Verifier:
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
                 self._verify(job)
-            case FeatureJob():
-                self._features.handle(job)
+            case FeatureJob(run):
+                run(self._features)
             case RefusedDelivery(ticket, why):
                 self._leases.refuse(ticket, why)
             case OpenJob():
@@ -118,7 +117,7 @@ class Verifier:
             self._leases.answer(job, committed)
             return
         slot = committed
-        length = len(slot.committed) if beams is None else beams.length
+        length = len(slot.committed) if beams is None else beams.tree.length
         if job.until_len <= length or (beams is not None and beams.search.is_done):
             why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
@@ -130,7 +129,8 @@ class Verifier:
             num_same += 1
         self._own_drafts.commit(slot, num_same)
         self._features.cut(key, num_same)
-        self._features.lease_began(self._leases.begin(job, slot, beams))
+        self._leases.begin(job, slot, beams)
+        self._features.send_kept()
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
         """Return a slot's search, brought to the levels of a message; None where it has none."""

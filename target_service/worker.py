@@ -56,7 +56,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
         max_buffer_bytes = buffer_bytes(config.max_slots, vocab_size, memory_bytes)
         leases = Leases(max_buffer_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
-        features = Features(loaded.runner, leases, base.engine.answer)
+        features = Features(loaded.runner, leases)
         tokenizer_json = loaded.tokenizer.tokenizer_json
         drafters = target_drafters(config, loaded.runner, tokenizer_json)
         if config.heads is not None:

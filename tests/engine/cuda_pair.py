@@ -32,8 +32,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
-from target_service.features import Features
+from target_service.features import FeatureJob, Features, FeatureSubscription
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -151,10 +150,9 @@ class Pair:
     has_room = True
 
     def _add_head(self, offer: HeadOffer) -> None:
-        facts, answers = self.target.worker._runner.facts, list[Any]()
+        facts = self.target.worker._runner.facts
         opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
-        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening, answers.append)))
-        assert answers == [None], answers
+        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
         self._digest = offer.digest
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:

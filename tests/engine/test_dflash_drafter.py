@@ -85,10 +85,10 @@ class Drafting(Draft):
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             def drafter(growing: Any) -> MaskDrafter:
                 shape = head.block
-                feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
+                feeder = Feeder(self.runner, keeper, metrics, 32, growing)
                 if head.markov_head is None:
-                    return MaskDrafter(feeder, keeper, shape)
-                return SequentialDrafter(feeder, keeper, shape, path)
+                    return MaskDrafter(feeder, shape)
+                return SequentialDrafter(feeder, shape)
 
             return drafter
 

@@ -202,9 +202,7 @@ class TestDrafter:
         shape = replace(shape, size=NUM)
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> Any:
-            return lambda growing: MaskDrafter(
-                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, shape
-            )
+            return lambda growing: MaskDrafter(Feeder(runner, keeper, metrics, 32, growing), shape)
 
         self.table = SlotTable(runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         return Draft(make, self.table, VOCAB, LONG)

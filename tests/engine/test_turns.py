@@ -46,8 +46,7 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.feature_jobs import FeatureSubscription
-from target_service.features import Features
+from target_service.features import Features, FeatureSubscription
 from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
@@ -114,12 +113,12 @@ class Base:
     def make_grower(self, runner: ModelRunner, send: Send, table: SequenceDrafter | None = None) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
-            lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
+            lambda growing: ModelDrafter(Feeder(*rest, growing)),
             self.keeper,
             self.engine,
             send,
             self.metrics,
-            runner.facts.vocab_size,
+            lambda address, epoch, request: None,
             open_ahead=None if table is None else rows_ahead(table),
         )
 
@@ -161,7 +160,7 @@ class Target(Base):
             Drafter.PASS: PassDrafter(runner.facts.vocab_size, NUM_AHEAD),
         }
         self.own = OwnDrafts(self.drafters)
-        self.features = Features(runner, self.leases, self.engine.answer)
+        self.features = Features(runner, self.leases)
         rest = (MAX_PREFILL, self.own, self.features, merge)
         self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
         self.ids: dict[int, list[int]] = {}

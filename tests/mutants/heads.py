@@ -12,6 +12,7 @@ from tests.mutants.operators import (
     never,
     operation,
     read,
+    subscript,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -165,8 +166,8 @@ HEADS = (
         DRAFTER_TESTS,
     ),
     Mutant(
-        "draft_service:SequentialDrafter._state_before",
-        comparison("==", "ROOT", to="True"),
+        "draft_service:SequentialDrafter._step",
+        subscript("states", to="self._sequential.begin()[None]"),
         "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),

@@ -32,7 +32,8 @@ class Course:
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.buffer = draft, list[Delivery](), 100.0, DraftBuffer()
         tree: Any = draft.tree
-        self.growing = DraftSlot(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing = DraftSlot(job, slot, draft.shares, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing.tree = tree
         self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 

@@ -392,7 +392,7 @@ class Slot(BareSlot):
         that live on follow.
         """
         self.cached[start:] = ids
-        self._num_agreed = min(len(self.cached), len(self.ids) - self.first)
+        self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:
