@@ -73,7 +73,7 @@ def _decide_slot(
     def matching_id(node: int) -> int:
         return coupled_id(target_law(node), params, committed_len + tree.depth(node))
 
-    if proposal.is_matched:
+    if not proposal.draws:
         return walk(tree, best_id if params.greedy else matching_id)
     noise = Noise(uniforms, lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place))
     if is_block(proposal):

@@ -93,6 +93,8 @@ class Heads:
         """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
         self._check_features()
+        if not spec.num_bytes:
+            raise InvalidRequest("the head's projection has num_bytes 0, must have at least 1")
         for digest, head in self._heads.items():
             if stream in head.streams and digest != spec.digest:
                 raise InvalidRequest("this stream has another head; register each on a stream of its own")

@@ -47,8 +47,8 @@ def commit_search(
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
     metrics.note_parked("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
-    is_refused = draft.refused is not None
-    outcome = DraftOutcome(num_drafted, num_accepted, num_drafted > 0, draft.hit, is_refused, draft.buffer.num_wasted)
+    is_verified = num_drafted > 0
+    outcome = DraftOutcome(num_drafted, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted)
     return Verdict(
         committed_len=length,
         token_ids=(),

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -62,19 +61,18 @@ class Step:
         engine: EngineThread,
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
-        drafting: Drafting,
         own_drafts: OwnDrafts,
         features: Features,
     ) -> None:
-        self._runner = runner
-        self._keeper = keeper
-        self._leases = leases
-        self._engine = engine
+        self.runner = runner
+        self.keeper = keeper
+        self.leases = leases
+        self.engine = engine
+        self.max_prefill_tokens = max_prefill_tokens
+        self.own_drafts = own_drafts
+        self.features = features
         self._metrics = metrics
-        self._max_prefill_tokens = max_prefill_tokens
-        self._drafting = drafting
-        self._own_drafts = own_drafts
-        self._features = features
+        self._drafting = Drafting(own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees)
         self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
@@ -95,9 +93,10 @@ class Step:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them. Returns
         whether there was anything to do.
         """
-        self._leases.take_delivered()
-        running = self._leases.running()
-        ready = [lease for lease in running if not needs_prefill(lease.slot)]
+        self._in_step = []
+        self.leases.take_delivered()
+        running = self.leases.running()
+        ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         candidates = self._candidates(ready, now)
         if not candidates and len(running) == len(ready) and self._held_until is not None:
             self._ended_s = None
@@ -112,21 +111,21 @@ class Step:
             self._ended_s = None
             return turn.worked
         started_s = time.monotonic()
-        self._engine.flush()  # the last verdicts leave while this runs
-        logits = self._runner.forward(rows)
-        self._features.fed(rows)
+        self.engine.flush()  # the last verdicts leave while this runs
+        logits = self.runner.forward(rows)
+        self.features.fed(rows)
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
-        times = StepTimes(started_s, 0.0, 0.0, len(all_shares), num_all_tokens)
+        times = StepTimes(started_s, len(all_shares), num_all_tokens)
         num_sampled = sum(share.row.num_logits for share in shares)
         num_committed = self._decide(shares, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
-            self._runner.forward_s()  # nothing else waits for pieces of prompts
+            self.runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
-            self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
-        self._features.send()
+            self.features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
+        self.features.send()
         seconds = time.monotonic() - started_s
         self._scheduler.done(turn, num_step_tokens, seconds)
         for slot in note_scores(turn.pieces, logits[num_decided:]):
@@ -139,7 +138,7 @@ class Step:
         self._pieces = ()
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
-        self._keeper.refresh_gauges()
+        self.keeper.refresh_gauges()
         return True
 
     # candidates
@@ -148,7 +147,6 @@ class Step:
         """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
         wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
         """
-        self._in_step = list(ready)
         candidates, pending = list[Candidates](), list[PendingDraft]()
         for lease in ready:
             candidates.append(self._drafting.candidates(lease))
@@ -158,9 +156,9 @@ class Step:
         waiting = waits_alone(pending, now)
         for lease in ready:
             if self._held_until is not None or lease.slot.key in waiting:
-                lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
+                if lease.held_from_s is None:
+                    lease.held_from_s = now
                 lease.slot.asked_s = now  # it does not rest
-        self._in_step = []
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
@@ -168,7 +166,6 @@ class Step:
         going = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                self._in_step.append(found.lease)
                 going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
         return going
 
@@ -178,13 +175,13 @@ class Step:
         self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
     ) -> tuple[list[StepShare], list[SearchShare], Turn]:
         """Return what each slot of the step feeds to it, and the scheduler's choice with its pieces of prompts."""
-        pool = self._runner.pool
+        pool = self.runner.pool
         num_free = pool.num_free * pool.block_size
-        absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
+        absent = [lease.slot.scheduling for lease in self.leases if lease.is_soon_ready(now)]
         chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
         demands = [found.demand for found in candidates]
-        choices = self._budget.choose(demands, self._max_prefill_tokens, num_free, absent)
+        choices = self._budget.choose(demands, self.max_prefill_tokens, num_free, absent)
         for found, choice in zip(candidates, choices, strict=True):
             slot = found.lease.slot
             if choice is None:
@@ -223,9 +220,9 @@ class Step:
             return 0
         proposals = [share.proposal for share in shares]
         own, beside = split_logits(proposals, logits)
-        states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
+        states = [self.keeper.sampling_state(share.lease.slot) for share in shares]
         decisions = decide(proposals, states, own)
-        times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        times.forwarded_s = times.started_s + self.runner.forward_s()
         decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
@@ -238,15 +235,15 @@ class Step:
             sound = until_grammar_fails(share.proposal, state, decision)
             if sound is None:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
-                self._leases.end(slot.key, why, Fault.GRAMMAR)
+                self.leases.end(slot.key, why, Fault.GRAMMAR)
                 continue
             decided.append((share, sound))
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
         explanations = explain(explained, own) if explained else {}
-        times = replace(times, decided_s=time.monotonic())
-        self._leases.take_delivered(in_step=True)
-        rest = self._runner, self._own_drafts, self._features, self._metrics
+        times.decided_s = time.monotonic()
+        self.leases.take_delivered(in_step=True)
+        rest = self.runner, self.own_drafts, self.features, self._metrics
         num_committed = 0
         for share, sound in decided:
             key = share.lease.slot.key
@@ -259,9 +256,9 @@ class Step:
         """Do as `_decide` for slots that search beams; return how many levels they decided together."""
         if not searches:
             return 0
-        self._leases.take_delivered(in_step=True)
+        self.leases.take_delivered(in_step=True)
         best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
-        times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        times.forwarded_s = times.started_s + self.runner.forward_s()
         num_committed = end = 0
         for search in searches:
             start, end = end, end + search.row.num_logits
@@ -273,8 +270,8 @@ class Step:
             except NonFiniteLogits as error:
                 self._end(search.lease.slot, f"verify failed: {error.message}")
                 continue
-            times = replace(times, decided_s=time.monotonic())
-            self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
+            times.decided_s = time.monotonic()
+            self._answer(search.lease, commit_search(search, levels, times, self.runner, self._metrics))
             num_committed += len(levels)
         return num_committed
 
@@ -285,8 +282,8 @@ class Step:
         now = lease.slot.asked_s = time.monotonic()
         lease.begin_step(now)
         if verdict.finish is not None:
-            self._leases.finish(lease.slot.key)
-        self._leases.answer(lease.job, verdict)
+            self.leases.finish(lease.slot.key)
+        self.leases.answer(lease.job, verdict)
         self._in_step.remove(lease)
         kind = "plain" if TokenKind.PLAIN in verdict.kinds else "verify"
         self._metrics.steps.labels(kind=kind).inc()
@@ -297,17 +294,20 @@ class Step:
             self._end(lease.slot, f"the target's step failed: {error}")
         for piece in self._pieces:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
-            key = piece.slot.key
             self._end(piece.slot, f"feeding the prompt failed: {error}")
-            self._leases.closed(key)
-            self._features.closed(key)
-            self._own_drafts.drop(key)
-            self._keeper.close(CloseJob(*key))
+            self.forget(piece.slot.key, is_ended=False)
+            self.keeper.close(CloseJob(*piece.slot.key))
         self._in_step = []
         self._pieces = ()
         self._ended_s = None
 
+    def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
+        """End what goes on for a slot that is closed. is_ended: its output is complete and sound."""
+        self.leases.closed(key)
+        self.own_drafts.close(key, is_ended=is_ended)
+        self.features.closed(key)
+
     def _end(self, slot: Slot, why: str) -> None:
         """End the slot's lease, if it has one, and trust nothing that is cached of it."""
-        self._leases.end(slot.key, why, Fault.INTERNAL)
+        self.leases.end(slot.key, why, Fault.INTERNAL)
         slot.distrust()

@@ -34,7 +34,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     log_phase("importing torch")
     import torch
 
-    from outrider.engine.drafters import merge, target_drafters
+    from outrider.engine.drafters import target_drafters
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.loading.loader import CPU_FRACTION
     from outrider.engine.loading.memory import free_memory_bytes
@@ -47,6 +47,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.own_drafts import OwnDrafts
     from target_service.own_heads import load_own_heads
     from target_service.servicer import TargetServicer
+    from target_service.step import Step
     from target_service.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
@@ -63,8 +64,9 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
             drafters[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
         own_drafts = OwnDrafts(drafters, takes_trees=loaded.runner.supports_trees)
         loaded.drafters = own_drafts.offered
-        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features, merge)
-        verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
+        metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
+        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features)
+        verifier = Verifier(Step(loaded.runner, base.keeper, leases, base.engine, *rest))
 
         def add_services(server: Any) -> list[str]:
             runner = loaded.runner

@@ -32,6 +32,10 @@ log = get_logger(__name__)
 _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
 
 
+_DRAFTERS = frozenset(("", *Drafter))
+"""Labels that a verdict may name whoever drafted by; "" where nobody did, or the request's grammar."""
+
+
 MAX_FAULTS = 2
 """Of one request in a row, before it fails: a request that no target can answer must not try them all."""
 
@@ -154,6 +158,7 @@ class Verification:
             self._mend(target, reply.error)
             return None
         verdict: tpb.Verdict = reply.verdict
+        self._check(verdict)
         num_committed = self._session.num_committed_by(verdict)
         if verdict.committed_len != self._session.committed_len or not num_committed:
             self._note_other_length(verdict, num_committed)
@@ -162,6 +167,17 @@ class Verification:
         self.slot.agreed_len = verdict.committed_len + num_committed
         self._num_faults, self._avoid = 0, None
         return verdict
+
+    def _check(self, verdict: tpb.Verdict) -> None:
+        """Raise WorkerFault for a verdict that cannot be one of this lease."""
+        num_outcomes, num_expected = len(verdict.outcomes), len(self.tickets) + 1
+        if num_outcomes != num_expected:
+            raise WorkerFault(
+                f"the target's verdict has {num_outcomes} outcomes, must have {num_expected}: one for each draft "
+                "worker and one for the target itself"
+            )
+        if verdict.drafter not in _DRAFTERS:
+            raise WorkerFault(f"the target's verdict names drafter {verdict.drafter[:100]!r}, which is none")
 
     async def _next_reply(self, target: Connection, verdicts: Replies[tpb.TargetReply]) -> tpb.TargetReply:
         while True:

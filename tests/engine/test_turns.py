@@ -22,7 +22,7 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import merge, rows_ahead
+from outrider.engine.drafters import rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
@@ -46,12 +46,14 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
+from target_service.drafting import Drafting
 from target_service.features import Features, FeatureSubscription
 from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
+from target_service.step import Step
 from target_service.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
@@ -161,8 +163,8 @@ class Target(Base):
         }
         self.own = OwnDrafts(self.drafters)
         self.features = Features(runner, self.leases)
-        rest = (MAX_PREFILL, self.own, self.features, merge)
-        self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
+        rest = (self.metrics, MAX_PREFILL, self.own, self.features)
+        self.verifier = Verifier(Step(runner, self.keeper, self.leases, self.engine, *rest))
         self.ids: dict[int, list[int]] = {}
 
     def open(self, slot: int, ids: list[int], **options: Any) -> None:
@@ -264,7 +266,7 @@ def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelR
     small = make(runner, SMALL)
     assert answers(small, prompts) == expected
     assert small.count("preemptions_total") > 0 and small.metrics_of("verify") > 0
-    assert len(small.own) == 0 and small.pool.num_in_use == 0
+    assert len(small.own._slots) == 0 and small.pool.num_in_use == 0
 
 
 @pytest.mark.parametrize("make", [WindowTarget, PassTarget])
@@ -290,16 +292,15 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
         read(slot, logits, path, rows)
 
     verified = dict[SlotKey, DraftTree]()
-    drafting = target.verifier._step._drafting
-    make = drafting.proposal
+    make = Drafting.proposal
 
-    def made(*chosen: Any) -> Proposal:
-        found = make(*chosen)
+    def made(drafting: Drafting, *chosen: Any) -> Proposal:
+        found = make(drafting, *chosen)
         verified[found.slot.key] = found.tree
         return found
 
     monkeypatch.setattr(drafter, "read", compared)
-    monkeypatch.setattr(drafting, "proposal", made)
+    monkeypatch.setattr(Drafting, "proposal", made)
     for slot in range(2):
         target.open(slot, prompt(slot, 12), max_tokens=40)
     while target.table.num_in_use:
@@ -355,10 +356,10 @@ def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
     with pytest.raises(RuntimeError):
         target.step()
     target.verifier.fail_step(RuntimeError("out of memory"))
-    assert isinstance(failed[0], JobError) and len(target.own) == 1 and len(target.leases) == 0
+    assert isinstance(failed[0], JobError) and len(target.own._slots) == 1 and len(target.leases) == 0
     monkeypatch.setattr(runner, "forward", forward)
     target.lease(0, lambda result: target.heard(0, result))
-    assert target.run()[0] == expected and len(target.own) == 0
+    assert target.run()[0] == expected and len(target.own._slots) == 0
 
 
 def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRunner) -> None:

@@ -75,7 +75,7 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service:StepRows._uniforms",
+        "target_service:StepRows.__init__",
         argument("host_slot_uniforms", 1, to="[0] * len(_)"),
         "a round uses the numbers that the round before has looked at",
         DECIDED,

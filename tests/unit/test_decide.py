@@ -149,7 +149,7 @@ def one_in_words(r: Proposal, laws: np.ndarray) -> Decided:
     def own(j: int, weights: np.ndarray) -> int:
         return block_rule.gumbel_max(weights, r.slot.params, start + j)
 
-    if r.is_matched:
+    if not r.draws:
         said = [own(j, law) for j, law in enumerate(laws)]
         kept = [a == b for a, b in zip(said, r.tree.ids, strict=False)]
         return accepted(n := [*kept, False].index(False), said[n])

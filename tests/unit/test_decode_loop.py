@@ -309,6 +309,18 @@ async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_s
 
 
 @pytest.mark.parametrize(
+    ("facts", "why"),
+    [({"outcomes": [tpb.DraftOutcome()]}, "has 1 outcomes, must have 2"), ({"drafter": "nobody"}, "drafter 'nobody'")],
+)
+async def test_a_verdict_that_cannot_be_of_this_lease_ends_the_request(facts: dict[str, Any], why: str) -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1], "p", **facts)
+        with pytest.raises(WorkerFault, match=why):
+            await first
+
+
+@pytest.mark.parametrize(
     ("code", "reason", "opens_again"),
     [
         (pb.WORKER_ERROR_CODE_BEHIND, "behind", False),

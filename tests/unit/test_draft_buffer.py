@@ -199,9 +199,9 @@ def test_the_best_come_first_and_parents_before_their_children() -> None:
     for ids, parents, ranks in (([1, 2, 3], [TREE_ROOT, 0, 0], [0, 0, 1]), ([4, 5], [TREE_ROOT, 0], [1, 0])):
         kinds = [NodeKind.GUESS] * len(ids)
         buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
-    nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, 4)
+    nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(num_nodes=4, max_depth=4))
     tree = buffer.tree.select(nodes)
     assert (tree.ids, tree.parents) == ([1, 2, 4, 3], [-1, 0, -1, 0])
     assert [round(prob, 3) for prob in probs] == [0.6, 0.36, 0.3, 0.18]
-    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, 3, TreeShape(widths=(1, 2)))
+    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(widths=(1, 2)))
     assert [buffer.tree.ids[node] for node in wide] == [1, 2, 3]

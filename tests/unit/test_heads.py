@@ -194,6 +194,12 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     assert target.replies[1][-1] == (READY, ""), "it may be tried again"
 
 
+async def test_a_head_without_weights_is_refused_at_once() -> None:
+    target = Target()
+    assert target.register(1, map_of(), num_bytes=0) is REFUSED
+    assert "num_bytes 0, must have at least 1" in await target.refused()
+
+
 async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data = Target(), map_of()
     target.register(1, data, num_bytes=30)

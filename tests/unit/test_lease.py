@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
@@ -155,7 +154,7 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
 
 
 def drafting(own: Any, keeper: Any = None) -> Drafting:
-    return Drafting(own, merge, keeper, WorkerMetrics("target"), 9, takes_trees=True)
+    return Drafting(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True)
 
 
 class _TwoDrafters:
