@@ -9,10 +9,9 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Level
 from outrider.engine.step_plan import Row
 from outrider.wire.drafters import Drafter
-from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed
-from target_service.commit import kind_of_next
+from target_service.commit import kinds_of
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
 from target_service.verdicts import StepTimes
@@ -50,11 +49,10 @@ def commit_search(
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
     is_verified = num_drafted > 0
     outcome = DraftOutcome(num_drafted, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted)
-    last = kind_of_next(num_drafted, len(levels) > fed.depth)
     return Verdict(
         committed_len=length,
         token_ids=(),
-        kinds=[TokenKind.ACCEPTED] * num_accepted + [last],
+        kinds=kinds_of(num_accepted, num_drafted, len(levels) > fed.depth),
         finish=finish,
         outcomes=[outcome] + [DraftOutcome()] * len(lease.drafts),
         drafter=Drafter.MODEL if num_drafted else None,

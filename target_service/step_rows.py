@@ -38,18 +38,17 @@ class Decided:
         return self.path[-1] if self.path else ROOT
 
 
-def walk(tree: DraftTree, next_id: Callable[[int], int], max_accepted: int | None = None) -> Decided:
+def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
     """Accept draft tokens as far as they are what the target says.
 
-    next_id(node): the target's token after a node or ROOT, asked for along one path. max_accepted: length of the path
-    at which it ends, whatever follows.
+    next_id(node): the target's token after a node or ROOT, computed along one path alone.
     """
     node = ROOT
     path = list[int]()
     while True:
         token_id = next_id(node)
         child = tree.child(node, token_id)
-        if child is None or len(path) == max_accepted:
+        if child is None:
             return Decided(tuple(path), token_id)
         path.append(child)
         node = child

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draft_service.jobs import AdvanceJob
 from outrider.drafting.drafter import SequenceDrafter
@@ -44,14 +46,13 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 class Cost(RowCost):
     """What no clock decides."""
 
-    reach = 32
-
     def __init__(self, base: float = 1.0) -> None:
         super().__init__()
+        self.reach = 32
         self._base = base
 
-    def seconds(self, num_rows: int) -> float:
-        return self._base**num_rows
+    def seconds(self, num_rows: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        return self._base ** np.asarray(num_rows)
 
     def note(self, num_rows: int, seconds: float) -> None: ...
 

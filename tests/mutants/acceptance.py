@@ -63,8 +63,8 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service:own_draw",
-        operation("+", to="_0"),
+        "target_service:_decide_slot",
+        argument("coupled_place", 3, to="_0"),
         "the numbers that draw a bonus token are looked at again, at another position",
         DECIDED,
     ),
