@@ -130,7 +130,7 @@ class Pair:
             return Worker(base, make(base))
 
         class Deliverer:
-            def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
+            def __init__(self, metrics: Any, submit: Any, certificates: Any, offer: HeadOffer | None) -> None:
                 self.close = self.stub = self.register = None
                 pair._offer = offer
 
@@ -150,7 +150,7 @@ class Pair:
     has_room = True
 
     def _add_head(self, offer: HeadOffer) -> None:
-        facts = self.target.worker._runner.facts
+        facts = self.target.worker._step.runner.facts
         opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
         self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
         self._digest = offer.digest
