@@ -71,8 +71,14 @@ class Beams:
         self._max_prefill_tokens = max_prefill_tokens
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
-        """Return the draft tokens that the next step might feed, as the budget takes them."""
-        return self.drafts.offers(shares, slot.most_cached - len(slot.cached) - self.num_fed(slot))
+        """Return the draft tokens that the next step might feed, as the budget takes them; none where it feeds a piece
+        of the beams and decides nothing.
+        """
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
+            return []
+        num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
