@@ -109,8 +109,10 @@ class Features:
         """Make no features for a head any more."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
-        for buffers in self._buffers.values():
+        for key, buffers in list(self._buffers.items()):
             buffers.pop(digest, None)
+            if not buffers:
+                del self._buffers[key]
 
     def _set_taps(self) -> None:
         taps = sorted({tap for head in self._heads.values() for tap in head.projection.spec.taps})
