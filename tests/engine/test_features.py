@@ -123,6 +123,18 @@ def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(targe
     target.run()
 
 
+def test_a_verify_sends_what_is_kept_of_its_own_lease_alone(target: Served) -> None:
+    target.want(0)
+    target.link.has_room = False
+    target.open(0, prompt(0))
+    target.steps(4)
+    target.link.has_room = True
+    target.open(1, prompt(1))
+    assert not target.link.spans, "a verify of one slot takes no time for others"
+    target.lease(0, lambda result: target.heard(0, result))
+    assert target.link.ends(0) > 0
+
+
 def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target: Served) -> None:
     target.open(0, prompt(0))
     target.want(0, start=NUM_PROMPT + 2)
