@@ -20,6 +20,7 @@ not at all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -222,13 +223,14 @@ class VerifyBudget:
         theirs in all.
         """
         offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
-        # Of steps with none, one, two .. of the offers, [N + 1] each.
-        rows = np.array(list(accumulate((offer.num_rows for offer in offers), initial=num_rows)))
-        step_s = self.cost.seconds(rows)
+        # Of steps with none, one, two .. of the offers, as far as there is room.
+        rows = list(accumulate((offer.num_rows for offer in offers), initial=num_rows))
+        num_steps = bisect_right(rows, min(num_rows + max_rows, max(rows[1], self.cost.reach)))
+        offers = offers[: num_steps - 1]
+        step_s = self.cost.seconds(rows[:num_steps])  # [N + 1]
         tokens = accumulate((offer.gain for offer in offers), initial=sum(gains.values()))
         rates = np.array(list(tokens)) / step_s
         rates[0] *= MIN_GAIN
-        rates[rows > min(num_rows + max_rows, max(rows[1], self.cost.reach))] = 0.0
         for index, demand in demands.items():
             limit_ms = demand.scheduling.max_tpot_ms
             if limit_ms is not None and step_s[0] <= limit_ms / 1e3 * gains[index]:
