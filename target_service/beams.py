@@ -9,7 +9,7 @@ are fed anew, in pieces as a prompt is, and nothing is decided before the last o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.drafters import search_drafts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import BeamSearch, Level
@@ -29,6 +28,9 @@ from outrider.engine.step_plan import Row
 from outrider.engine.worker.slots import Slot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+
+if TYPE_CHECKING:
+    from outrider.engine.drafters import SearchDrafts
 
 
 class Fed(NamedTuple):
@@ -54,9 +56,10 @@ class Beams:
         eos_token_ids: Sequence[int],
         speculation: Speculation,
         max_prefill_tokens: int,
+        make_drafts: type[SearchDrafts],
     ) -> None:
         """levels: what is decided already. max_prefill_tokens: how much of them a step feeds at most, where the cache
-        holds nothing of them.
+        holds nothing of them. make_drafts: makes what holds the draft tokens.
         """
         assert params.beams is not None, "no beam search is asked for"
         self.search = BeamSearch(params.beams, params.max_tokens, params.stop_ids(eos_token_ids))
@@ -67,12 +70,18 @@ class Beams:
         """Ids behind the prompt that all beams began with when the lease did."""
         if not self.search.is_done:
             self.settled = self.tree.advance(levels)
-        self.drafts = search_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
+        self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
-        """Return the draft tokens that the next step might feed, as the budget takes them."""
-        return self.drafts.offers(shares, slot.most_cached - len(slot.cached) - self.num_fed(slot))
+        """Return the draft tokens that the next step might feed, as the budget takes them; none where it feeds a piece
+        of the beams and decides nothing.
+        """
+        nodes, is_last = self._next_nodes(slot)
+        if not is_last:
+            return []
+        num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""

@@ -20,6 +20,7 @@ not at all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -78,9 +79,12 @@ class VerifyDemand:
         """Return the caller, and the expected tokens and the number of rows of the slot's part of a step with so many
         candidates.
         """
-        gain, num_rows = sum(self.probs[:num_drafts]), num_drafts
         if num_drafts and self.is_whole:
-            gain, num_rows = sum(self.probs), self.max_rows
+            gain = sum(self.probs)
+            num_rows = self.max_rows
+        else:
+            gain = sum(self.probs[:num_drafts])
+            num_rows = num_drafts
         return self.scheduling.caller, 1.0 + gain, self.num_pending + num_rows
 
 
@@ -104,6 +108,17 @@ class _Offer(NamedTuple):
     gain: float
     """Tokens that are expected of them."""
     num_rows: int
+
+
+class _Plan(NamedTuple):
+    """What is verified where nobody is bounded."""
+
+    num_drafts: dict[int, int]
+    """Candidates of each slot, by its index."""
+    has_offers: bool
+    """There are candidates that may be passed over."""
+    pays: bool
+    """Some of these are worth their rows."""
 
 
 class VerifyBudget:
@@ -174,11 +189,10 @@ class VerifyBudget:
                 chosen.add(offer.index)
         return chosen
 
-    def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> tuple[dict[int, int], bool | None]:
-        """Return how many candidates of each slot are verified where nobody is bounded, by its index, and whether those
-        pay that may be passed over; None where there are none. is_probe: half of those that pay are verified.
-        """
-        num_drafts, gains = dict.fromkeys(demands, 0), dict.fromkeys(demands, 1.0)
+    def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> _Plan:
+        """Return what is verified where nobody is bounded. is_probe: half of the candidates that pay are verified."""
+        num_drafts = dict.fromkeys(demands, 0)
+        gains = dict.fromkeys(demands, 1.0)
         offers = list[_Offer]()
         num_rows = 0
         for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # who needs the fewest first
@@ -191,12 +205,12 @@ class VerifyBudget:
                 num_rows += demand.num_required
                 max_rows -= demand.max_rows
         if not offers:
-            return num_drafts, None
+            return _Plan(num_drafts, has_offers=False, pays=False)
         best = self._best(offers, demands, gains, num_rows, max_rows)
         num_taken = len(best) // 2 if is_probe else len(best)
         for offer in best[:num_taken]:
             num_drafts[offer.index] += 1
-        return num_drafts, bool(best)
+        return _Plan(num_drafts, has_offers=True, pays=bool(best))
 
     def _best(
         self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
@@ -209,13 +223,14 @@ class VerifyBudget:
         theirs in all.
         """
         offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
-        # Of steps with none, one, two .. of the offers, [N + 1] each.
-        rows = np.array(list(accumulate((offer.num_rows for offer in offers), initial=num_rows)))
-        step_s = self.cost.seconds(rows)
+        # Of steps with none, one, two .. of the offers, as far as there is room.
+        rows = list(accumulate((offer.num_rows for offer in offers), initial=num_rows))
+        num_steps = bisect_right(rows, min(num_rows + max_rows, max(rows[1], self.cost.reach)))
+        offers = offers[: num_steps - 1]
+        step_s = self.cost.seconds(rows[:num_steps])  # [N + 1]
         tokens = accumulate((offer.gain for offer in offers), initial=sum(gains.values()))
         rates = np.array(list(tokens)) / step_s
         rates[0] *= MIN_GAIN
-        rates[rows > min(num_rows + max_rows, max(rows[1], self.cost.reach))] = 0.0
         for index, demand in demands.items():
             limit_ms = demand.scheduling.max_tpot_ms
             if limit_ms is not None and step_s[0] <= limit_ms / 1e3 * gains[index]:
@@ -231,7 +246,8 @@ class VerifyBudget:
         """Return how many candidates are verified of each slot of the step where all callers are to have their part, by
         its index.
         """
-        num_drafts, pays = self._plan(demands, max_rows, is_probe)
+        plan = self._plan(demands, max_rows, is_probe)
+        num_drafts = plan.num_drafts
         weights = {scheduling.caller: scheduling.weight for scheduling in absent}
         callers: dict[bytes, dict[int, VerifyDemand]] = {}
         for index, demand in demands.items():
@@ -243,20 +259,21 @@ class VerifyBudget:
         if dealt is not None:
             num_drafts = dict(dealt)  # of one slot the last
             bounding = callers.get(self._callers.bounding or b"", {})
-            pays = self._plan(bounding, max_rows)[1]
+            plan = self._plan(bounding, max_rows)
             self._bounding_gain = 0.0
             for index in bounding.keys() & num_drafts.keys():
                 self._bounding_gain += bounding[index].part(num_drafts[index])[1]
-        if pays is not None:
-            self._pays = pays
+        if plan.has_offers:
+            self._pays = plan.pays
         return num_drafts
 
     def _alone(self, demands: _Demands, max_rows: int) -> list[Unit[_Item]]:
         """Return what is in a caller's step alone: all its slots without candidates, by priority and then by when they
         were ready, and behind them these, the likeliest first.
         """
-        plain, drafts = list[tuple[int, float, Unit[_Item]]](), list[tuple[float, int, Unit[_Item]]]()
-        for index, num_drafts in self._plan(demands, max_rows)[0].items():
+        plain = list[tuple[int, float, Unit[_Item]]]()
+        drafts = list[tuple[float, int, Unit[_Item]]]()
+        for index, num_drafts in self._plan(demands, max_rows).num_drafts.items():
             demand = demands[index]
             plain.append((demand.scheduling.priority, demand.ready_s, Unit((index, 0), 1.0, demand.num_pending)))
             if num_drafts and demand.is_whole:

@@ -81,8 +81,10 @@ class _DeviceStep:
         self._uniforms = np.zeros(self._draw_ids.shape)
         """Number by which each draw is accepted, [R, T]."""
         self._uniforms[draws] = step.uniforms
-        self._drawn_from = dict(zip(zip(*draws, strict=True), step.distributions, strict=True))
+        self._drawn_from: dict[tuple[int, int], RowLaw | None] = {}
         """What each draw was drawn from, by row and place."""
+        for row, place, distribution in zip(step.draw_rows, step.draw_places, step.distributions, strict=True):
+            self._drawn_from[row, place] = distribution
 
     def decide_rows(self) -> None:
         """Queue the work on all rows."""
@@ -109,7 +111,9 @@ class _DeviceStep:
                 log_lenience += [math.log(params.lenience)] * len(tree)
         if not rows:
             return
-        at, drafts, processed = self._up(rows), self._up(draft_ids), self._select(rows)  # [N], [N], [N, V]
+        at = self._up(rows)  # [N]
+        drafts = self._up(draft_ids)  # [N]
+        processed = self._select(rows)  # [N, V]
         least = processed.amax(dim=1).double() + self._up(log_lenience)
         is_near = processed.gather(1, drafts[:, None])[:, 0] >= least
         self._next_ids[at] = torch.where(is_near, drafts, self._next_ids[at])
@@ -135,13 +139,15 @@ class _DeviceStep:
 
     def _decide_blocks(self) -> None:
         """Choose what comes after the rows of the chains that are decided by block."""
-        starts, vocab_size = np.array(self._step.starts), self._logits.shape[1]
+        starts = np.array(self._step.starts)
+        vocab_size = self._logits.shape[1]
         firsts = starts[self._blocks]  # [B]
         counts = starts[1:][self._blocks] - firsts - 1  # [B]
         # Positions past a slot's own repeat its last one: the rule never looks at them.
         places = np.minimum(np.arange(counts.max() + 1), counts[:, None])  # [B, K + 1]
         padded_rows = firsts[:, None] + places
-        rows, draft_rows = np.unique(padded_rows), padded_rows[:, :-1]  # [N], [B, K]
+        draft_rows = padded_rows[:, :-1]  # [B, K]
+        rows = np.unique(padded_rows)  # [N]
         target = distributions(self._select(rows), [self._rows[row] for row in rows])  # [N, V]
         drawn_from = self._distributions(draft_rows.ravel().tolist(), 0)
         drafts = self._up(self._draw_ids[padded_rows, 0])
@@ -203,7 +209,8 @@ class _DeviceStep:
             start, end = self._step.starts[b : b + 2]
             if b in num_accepted_by_block:
                 num = num_accepted_by_block[b]
-                found, read_rows = Decided(tuple(range(num)), next_ids[start + num]), list(range(start, end))
+                found = Decided(tuple(range(num)), next_ids[start + num])
+                read_rows = list(range(start, end))
             else:
                 following = [*next_ids[start + 1 : end], next_ids[start]]  # after each node, and ROOT last
                 found = walk(proposal.tree, following.__getitem__)

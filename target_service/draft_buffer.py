@@ -171,8 +171,10 @@ class DraftBuffer:
     @property
     def is_ended(self) -> bool:
         """Whether nothing that is waited for will come under the committed tokens."""
-        last = (ROOT, *self.chain(MAX_BUFFERED_NODES))[-1]
-        return ROOT in self.ended or last in self.ended
+        if ROOT in self.ended:
+            return True
+        chain = self.chain(MAX_BUFFERED_NODES)
+        return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
         """Return the likeliest path of deterministic nodes, or the chain of sampled ones, from the root on."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
 from outrider.engine.speculation.candidates import CandidateTree, JoinedTree, Offer, join
@@ -25,6 +24,11 @@ from target_service.lease import DeliveredDrafts, DraftSource, Lease
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Draw, Proposal
+
+Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[Offer]]
+"""Orders what several drafters propose. It is given their trees, the most offers, whether the request names how many
+are verified, and whether draft tokens are accepted as far as they match.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Drafting:
     metrics: WorkerMetrics
     vocab_size: int
     takes_trees: bool
+    merge: Merge
 
     # candidates
 
@@ -205,7 +210,7 @@ class Drafting:
         if len(trees) > 1 and self.takes_trees and _is_exact(lease):
             max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
             is_fixed, is_matched = lease.speculation.is_fixed, lease.slot.params.determined
-            return Candidates(lease, trees, merge(list(trees.values()), max_offers, is_fixed, is_matched))
+            return Candidates(lease, trees, self.merge(list(trees.values()), max_offers, is_fixed, is_matched))
         for index, candidates in enumerate(trees.values()):
             if candidates.tree.ids:
                 return Candidates(lease, trees, candidates.offers(index))

@@ -8,7 +8,7 @@ engine thread.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,8 +109,10 @@ class Features:
         """Make no features for a head any more."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
-        for buffers in self._buffers.values():
+        for key, buffers in list(self._buffers.items()):
             buffers.pop(digest, None)
+            if not buffers:
+                del self._buffers[key]
 
     def _set_taps(self) -> None:
         taps = sorted({tap for head in self._heads.values() for tap in head.projection.spec.taps})
@@ -198,16 +200,19 @@ class Features:
                 self._project()
             except RuntimeError as error:  # as torch says that there is no memory; features may be lost, steps may not
                 log.warning("features of %d slots were not made: %s", len(self._spans), error)
-        self.send_kept()
+        for subscription in list(self._subscriptions.values()):
+            self._send(subscription)
         num_bytes = self.num_kept_bytes
         while num_bytes > MAX_KEPT_BYTES:
             _, buffers = self._buffers.popitem(last=False)
             num_bytes -= _num_bytes(buffers)
 
-    def send_kept(self) -> None:
-        """Send what is kept to those that subscribe to leases that have begun."""
-        for subscription in list(self._subscriptions.values()):
-            self._send(subscription)
+    def begun(self, tickets: Iterable[int]) -> None:
+        """Send what is kept to those that subscribe to a lease that has just begun, under one of its tickets."""
+        for ticket in tickets:
+            subscription = self._subscriptions.get(ticket)
+            if subscription is not None:
+                self._send(subscription)
 
     def _project(self) -> None:
         indices = list[int]()

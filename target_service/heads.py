@@ -202,7 +202,7 @@ class Heads:
                 log.info("head %s has no draft any more", label_of(digest))
 
 
-async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> bytes:
+async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> bytearray:
     """Return the bytes of an upload. Raises InvalidRequest for a piece that breaks a rule, and where one is missing."""
     data = bytearray()
     while len(data) < num_bytes:
@@ -218,10 +218,11 @@ async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> byt
                 f"{num_new} bytes from byte {piece.offset} came, must be 1 to {max_bytes} from byte {start}"
             )
         data += piece.data
-    return bytes(data)
+    return data
 
 
-def _projection_of(data: bytes, digest: bytes, hidden_size: int, num_layers: int) -> OpeningMap:
+def _projection_of(joined: bytearray, digest: bytes, hidden_size: int, num_layers: int) -> OpeningMap:
+    data = bytes(joined)  # a copy of up to 1 GiB, which the event loop has no time for
     if digest_of(data) != digest:
         raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {digest.hex()}")
     return OpeningMap.from_bytes(data, hidden_size, num_layers)

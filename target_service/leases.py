@@ -17,6 +17,7 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.drafters import Drafter
 from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.speculation import Speculation
 from target_service.beams import Beams
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
@@ -32,8 +33,8 @@ class Leases:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
-        self.opened: dict[SlotKey, OpenJob] = {}
-        """Of each open slot, how its output is drafted for."""
+        self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
+        """Of each open slot, how its output is drafted for, and who drafts in the target."""
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
@@ -58,29 +59,44 @@ class Leases:
 
     def may_be_drafted(self, key: SlotKey) -> bool:
         """Return whether steps of the slot may have drafts."""
-        return not self.opened[key].speculation.is_plain
+        return not self.speculation_of(key).is_plain
+
+    def speculation_of(self, key: SlotKey) -> Speculation:
+        """Return how the output of an open slot is drafted for."""
+        speculation, _ = self._opened[key]
+        return speculation
 
     def running(self) -> list[Lease]:
         """Return the leases that may take another step."""
         return [lease for lease in self._leases.values() if lease.is_running]
 
+    def opened(self, job: OpenJob) -> None:
+        """Remember how the output of a slot is drafted for. A lease of an older slot of that id ends."""
+        key = (job.owner, job.slot_id)
+        self.end(key, "the slot was opened again")
+        self._opened[key] = (job.speculation, job.own_drafters)
+
+    def slots_of(self, owner: int) -> list[SlotKey]:
+        """Return the open slots of a gateway's stream."""
+        return [key for key in self._opened if key[0] == owner]
+
     def closed(self, key: SlotKey) -> None:
         """Forget a slot, whose lease ends."""
         self.end(key, "the slot was closed")
-        self.opened.pop(key, None)
+        self._opened.pop(key, None)
 
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
         """Let the slot step by itself. beams: its search, in place of sampled tokens."""
-        opened = self.opened[slot.key]
+        speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
             shares = self._slot_shares(slot, index)
             drafts.append(DeliveredDrafts(Drafter.MODEL, shares, ticket=ticket, is_active=is_drafted))
         own_sources = dict[Drafter, DraftSource]()
-        for drafter in opened.own_drafters:
+        for drafter in own_drafters:
             if drafter.own is not None:
                 own_sources[drafter.own] = DraftSource(drafter.own, self._slot_shares(slot, drafter))
-        lease = Lease(job, slot, opened.speculation, drafts, own_sources, job.arrived_s, beams)
+        lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
         for draft in drafts:

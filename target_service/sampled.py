@@ -45,20 +45,25 @@ def commit_sampled(
     metrics: WorkerMetrics,
 ) -> Verdict:
     """Commit what a slot accepted, up to the end of its output. beside: the logits after its rows beside."""
-    lease, proposal, row, slot = share.lease, share.proposal, share.row, share.lease.slot
-    tree, path = proposal.tree, decided.path
+    lease = share.lease
+    proposal = share.proposal
+    slot = lease.slot
+    tree = proposal.tree
+    path = decided.path
     committed_len = len(slot.committed)
     if proposal.rows_beside is not None and beside is not None:
         own_drafts.read(slot, beside, path, proposal.rows_beside)
     kept = _keep_path(share, path, runner)
-    num_output, decided_ids = committed_len - slot.num_prompt, (*tree.prefix(decided.last), decided.next_id)
+    num_output = committed_len - slot.num_prompt
+    decided_ids = [*tree.prefix(decided.last), decided.next_id]
     token_ids, finish = commit_tokens(slot.params, runner.facts.eos_token_ids, num_output, decided_ids)
     num_tokens = len(token_ids)
     if explanation is not None and num_tokens <= len(path):  # it ended before it was rejected
         explanation.ClearField("rejection")
     slot.commit_from(committed_len, token_ids)
     slot.settle()
-    features.stays(slot.key, row, kept[: len(kept) - len(path) + num_tokens])  # not what lies behind the output's end
+    num_kept = len(kept) - len(path) + num_tokens  # not what lies behind the output's end
+    features.stays(slot.key, share.row, kept[:num_kept])
     foretold = own_drafts.append(slot, token_ids)
     return Verdict(
         committed_len=committed_len,

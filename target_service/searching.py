@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.beam import Level
+from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.step_plan import Row
 from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
@@ -37,13 +37,18 @@ def commit_search(
 ) -> Verdict:
     """Commit the levels that a search has decided. Raises OutOfBlocks."""
     lease, beams, fed, _, fallback = search
-    slot, draft, num_drafted = lease.slot, lease.first, len(fed.drafts)
-    length, is_done, num_accepted = beams.tree.length, beams.search.is_done, len(levels) - 1
-    if is_done:
+    slot = lease.slot
+    draft = lease.first
+    length = beams.tree.length
+    num_drafted = len(fed.drafts)
+    num_accepted = len(levels) - 1
+    finish: Finish | None = None
+    hypotheses: Sequence[Hypothesis] = ()
+    if beams.search.is_done:
         slot.truncate(len(slot.committed))
         finish = Finish.STOP if levels[-1].live else Finish.LENGTH
+        hypotheses = beams.search.hypotheses()
     else:
-        finish = None
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
     metrics.note_parked("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
@@ -61,5 +66,5 @@ def commit_search(
         timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
         levels=levels,
-        hypotheses=beams.search.hypotheses() if is_done else (),
+        hypotheses=hypotheses,
     )

@@ -34,7 +34,7 @@ from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import best_tokens
 from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.decide import decide, until_grammar_fails
-from target_service.drafting import Candidates, Drafting
+from target_service.drafting import Candidates, Drafting, Merge
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
 from target_service.hold import PendingDraft, note_missing, waits_alone
@@ -63,16 +63,19 @@ class Step:
         max_prefill_tokens: int,
         own_drafts: OwnDrafts,
         features: Features,
+        merge: Merge,
     ) -> None:
-        self.runner = runner
-        self.keeper = keeper
-        self.leases = leases
-        self.engine = engine
-        self.max_prefill_tokens = max_prefill_tokens
-        self.own_drafts = own_drafts
-        self.features = features
+        self._runner = runner
+        self._keeper = keeper
+        self._leases = leases
+        self._engine = engine
+        self._max_prefill_tokens = max_prefill_tokens
+        self._own_drafts = own_drafts
+        self._features = features
         self._metrics = metrics
-        self._drafting = Drafting(own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees)
+        self._drafting = Drafting(
+            own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees, merge
+        )
         self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
@@ -94,8 +97,8 @@ class Step:
         whether there was anything to do.
         """
         self._in_step = []
-        self.leases.take_delivered()
-        running = self.leases.running()
+        self._leases.take_delivered()
+        running = self._leases.running()
         ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         candidates = self._candidates(ready, now)
         if not candidates and len(running) == len(ready) and self._held_until is not None:
@@ -111,9 +114,9 @@ class Step:
             self._ended_s = None
             return turn.worked
         started_s = time.monotonic()
-        self.engine.flush()  # the last verdicts leave while this runs
-        logits = self.runner.forward(rows)
-        self.features.fed(rows)
+        self._engine.flush()  # the last verdicts leave while this runs
+        logits = self._runner.forward(rows)
+        self._features.fed(rows)
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
@@ -122,10 +125,10 @@ class Step:
         num_committed = self._decide(shares, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
         if not num_decided and not searches:
-            self.runner.forward_s()  # nothing else waits for pieces of prompts
+            self._runner.forward_s()  # nothing else waits for pieces of prompts
         for piece in turn.pieces:
-            self.features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
-        self.features.send()
+            self._features.stays(piece.slot.key, piece.row, range(piece.row.num_new))
+        self._features.send()
         seconds = time.monotonic() - started_s
         self._scheduler.done(turn, num_step_tokens, seconds)
         for slot in note_scores(turn.pieces, logits[num_decided:]):
@@ -138,7 +141,7 @@ class Step:
         self._pieces = ()
         self._metrics.batch_size.observe(len(rows))
         self._metrics.busy_seconds.inc(seconds)
-        self.keeper.refresh_gauges()
+        self._keeper.refresh_gauges()
         return True
 
     # candidates
@@ -175,13 +178,13 @@ class Step:
         self, candidates: Sequence[Candidates], running: Sequence[Lease], now: float
     ) -> tuple[list[StepShare], list[SearchShare], Turn]:
         """Return what each slot of the step feeds to it, and the scheduler's choice with its pieces of prompts."""
-        pool = self.runner.pool
+        pool = self._runner.pool
         num_free = pool.num_free * pool.block_size
-        absent = [lease.slot.scheduling for lease in self.leases if lease.is_soon_ready(now)]
+        absent = [lease.slot.scheduling for lease in self._leases if lease.is_soon_ready(now)]
         chosen = dict[SlotKey, tuple[Candidates, VerifyChoice]]()
         requests = dict[SlotKey, StepRequest]()
         demands = [found.demand for found in candidates]
-        choices = self._budget.choose(demands, self.max_prefill_tokens, num_free, absent)
+        choices = self._budget.choose(demands, self._max_prefill_tokens, num_free, absent)
         for found, choice in zip(candidates, choices, strict=True):
             slot = found.lease.slot
             if choice is None:
@@ -220,9 +223,9 @@ class Step:
             return 0
         proposals = [share.proposal for share in shares]
         own, beside = split_logits(proposals, logits)
-        states = [self.keeper.sampling_state(share.lease.slot) for share in shares]
+        states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
         decisions = decide(proposals, states, own)
-        times.forwarded_s = times.started_s + self.runner.forward_s()
+        times.forwarded_s = times.started_s + self._runner.forward_s()
         decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
@@ -235,19 +238,28 @@ class Step:
             sound = until_grammar_fails(share.proposal, state, decision)
             if sound is None:
                 why = f"the grammar can be followed no further: {state.failure(())}; ask for a simpler one"
-                self.leases.end(slot.key, why, Fault.GRAMMAR)
+                self._leases.end(slot.key, why, Fault.GRAMMAR)
                 continue
             decided.append((share, sound))
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
         explanations = explain(explained, own) if explained else {}
         times.decided_s = time.monotonic()
-        self.leases.take_delivered(in_step=True)
-        rest = self.runner, self.own_drafts, self.features, self._metrics
+        self._leases.take_delivered(in_step=True)
         num_committed = 0
         for share, sound in decided:
             key = share.lease.slot.key
-            verdict = commit_sampled(share, sound, beside.get(key), explanations.get(key), times, *rest)
+            verdict = commit_sampled(
+                share,
+                sound,
+                beside.get(key),
+                explanations.get(key),
+                times,
+                self._runner,
+                self._own_drafts,
+                self._features,
+                self._metrics,
+            )
             self._answer(share.lease, verdict)
             num_committed += len(verdict.token_ids)
         return num_committed
@@ -256,9 +268,9 @@ class Step:
         """Do as `_decide` for slots that search beams; return how many levels they decided together."""
         if not searches:
             return 0
-        self.leases.take_delivered(in_step=True)
+        self._leases.take_delivered(in_step=True)
         best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
-        times.forwarded_s = times.started_s + self.runner.forward_s()
+        times.forwarded_s = times.started_s + self._runner.forward_s()
         num_committed = end = 0
         for search in searches:
             start, end = end, end + search.row.num_logits
@@ -271,7 +283,7 @@ class Step:
                 self._end(search.lease.slot, f"verify failed: {error.message}")
                 continue
             times.decided_s = time.monotonic()
-            self._answer(search.lease, commit_search(search, levels, times, self.runner, self._metrics))
+            self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
             num_committed += len(levels)
         return num_committed
 
@@ -282,8 +294,8 @@ class Step:
         now = lease.slot.asked_s = time.monotonic()
         lease.begin_step(now)
         if verdict.finish is not None:
-            self.leases.finish(lease.slot.key)
-        self.leases.answer(lease.job, verdict)
+            self._leases.finish(lease.slot.key)
+        self._leases.answer(lease.job, verdict)
         self._in_step.remove(lease)
         kind = "plain" if TokenKind.PLAIN in verdict.kinds else "verify"
         self._metrics.steps.labels(kind=kind).inc()
@@ -296,18 +308,18 @@ class Step:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
             self._end(piece.slot, f"feeding the prompt failed: {error}")
             self.forget(piece.slot.key, is_ended=False)
-            self.keeper.close(CloseJob(*piece.slot.key))
+            self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step = []
         self._pieces = ()
         self._ended_s = None
 
     def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
         """End what goes on for a slot that is closed. is_ended: its output is complete and sound."""
-        self.leases.closed(key)
-        self.own_drafts.close(key, is_ended=is_ended)
-        self.features.closed(key)
+        self._leases.closed(key)
+        self._own_drafts.close(key, is_ended=is_ended)
+        self._features.closed(key)
 
     def _end(self, slot: Slot, why: str) -> None:
         """End the slot's lease, if it has one, and trust nothing that is cached of it."""
-        self.leases.end(slot.key, why, Fault.INTERNAL)
+        self._leases.end(slot.key, why, Fault.INTERNAL)
         slot.distrust()

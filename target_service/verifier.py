@@ -6,23 +6,49 @@ Runs on the engine thread.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
+from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
 from target_service.beams import Beams
-from target_service.features import FeatureJob
+from target_service.features import FeatureJob, Features
 from target_service.jobs import ExtendJob, RefusedDelivery, VerifyJob
+from target_service.leases import Leases
+from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, refuses_scoring
 from target_service.step import Step
+
+if TYPE_CHECKING:
+    from outrider.engine.drafters import SearchDrafts
 
 
 class Verifier:
     """Runs the target's jobs and steps."""
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._leases = step.leases
-        self._keeper = step.keeper
+    def __init__(
+        self,
+        step: Step,
+        runner: ModelRunner,
+        keeper: SlotKeeper[Slot],
+        leases: Leases,
+        engine: EngineThread,
+        max_prefill_tokens: int,
+        own_drafts: OwnDrafts,
+        features: Features,
+        make_search_drafts: type[SearchDrafts],
+    ) -> None:
+        self._forget = step.forget
+        self._runner = runner
+        self._keeper = keeper
+        self._leases = leases
+        self._engine = engine
+        self._max_prefill_tokens = max_prefill_tokens
+        self._own_drafts = own_drafts
+        self._features = features
+        self._make_search_drafts = make_search_drafts
         self.next_wake = step.next_wake
         self.step = step.run
         self.fail_step = step.fail
@@ -35,7 +61,7 @@ class Verifier:
             case VerifyJob():
                 self._verify(job)
             case FeatureJob(run):
-                run(self._step.features)
+                run(self._features)
             case RefusedDelivery(ticket, why):
                 self._leases.refuse(ticket, why)
             case OpenJob():
@@ -43,30 +69,29 @@ class Verifier:
             case TruncateJob():
                 self._truncate(job)
             case CloseJob():
-                self._step.forget((job.owner, job.slot_id))
+                self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                for key in [key for key in self._leases.opened if key[0] == job.owner]:
-                    self._step.forget(key)
+                for key in self._leases.slots_of(job.owner):
+                    self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
 
     def _open(self, job: OpenJob) -> None:
-        refused = self._step.own_drafts.refuses(job.drafter)
-        if job.params.beams is not None and self._step.runner.tree_refusal is not None:
-            why = f"use_beam_search is true, and this target runs no token trees: {self._step.runner.tree_refusal}"
+        refused = self._own_drafts.refuses(job.drafter)
+        if job.params.beams is not None and self._runner.tree_refusal is not None:
+            why = f"use_beam_search is true, and this target runs no token trees: {self._runner.tree_refusal}"
             refused = JobError(Fault.INVALID, f"{why}; leave it out, or start the target on another attention_path")
         refused = refused or refuses_scoring(job)
         if refused is not None:
-            self._step.engine.answer(lambda: job.respond(refused))
+            self._engine.answer(lambda: job.respond(refused))
             return
         slot = self._keeper.open(job)
         if slot is not None:
-            self._leases.end(slot.key, "the slot was opened again")
-            self._leases.opened[slot.key] = job
-            self._step.features.closed(slot.key)
-            self._step.own_drafts.open(job, slot)
+            self._leases.opened(job)
+            self._features.closed(slot.key)
+            self._own_drafts.open(job, slot)
             begin_scoring(job, slot)
 
     def _verify(self, job: VerifyJob) -> None:
@@ -95,10 +120,10 @@ class Verifier:
             if known_id != token_id:
                 break
             num_same += 1
-        self._step.own_drafts.commit(slot, num_same)
-        self._step.features.cut(key, num_same)
+        self._own_drafts.commit(slot, num_same)
+        self._features.cut(key, num_same)
         self._leases.begin(job, slot, beams)
-        self._step.features.send_kept()
+        self._features.begun(ticket for ticket, _ in job.tickets)
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
         """Return a slot's search, brought to the levels of a message; None where it has none."""
@@ -109,9 +134,10 @@ class Verifier:
             slot.params,
             slot.committed[: slot.num_prompt],
             job.levels,
-            self._step.runner.facts.eos_token_ids,
-            self._leases.opened[slot.key].speculation,
-            self._step.max_prefill_tokens,
+            self._runner.facts.eos_token_ids,
+            self._leases.speculation_of(slot.key),
+            self._max_prefill_tokens,
+            self._make_search_drafts,
         )
 
     def _truncate(self, job: TruncateJob) -> None:

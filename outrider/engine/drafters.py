@@ -40,8 +40,8 @@ OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.BIGRAM: Bigram,
 }
 """Tables that are counted in a text."""
-search_drafts = BeamDrafts
-"""Makes what holds the draft tokens of a beam search in the target."""
+SearchDrafts = BeamDrafts
+"""Holds the draft tokens of a beam search in the target."""
 
 
 def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:

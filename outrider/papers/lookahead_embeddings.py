@@ -65,8 +65,10 @@ class PassDrafter(TargetDrafter):
         return self._lengths.get(slot.key) == len(slot.committed)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        logits, rows = self._logits.get(slot.key), None
-        if logits is not None and self.has_next(slot):
+        rows = None
+        if self.has_next(slot):  # others' logits come to the host with these
+            logits = self._logits.get(slot.key)
+            assert logits is not None, "a length is noted with its logits"
             rows = HostLogits(logits)
         return propose_by_logits(slot, state, shares, max_tokens, rows)
 
@@ -94,7 +96,9 @@ class PassDrafter(TargetDrafter):
         return ExtraRows(Drafter.PASS, ids, placed, width=1, depth=self._num_ids)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        end = [ROOT, *path][-1]
+        end = ROOT
+        if path:
+            end = path[-1]
         self.close(slot.key, is_ended=False)
         if end in rows.parents:
             first = rows.parents.index(end)

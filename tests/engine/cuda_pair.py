@@ -150,7 +150,7 @@ class Pair:
     has_room = True
 
     def _add_head(self, offer: HeadOffer) -> None:
-        facts = self.target.worker._step.runner.facts
+        facts = self.target.worker._runner.facts
         opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
         self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
         self._digest = offer.digest

@@ -148,7 +148,7 @@ def test_steps_on_the_flash_path_are_captured(
         kv_cache_tokens=16 * 256,
         **SIZES,
     )
-    assert pair.target.worker._step.runner.path._graphs.shapes
+    assert pair.target.worker._runner.path._graphs.shapes
     take_rounds(device, pair, Case("greedy", GREEDY), Case("T = 1", DRAWN), Case("coupled", COUPLED))
 
 

@@ -106,7 +106,7 @@ def target(runner: ModelRunner) -> Any:
     yield served
     served.features.drop_head(HEAD)
     served.features.drop_head(OTHER)
-    assert served.features.num_kept_bytes == 0
+    assert not served.features._buffers
 
 
 def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
@@ -121,6 +121,18 @@ def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(targe
     target.steps(2)
     assert target.link.ends(1) == target.fed_len(1)
     target.run()
+
+
+def test_a_verify_sends_what_is_kept_of_its_own_lease_alone(target: Served) -> None:
+    target.want(0)
+    target.link.has_room = False
+    target.open(0, prompt(0))
+    target.steps(4)
+    target.link.has_room = True
+    target.open(1, prompt(1))
+    assert not target.link.spans, "a verify of one slot takes no time for others"
+    target.lease(0, lambda result: target.heard(0, result))
+    assert target.link.ends(0) > 0
 
 
 def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target: Served) -> None:
@@ -342,7 +354,7 @@ def test_a_head_that_goes_takes_its_rows_along_and_the_last_the_taps(target: Ser
     assert target.runner.features.shape[1] == 1 and set(target.features._buffers[1, 0]) == {OTHER}
     target.features.drop_head(OTHER)
     target.steps(1)
-    assert not target.runner.features.numel() and target.features.num_kept_bytes == 0
+    assert not target.runner.features.numel() and not target.features._buffers
 
 
 def test_nothing_is_done_where_no_head_is_registered(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

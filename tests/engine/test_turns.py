@@ -22,7 +22,7 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import rows_ahead
+from outrider.engine.drafters import SearchDrafts, merge, rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
@@ -163,8 +163,10 @@ class Target(Base):
         }
         self.own = OwnDrafts(self.drafters)
         self.features = Features(runner, self.leases)
-        rest = (self.metrics, MAX_PREFILL, self.own, self.features)
-        self.verifier = Verifier(Step(runner, self.keeper, self.leases, self.engine, *rest))
+        shared = (runner, self.keeper, self.leases, self.engine)
+        rest = (MAX_PREFILL, self.own, self.features)
+        self.stepping = Step(*shared, self.metrics, *rest, merge)
+        self.verifier = Verifier(self.stepping, *shared, *rest, SearchDrafts)
         self.ids: dict[int, list[int]] = {}
 
     def open(self, slot: int, ids: list[int], **options: Any) -> None:
@@ -322,7 +324,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     target.ids[1] = prompt(1, 150)
     target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
     target.lease(1, lambda result: target.heard(1, result))
-    slot, choose = target.table.get(1, 1), target.verifier._step._budget.choose
+    slot, choose = target.table.get(1, 1), target.stepping._budget.choose
     assert slot is not None
 
     def chosen(demands: Any, max_rows: int, num_free: int, absent: list[Scheduling]) -> Any:
@@ -331,7 +333,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
             assert Scheduling(b"other") in absent
         return choose(demands, max_rows, num_free, absent)
 
-    monkeypatch.setattr(target.verifier._step._budget, "choose", chosen)
+    monkeypatch.setattr(target.stepping._budget, "choose", chosen)
     target.run()
     assert len(set(fed)) > 1, "it was fed in several steps"
 

@@ -1,7 +1,7 @@
 """Rows that the target's own drafters have fed: what is fed beside drafts, where it hangs, and whose it is."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import call, drop, operation, read, statement, subscript
+from tests.mutants.operators import call, drop, never, operation, read, statement, subscript
 
 LOOKAHEAD, PASS = "outrider.papers:LookaheadDrafter", "outrider.papers:PassDrafter"
 UNIT, STEPS = ("tests/unit/test_lookahead.py",), ("tests/engine/test_turns.py",)
@@ -34,7 +34,7 @@ WINDOWS = (
     ),
     Mutant(
         f"{PASS}.read",
-        subscript("ROOT", to="ROOT"),
+        never("path"),
         "what is said behind the last token is taken for what follows the drafts that were kept",
         PASS_TESTS,
     ),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
@@ -154,7 +155,7 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
 
 
 def drafting(own: Any, keeper: Any = None) -> Drafting:
-    return Drafting(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True)
+    return Drafting(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
 
 
 class _TwoDrafters:

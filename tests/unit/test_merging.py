@@ -98,7 +98,7 @@ def made(
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
-    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True), lease
+    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
 
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:

@@ -78,15 +78,19 @@ class RowBudget(Generic[Item]):
             for caller, gain, num_rows in step:
                 gains[caller] = gains.get(caller, 0.0) + gain
                 max_rows += num_rows
-            step_s, total_weight = float(self._cost.seconds(max_rows)), sum(weights.values())
+            step_s = float(self._cost.seconds(max_rows))
+            total_weight = sum(weights.values())
             for caller, weight in weights.items():
                 own = deque(alone(caller))
-                gain = alone_gain = 1.0
-                num_alone = 1
                 if own:
                     units[caller] = own
-                    gain, alone_gain = gains.get(caller, 0.0), sum(unit.gain for unit in own)
+                    gain = gains.get(caller, 0.0)
+                    alone_gain = sum(unit.gain for unit in own)
                     num_alone = sum(unit.num_rows for unit in own)
+                else:
+                    gain = 1.0
+                    alone_gain = 1.0
+                    num_alone = 1
                 own_s = self._alone_s.get(caller) or self._cost.least_seconds(num_alone)
                 max_step_s[caller] = own_s * total_weight / weight
                 is_fair = is_fair and gain * max_step_s[caller] >= alone_gain * step_s

@@ -7,7 +7,7 @@ neighbours is averaged out, and a cliff stays one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +58,9 @@ class RowCost:
         self._sizes = np.array(list(self._shape))
         self.reach = 2 * max(self._shape) + 1
 
-    def seconds(self, num_rows: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what steps of so many rows take: of one number, or of several, [N]."""
-        return self._level_s * np.interp(np.asarray(num_rows), self._sizes, self._monotone)
+        return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
 
     def least_seconds(self, num_rows: int) -> float:
         """Return the same, and for fewer rows than were tried the least that they may take: their part of the fewest.
