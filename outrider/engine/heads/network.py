@@ -15,13 +15,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from outrider.engine.cuda.host_copy import to_device
 from outrider.engine.step_plan import Row
 
 H = TypeVar("H", bound="HeadNetwork")
 
+RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
+"""Classes that compute what torch.nn.RMSNorm does, in six operations."""
 MASKED_POSITIONS = 8
 """Tokens of a block where the files of a draft that fills masks do not tell: as many as released PARD drafts were
 trained to fill."""
@@ -109,6 +112,9 @@ class HeadNetwork(PreTrainedModel):
         """
         with torch.device("meta"):
             head = cls(facts)
+            for name, module in list(head.named_modules()):
+                if isinstance(module, RMS_NORMS):
+                    head.set_submodule(name, nn.RMSNorm(module.weight.shape, module.variance_epsilon))
         head.load_state_dict(dict(tensors), assign=True)
         device = next(iter(tensors.values())).device
         for name, module in list(head.named_modules()):
