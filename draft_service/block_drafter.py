@@ -17,7 +17,8 @@ from draft_service.draft_slot import Block, DraftSlot, NodeRequest
 from draft_service.feeding import Feeder, FeedRequest, cached
 from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.dflash import MarkovHead
+from outrider.engine.heads.dflash import DFlashHead
+from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.network import BlockShape
 from outrider.engine.sampling.host_sampling import HostLogits
@@ -157,8 +158,10 @@ class SequentialDrafter(MaskDrafter):
 
     def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
         super().__init__(feeder, shape)
-        self._path: Any = feeder.runner.path  # a path of heads
-        self._sequential: MarkovHead = self._path.head.markov_head
+        path = feeder.runner.path
+        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this family"
+        assert path.head.markov_head is not None, "a sequential head"
+        self._path, self._head, self._sequential = path, path.head, path.head.markov_head
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)
@@ -172,7 +175,7 @@ class SequentialDrafter(MaskDrafter):
         for growing, node in pairs:
             logits.append(block_of(growing).logits[growing.tree.depth(node)])
         biases = self._sequential.markov_w2(self._step(pairs))
-        host = HostLogits(self._path.head.with_biases(torch.stack(logits), biases))
+        host = HostLogits(self._head.with_biases(torch.stack(logits), biases))
         for index in range(len(pairs)):
             yield host, index
 

@@ -16,6 +16,7 @@ from draft_service.registration import HeadOffer
 from draft_service.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, to_proto
 from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.roles import Role
 from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
@@ -23,6 +24,8 @@ from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
 """Streams kept at once; the one that was longest without a delivery gives way."""
+REGISTER_S = 60.0
+"""Seconds that a registration may take, weights included: less than a gateway waits for a pairing."""
 
 
 class Deliverer:
@@ -51,10 +54,17 @@ class Deliverer:
         self._link(address).registration.request(target_epoch, request)
 
     async def register(self, address: str, target_epoch: int) -> None:
-        """Register the head at a target and wait for its answer, as long as the caller does. Raises IncompatiblePair
-        where it refuses the head, and Unavailable where it was not there: it may be another time.
+        """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
+        was not there, or did not answer in time: it may be another time, and the head is then offered again.
         """
-        await self._link(address).registration.register(target_epoch)
+        registration = self._link(address).registration
+        try:
+            async with asyncio.timeout(REGISTER_S):
+                await registration.register(target_epoch)
+        except TimeoutError:
+            error = Unavailable(f"the target at {address} did not take the head within {REGISTER_S:g} s")
+            registration.settle(error)
+            raise error from None
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
         """Return a stub that calls a target over its stream's channel."""

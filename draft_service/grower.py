@@ -233,8 +233,9 @@ class Grower:
                 self._give_up(slots[tree], why)
             self._metrics.steps.labels(kind="grow").inc(len(distributions))
             ended_s = time.monotonic()
+            for tree in {distribution.tree for distribution in distributions}:
+                slots[tree].spent_s += ended_s - began_s
             for growing in slots.values():
-                growing.spent_s += ended_s - began_s
                 if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
                     self._pusher.push_due(growing)  # anybody looks at what it is
             began_s = ended_s

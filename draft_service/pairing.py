@@ -25,7 +25,7 @@ from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.model_id import full_name, short_name
@@ -50,8 +50,10 @@ class WiringTest:
     ) -> None:
         """stub_of: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
-        self._tests: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """By the target's address and epoch."""
+        self._tests: dict[str, tuple[int, asyncio.Task[OutriderError | None]]] = {}
+        """By the target's address its epoch, and the test there, which returns why the head may not be served. The
+        traceback of an error that it raised would keep the target's replies in memory.
+        """
         self._state = state
         self._engine = engine
         self._metrics = metrics
@@ -61,12 +63,15 @@ class WiringTest:
         """Test the head unless that was done. Raises IncompatiblePair where it does not fit the target, unless its
         configuration is trusted, and Unavailable while that cannot be known.
         """
-        test = self._tests.get((address, target_epoch))
-        if test is None or (test.done() and test.exception() is not None):
-            test = self._tests[address, target_epoch] = asyncio.create_task(self._test(address, target_epoch))
-        await asyncio.shield(test)  # a caller may not wait that long, and calls again
+        epoch, test = self._tests.get(address, (None, None))
+        if test is None or epoch != target_epoch or _has_failed(test):
+            test = asyncio.create_task(self._test(address, target_epoch))
+            self._tests[address] = (target_epoch, test)
+        error = await asyncio.shield(test)  # a caller may not wait that long, and calls again
+        if error is not None:
+            raise error
 
-    async def _test(self, address: str, target_epoch: int) -> None:
+    async def _test(self, address: str, target_epoch: int) -> OutriderError | None:
         head = self._state.head
         taps, replies = taps_to_probe(head.opening.spec.taps, head.num_layers), list[tpb.ProbeReply]()
         for part in _parts(taps):
@@ -74,21 +79,24 @@ class WiringTest:
             try:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
-                raise Unavailable(f"the target ran no probe: {describe_failure(error)}") from None
+                return Unavailable(f"the target ran no probe: {describe_failure(error)}")
         try:
             outcome = await self._engine.call(EngineJob, lambda: score_head(head, seen_in(self._ids, taps, replies)))
         except OutOfBlocks as error:
-            raise Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0) from None
+            return Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0)
         except Exception as error:
             log.exception("the test of the head failed")
-            raise IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}") from None
+            return IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}")
         config = self._state.config
         assert isinstance(config, DraftConfig)
         model = full_name(config.model)
         self._metrics.head_agreement.labels(draft=short_name(model)).set(outcome.configured.agreement)
         refusal = judge(outcome, model, trusts=config.trust_draft_config)
-        if refusal is not None:
-            raise IncompatiblePair(refusal)
+        return None if refusal is None else IncompatiblePair(refusal)
+
+
+def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
+    return test.done() and (test.cancelled() or test.exception() is not None or test.result() is not None)
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:

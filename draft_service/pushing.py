@@ -81,7 +81,9 @@ def _groups(tree: Growth) -> list[list[int]]:
     max_nodes = MAX_IN_MESSAGE
     law = next(iter(tree.distributions.values()), None)
     if law is not None:
-        law_bytes = 8 * (tree.topk or law.vocab_size)
+        law_bytes = 4 * law.vocab_size  # a float32 of each id
+        if tree.topk is not None:
+            law_bytes = 8 * tree.topk  # with the ids
         max_nodes = min(max_nodes, MAX_MESSAGE_BYTES // 2 // law_bytes)
     groups = [list[int]()]
     for node in tree.unsent:

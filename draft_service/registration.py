@@ -88,7 +88,9 @@ class Registration:
         """
         is_refused = self._answer.done() and self._answer.result() is not None
         if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._offered_s + again_s):
-            self.settle(Unavailable(f"the target at {self._address} was started anew", retry_after_s=1.0))
+            if not self._answer.done():
+                why = f"the target at {self._address} was started anew"
+                self._answer.set_result(Unavailable(why, retry_after_s=1.0))
             self._answer = asyncio.Future()
             self._epoch, self._offered_s = target_epoch, time.monotonic()
             offer = self.offer
@@ -106,7 +108,7 @@ class Registration:
             log.info("the head is registered at %s", self._address)
             self.settle(None)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
-            why = bound_text(reply.why, MAX_REASON_BYTES)
+            why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
             log.warning("%s refused the head: %s", self._address, why)
             self.settle(IncompatiblePair(why))
 

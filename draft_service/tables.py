@@ -122,7 +122,8 @@ class TableDrafter(NodeDrafter[DraftSlot]):
     def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         found = list[NodeDistribution]()
         for growing, nodes in requests:
-            slot: Any = growing.slot  # a TableSlot
+            slot = growing.slot
+            assert isinstance(slot, TableSlot), "a table's slot"
             state, vocab_size = self._keeper.sampling_state(slot), self._keeper.vocab_size_of(slot)
             for node in nodes:
                 found.append(of_table(growing.tree, node, state, slot.counts_after, vocab_size))

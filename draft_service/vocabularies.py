@@ -44,8 +44,8 @@ class TargetVocabularies:
         self._tokenizer_json = tokenizer.tokenizer_json
         self._default = default
         self._stub_of = stub_of
-        self._of_targets: dict[tuple[str, int], SlotVocabulary] = {}
-        """By the target's address and epoch."""
+        self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
+        """By the target's address its epoch, and its vocabulary."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
         """Descriptions of the vocabularies that are translated."""
@@ -63,11 +63,12 @@ class TargetVocabularies:
         except grpc.aio.AioRpcError as error:
             why = f"the target at {address} does not say what its tokens are: {error.code().name}"
             raise Unavailable(why, retry_after_s=1.0) from None
-        self._of_targets[address, target_epoch] = found
+        self._of_targets[address] = (target_epoch, found)
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
         """Return the vocabulary of a slot: the draft's own, unless its target was found to have another."""
-        return self._of_targets.get((message.deliver_to, message.target_epoch), self._default)
+        epoch, found = self._of_targets.get(message.deliver_to, (None, self._default))
+        return found if epoch == message.target_epoch else self._default
 
     async def _vocabulary(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
         key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))

@@ -173,13 +173,16 @@ class Heads:
             head = self._heads[digest] = _Head(projection, streams)
             log.info("a draft registered head %s, %d bytes", label_of(digest), projection.num_bytes)
             await self._engine.call(FeatureJob, lambda features: features.add_head(digest, projection))
-        except InvalidRequest as error:
-            log.warning("refused a head of %d bytes: %s", spec.num_bytes, error.message)
+        except Exception as error:  # whatever fails, such as memory: the draft waits for an answer
+            why = f"the target failed to take the head: {type(error).__name__}: {error}"
+            if isinstance(error, InvalidRequest):
+                why = error.message
+            log.warning("refused a head of %d bytes: %s", spec.num_bytes, why)
             self._uploads.pop(stream, None)
             if digest in self._heads and self._heads[digest].streams is streams:
                 del self._heads[digest]
             for each in streams:
-                each.reply(digest, tpb.HEAD_STATE_REFUSED, error.message)
+                each.reply(digest, tpb.HEAD_STATE_REFUSED, why)
             return
         head.is_ready = True
         for each in streams:

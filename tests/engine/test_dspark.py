@@ -118,9 +118,13 @@ def expected(head: BlockHead, path: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_computes_what_its_layout_says(name: str, target_folder: str, tmp_path: Path) -> None:
+def test_a_head_computes_what_its_layout_says(
+    name: str, target_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     case = CASES[name]
-    files = read(case, target_folder, tmp_path)
+    with caplog.at_level("INFO"):
+        files = read(case, target_folder, tmp_path)
+    assert "tensors that are not used, such as confidence_head.proj.bias" in caplog.text
     head = made(case, target_folder)
     path = PATH if head.from_anchor else PATH[:-1]
     assert files.facts.block.num_drafts == len(path) + 1
@@ -187,6 +191,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "an unknown kind": (set_spark(markov_head_type="lstm"), "markov_head_type of .* is 'lstm', must be one of vanilla"),
     "another rank": (set_spark(markov_rank=4), r"markov_w1\.weight: .*\[97, 6\].*\[97, 4\]"),
     "a rank that is none": (set_spark(markov_rank=-1), "markov_rank of .* is -1"),
+    "a rank that no memory holds": (set_spark(markov_rank=1 << 30), "markov_rank of .* from 0 to 65536"),
     "another kind than the file has": (
         set_spark(markov_head_type="gated"),
         r"Missing key.*markov_head\.gate_proj\.bias",

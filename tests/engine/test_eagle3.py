@@ -336,11 +336,14 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "ids that are no numbers": (set_config(**{KEY: ["2", 4, 5]}), r"layer ids of .* must be a list of whole numbers"),
     "no taps": (set_config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
-    "rows beside the config": (set_config(draft_vocab_size=30), "d2t of .* keeps 31 ids, and there are 30 rows"),
+    "rows beside the config": (
+        set_config(draft_vocab_size=30),
+        r"lm_head\.weight of .* has 31 rows, and draft_vocab_size is 30; correct its config\.json",
+    ),
     "a vocabulary in words": (set_config(draft_vocab_size="many"), "draft_vocab_size of .* is 'many'"),
     "an lm_head that is no matrix": (
-        set_tensor("lm_head.weight", lambda t: torch.ones(3)),
-        r"lm_head\.weight: .*\[3\].*\[31, 64\]",
+        set_tensor("lm_head.weight", lambda t: torch.ones(DRAFT_VOCAB)),
+        r"lm_head\.weight: .*\[31\].*\[31, 64\]",
     ),
     "a map that is no list": (set_tensor("d2t", lambda t: t["d2t"].expand(2, -1).clone()), "d2t of .* keeps 62 ids"),
     "a mask that is no list": (set_tensor("t2d", lambda t: torch.tensor(True)), "t2d of .* keeps 1 ids"),
@@ -351,7 +354,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "d2t and t2d of two heads": (set_tensor("t2d", lambda t: t["t2d"].roll(1)), "has a t2d that disagrees with d2t"),
     "t2d that keeps too few": (
         lambda c, t: t.pop("d2t") is None or t.update(t2d=t["t2d"] & (torch.arange(VOCAB) > 9)),
-        "t2d of .* keeps .* 31 rows",
+        "t2d of .* keeps .* 31 rows of its lm_head; correct draft_vocab_size",
     ),
     "no maps": (lambda c, t: t.pop("d2t") is None or t.pop("t2d") is None, "neither d2t nor t2d"),
     "an id twice": (set_tensor("d2t", lambda t: torch.cat([t["d2t"][:-1], t["d2t"][-2:-1] - 1])), "an id twice"),
@@ -375,6 +378,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     "not a number": (nan_in("lm_head.weight"), r"lm_head\.weight of .* not finite"),
     "quantised": (set_tensor("fc.weight", lambda t: t["fc.weight"].to(torch.int8)), r"fc\.weight of .* is torch\.int8"),
     "another width": (set_config(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
+    "a width that no memory holds": (set_config(intermediate_size=1 << 60), "does not fit its config.json"),
     "another activation": (set_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
     "heads that do not divide": (
         set_config(num_key_value_heads=3),
@@ -396,6 +400,14 @@ def test_files_that_do_not_fit_are_refused_by_name(name: str, target_folder: str
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
         read_eagle3(Checkpoint(str(folder)), TargetFiles(target_folder))
+
+
+@pytest.mark.parametrize("name", ["original, pickled", "speculators"])
+def test_the_norms_of_a_served_head_are_torchs(name: str, target_folder: str, tmp_path: Path) -> None:
+    """Which compute in one operation what transformers' do in six."""
+    head = Served(read(CASES[name], target_folder, tmp_path)).head
+    norms = [module for module in head.modules() if "RMSNorm" in type(module).__name__]
+    assert norms and {type(norm) for norm in norms} == {torch.nn.RMSNorm}
 
 
 def test_rows_of_padding_are_cut(target_folder: str, tmp_path: Path) -> None:

@@ -66,6 +66,14 @@ def test_rows_are_those_of_the_formula(norm: str, after: bool) -> None:
     assert rows.dtype is torch.bfloat16 and (rows - truth).abs().max() < 1e-2 * truth.abs().max()
 
 
+def test_a_transposed_tensor_is_sent_as_any_other() -> None:
+    """As a pickle may hold one."""
+    opening = some_map("none")
+    fc = opening.tensors["fc"].T.contiguous().T
+    assert not fc.is_contiguous()
+    assert OpeningMap(opening.spec, {"fc": fc}).to_bytes() == opening.to_bytes()
+
+
 def test_the_identity_hands_on_one_tap() -> None:
     opening = OpeningMap(OpeningSpec((NORMED,), WIDTH), {})
     sent = OpeningMap.from_bytes(opening.to_bytes(), WIDTH, LAYERS)
@@ -138,6 +146,10 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a tensor more": (tensors(lambda t: t.update(bias=torch.ones(2))), r"has the tensors .*'bias': \(2,\).* must have"),
     "no tensors": (tensors(dict.clear), "has the tensors {}"),
+    "many tensors": (
+        tensors(lambda t: t.update({f"bias{i}": torch.ones(2) for i in range(999)})),
+        r"^a head's opening map has the tensors .{1,400}, must have",
+    ),
     "whole numbers": (tensors(lambda t: t.update(fc=t["fc"].to(torch.int8))), "int8"),
     "float64": (tensors(lambda t: t.update(fc=t["fc"].double())), "float64"),
     "two dtypes": (tensors(lambda t: t.update(norm=t["norm"].bfloat16())), "the same for all"),

@@ -306,6 +306,24 @@ async def test_a_map_for_which_the_engine_has_no_room() -> None:
     assert target.register(1, data) is WANTED
 
 
+@pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("torch failed")])
+@pytest.mark.parametrize("place", ["reading", "engine"])
+async def test_a_fault_of_the_target_refuses_the_head_and_leaves_nothing(
+    error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    target, data = Target(), map_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(*((module, "_projection_of") if place == "reading" else (target, "add_head")), fail)
+        await target.registered(1, data)
+    why = await target.refused()
+    assert why == f"the target failed to take the head: {type(error).__name__}: {error}" and target.num_bytes == 0
+    await target.registered(1, data)
+    assert target.replies[1][-1] == (READY, "")
+
+
 async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None:
     target, data = Target(), map_of()
     target.register(1, data)

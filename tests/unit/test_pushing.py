@@ -119,11 +119,11 @@ def test_a_large_tree_leaves_in_messages_that_keep_siblings_together(
 def test_messages_of_whole_laws_stay_far_below_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, Draft(**REJECTION).grow())
     law_bytes = 4 * course.draft.vocab_size
-    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 12 * law_bytes)
+    monkeypatch.setattr(pushing, "MAX_MESSAGE_BYTES", 7 * law_bytes)
     num_laws = sum(bool(course.draft.ids_after(node)) for node in course.draft.tree.fed) + 1
     assert course.push() >= num_laws / 3 > 1
     sizes = [len(nodes.rows.data) for nodes in course.sent if isinstance(nodes.rows, DenseRows)]
-    assert max(sizes) <= 6 * law_bytes, "no more than half a message takes"
+    assert max(sizes) == 3 * law_bytes, "as many as half a message takes"
     assert mirrored(course.buffer) == drawn(course.draft)
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from draft_service import deliveries
 from draft_service import registration as module
+from draft_service.deliveries import Deliverer
 from draft_service.jobs import RowsRequest
 from draft_service.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.metrics import WorkerMetrics
 
 OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
@@ -118,6 +121,27 @@ async def test_who_waits_hears_no_answer_to_another_offer() -> None:
     assert await refusal(waiting) == "no room" and not again.done()
     peer.says(REFUSED, "no room still")
     assert await refusal(again) == "no room still"
+
+
+async def test_a_refusal_without_a_reason_says_so() -> None:
+    peer = Peer()
+    waiting = await registering(peer)
+    peer.says(REFUSED)
+    assert await refusal(waiting) == "the target gave no reason"
+
+
+async def test_a_head_that_the_target_does_not_answer_in_time_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "REGISTER_S", 0.01)
+    deliverer, peer = Deliverer(WorkerMetrics("draft"), lambda job: None), Peer()
+    link: Any = SimpleNamespace(registration=peer.registration, is_broken=False)
+    deliverer._links["a:1"] = link
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"the target at a:1 did not take the head within 0\.01 s"):
+            await deliverer.register("a:1", 7)
+        assert peer.took() == [("head", 7, 10)]
+    peer.says(READY)
+    await deliverer.register("a:1", 7)
+    assert not peer.took(), "it came late, and is true"
 
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:

@@ -19,10 +19,11 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     own = pb.WorkerInfo(vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=[0], translates=True)
     default = SlotVocabulary(5000, (0,), Grammars(TOKENIZER_JSON, 5000, (0,), must_follow=False))
     ends: list[int] = []
+    epoch = 1
 
     class Target:
         async def GetInfo(self, request: pb.GetInfoRequest, **options: float) -> pb.WorkerInfo:
-            return pb.WorkerInfo(epoch=1, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
+            return pb.WorkerInfo(epoch=epoch, vocab_size=5000, tokenizer_fingerprint="f", eos_token_ids=ends)
 
         async def GetTokenizer(self, request: pb.GetTokenizerRequest, **options: float) -> pb.TokenizerFiles:
             return files
@@ -37,3 +38,8 @@ async def test_a_draft_of_the_same_tokens_ends_where_its_target_does() -> None:
     found = vocabularies.of(slot)
     assert (found.size, found.eos_token_ids, found.translation) == (5000, (0, 5), None)
     assert vocabularies.infos == [], "nothing is translated"
+    epoch = 2
+    await vocabularies.learn(ADDRESS, 2)
+    assert vocabularies.of(slot) is default, "that life is over"
+    assert vocabularies.of(pb.OpenSlot(deliver_to=ADDRESS, target_epoch=2)) is found
+    assert len(vocabularies._of_targets) == 1

@@ -121,7 +121,7 @@ def _check_tensor(name: Any, tensor: Any) -> None:
     """
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise pickle.UnpicklingError
-    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     if not is_plain or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise ValueError(f"{name} in it has fewer numbers than {list(tensor.shape)} or is no plain tensor")
 

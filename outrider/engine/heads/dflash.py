@@ -33,6 +33,8 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 """vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
+MAX_RANK = 1 << 16
+"""Of a sequential head: far above the width of any model."""
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
@@ -188,7 +190,7 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
         )
     markov_rank = 0
     if is_dspark and reader.get(*RANK) is not None:
-        markov_rank = reader.number(*RANK, least=0)
+        markov_rank = reader.number(*RANK, least=0, most=MAX_RANK)
     markov_kind: MarkovKind = reader.get("markov_head_type") or "vanilla"
     if markov_kind not in get_args(MarkovKind):
         kinds = ", ".join(get_args(MarkovKind))

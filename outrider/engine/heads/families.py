@@ -18,7 +18,9 @@ from outrider.engine.heads.head_files import HeadFiles, Keys
 from outrider.engine.heads.joined import JoinedHead, has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, HeadNetwork
+from outrider.engine.loading.model_files import MAX_QUOTED
 from outrider.wire.errors import ConfigError
+from outrider.wire.peer_text import bound_text
 
 Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
 """Reads a head's files for a target. Raises ConfigError for what is missing, unknown or does not fit, naming it."""
@@ -130,7 +132,13 @@ MEDUSA = Family(
     signs={"medusa_num_heads": "", "model_type": "^medusa$", WEIGHTS: "^medusa_lm_head.pt$"},
     tensors=(r".*0\.0\.linear\.weight",),
 )
+OTHER_WRAPPED = Family(
+    label="a speculators model of another type",
+    signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
+)
+"""Before all others, which may have its signs, too."""
 FAMILIES = (
+    OTHER_WRAPPED,
     EAGLE3,
     MTP,
     Family(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
@@ -149,7 +157,6 @@ FAMILIES = (
     DFLASH,
     PEAGLE,
     MEDUSA,
-    Family(label=f"a speculators model of another type ({WRAPPED})", signs={WRAPPED: ""}),
     Family(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
 """In the order in which they are tried. What is none of them is PARD or MODEL."""
@@ -172,8 +179,11 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
     family = _recognised(files)
     if family.network is None and family not in (MODEL, PARD):
         labels = [row.label for row in FAMILIES if row.network is not None]
+        found = family.label
+        if family is OTHER_WRAPPED:
+            found = f"{found}, {bound_text(repr(files.config.get(WRAPPED)), MAX_QUOTED)}"
         raise ConfigError(
-            f"{files.model} holds {family.label}, which is not served; served are {', '.join(labels)}, "
+            f"{files.model} holds {found}, which is not served; served are {', '.join(labels)}, "
             f"{PARD.label} and {MODEL.label}",
             param="model",
         )
@@ -182,7 +192,8 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
 
 def is_same(model: str, target: str) -> bool:
     """Return whether both are one hub id, or one folder."""
-    return Path(model).resolve() == Path(target).resolve()
+    own, other = Path(model), Path(target)
+    return model == target or (own.exists() and other.exists() and own.samefile(other))
 
 
 def _recognised(files: Checkpoint) -> Family:

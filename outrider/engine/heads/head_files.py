@@ -88,7 +88,8 @@ class Keys:
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
             what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
-            raise self.refusal(what, of=" or ".join(names))
+            found = [name for name in names if self.get(name) is not None]
+            raise self.refusal(what, of=" or ".join(found or names))
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -118,10 +119,17 @@ class HeadReader(Keys):
         super().__init__(files, *parts)
         self.target = target
         self.tensors = dict[str, Tensor]()
+        unused = list[str]()
         for name in sorted(files.names):
-            if name.startswith(prefix) and not IGNORED.fullmatch(name):
-                own = _own_name(name.removeprefix(prefix), names)
-                self.tensors[own] = self._read(name, is_map=own in MAPS)
+            if not name.startswith(prefix):
+                continue
+            if IGNORED.fullmatch(name):
+                unused.append(name)
+                continue
+            own = _own_name(name.removeprefix(prefix), names)
+            self.tensors[own] = self._read(name, is_map=own in MAPS)
+        if unused:
+            log.info("%s has %d tensors that are not used, such as %s", files.model, len(unused), unused[0])
 
     def _read(self, name: str, *, is_map: bool) -> Tensor:
         tensor = torch.atleast_1d(self.files.tensor(name))
@@ -215,11 +223,17 @@ class HeadReader(Keys):
         is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
         if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
             raise self.refusal(f"are {rope}, which heads are not served with", of="rotary positions")
-        num_rows = layers.vocab_size
+        num_rows, configured = layers.vocab_size, None
         if self.config.get("draft_vocab_size") is not None:
-            num_rows = self.number("draft_vocab_size", least=1)
-        elif "lm_head.weight" in self.tensors:
+            num_rows = configured = self.number("draft_vocab_size", least=1)
+        if "lm_head.weight" in self.tensors:
             num_rows = len(self.tensors["lm_head.weight"])
+        if configured not in (None, num_rows):
+            raise self.refusal(
+                f"has {num_rows} rows, and draft_vocab_size is {configured}; correct its config.json or get the file "
+                "again",
+                of="lm_head.weight",
+            )
         return {
             "layers": llama_layers(layers, width, vocab_size, layers.num_hidden_layers, rope),
             "width": width,
@@ -289,9 +303,9 @@ class HeadReader(Keys):
 
     def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
         """Raise ConfigError unless the tensors are those of such a network."""
-        with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
-            head = network(facts)
         try:
+            with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
+                head = network(facts)
             head.load_state_dict(self.tensors, assign=True)
         except RuntimeError as error:  # torch names all tensors that are missing, unknown or of another shape
             why = bound_text(" ".join(str(error).split()), MAX_QUOTED)
@@ -338,7 +352,11 @@ def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_ro
         if num_rows == vocab_size:
             found = found[:num_rows]  # without ids of padding
         if len(found) != num_rows:
-            raise files.refusal(f"keeps {len(found)} ids, and there are {num_rows} rows of its lm_head", of=name)
+            raise files.refusal(
+                f"keeps {len(found)} ids, and there are {num_rows} rows of its lm_head; correct draft_vocab_size of "
+                "its config.json, or get the file again",
+                of=name,
+            )
         check_ids(files, name, found, vocab_size)
         if not torch.equal(found, ids):
             raise files.refusal(

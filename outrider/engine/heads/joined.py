@@ -96,9 +96,6 @@ class JoinedHead(CarryHead):
         else:
             self.enorm = self.hnorm = self.norm = self.model.layers[0].input_layernorm = nn.Identity()
 
-    def make_rotary(self, device: torch.device) -> None:
-        self.model.rotary_emb = type(self.model.rotary_emb)(config=self.config).to(device)
-
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         found = [("with embedding and feature exchanged", replace(self.facts, is_exchanged=True))]
         if self.facts.joins_normed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
+from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
 """What some files have before every name of a head; other tensors beside them are the base model's."""
@@ -73,7 +73,9 @@ class MedusaHeads(HeadNetwork):
             logits = torch.stack([head(inner[..., i, :]) for i, head in enumerate(self.lm_heads)], dim=-2)
         return self.spread(logits * self.facts.scale)
 
-    def score_text(self, runner: Any, token_ids: Sequence[int], features: Tensor, ahead: int = 1) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """As every head's, of the first of these heads."""
         return self(features[:-1])[:, 0]
 

@@ -15,13 +15,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 
 H = TypeVar("H", bound="HeadNetwork")
 
+RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
+"""Classes that compute what torch.nn.RMSNorm does, in six operations."""
 MASKED_POSITIONS = 8
 """Tokens of a block where the files of a draft that fills masks do not tell: as many as released PARD drafts were
 trained to fill."""
@@ -109,6 +113,9 @@ class HeadNetwork(PreTrainedModel):
         """
         with torch.device("meta"):
             head = cls(facts)
+            for name, module in list(head.named_modules()):
+                if isinstance(module, RMS_NORMS):
+                    head.set_submodule(name, nn.RMSNorm(module.weight.shape, module.variance_epsilon))
         head.load_state_dict(dict(tensors), assign=True)
         device = next(iter(tensors.values())).device
         for name, module in list(head.named_modules()):
@@ -117,8 +124,8 @@ class HeadNetwork(PreTrainedModel):
         return head.eval().requires_grad_(False)
 
     @property
-    def block(self) -> Any:
-        """The `BlockShape` by which the head fills blocks; None for one that does not."""
+    def block(self) -> BlockShape | None:
+        """How the head fills blocks; None for one that does not."""
         return None
 
     def forward(
@@ -151,14 +158,16 @@ class HeadNetwork(PreTrainedModel):
         """Return the last layer's output [1, T, d]."""
         raise NotImplementedError
 
-    def score_text(self, runner: Any, token_ids: Sequence[int], features: Tensor, ahead: int = 1) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """Return the logits [P, V] of what follows the second and the next P - 1 tokens of a text, the tokens before
         given. features: [T, d], of the T tokens. ahead: of a `CarryHead` also 2, for the logits of its next step, one
         less: after each token's next one, with the head's own carry as its feature, or after a mask where it fills
         masks.
 
-        runner: the `ModelRunner` of the head's path; None for a head without a cache. A `CarryHead` takes memory of its
-        cache for as long as it runs, and raises OutOfBlocks.
+        runner: of the head's path; None for a head without a cache. A `CarryHead` takes memory of its cache for as long
+        as it runs, and raises OutOfBlocks.
         """
         raise NotImplementedError
 
@@ -184,15 +193,20 @@ class HeadNetwork(PreTrainedModel):
 class CarryHead(HeadNetwork):
     """A head that hands its own output on, as the feature of what follows."""
 
-    def score_text(self, runner: Any, token_ids: Sequence[int], features: Tensor, ahead: int = 1) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
+        assert runner is not None, "it has a cache"
         ids, num = list(token_ids[1:]), len(token_ids) - 1
         table = runner.pool.new_table()
         try:
-            logits: Tensor = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
+            logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
             if ahead == 2:
-                next_ids, next_features = ids[1:], runner.path.hidden[:-1]
-                if self.block is not None:
-                    next_ids, next_features = [self.block.mask_id] * (num - 1), self.block.feature.expand(num - 1, -1)
+                block, path = self.block, runner.path
+                next_ids, next_features = ids[1:], path.hidden[:-1]  # type: ignore[attr-defined]  # a head's path
+                if block is not None:
+                    assert block.feature is not None, "its masks have features"
+                    next_ids, next_features = [block.mask_id] * (num - 1), block.feature.expand(num - 1, -1)
                 parents = [*range(-1, num - 1), *range(num - 1)]
                 logits = runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
             return logits
@@ -207,6 +221,10 @@ class BlockHead(HeadNetwork):
     layers: nn.ModuleList
     """Decoder layers of Qwen 3's class."""
     rotary_emb: nn.Module
+
+    @property
+    def block(self) -> BlockShape:
+        raise NotImplementedError
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
         num_read = features.shape[1]
@@ -232,7 +250,9 @@ class BlockHead(HeadNetwork):
         """Return the last layer's output [1, T, d] for the tokens of blocks, behind the features in the cache."""
         raise NotImplementedError
 
-    def score_text(self, runner: Any, token_ids: Sequence[int], features: Tensor, ahead: int = 1) -> Tensor:
+    def score_text(
+        self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
+    ) -> Tensor:
         """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
         block, found = self.block, list[Tensor]()
         features = to_device(features, self.device)[None]

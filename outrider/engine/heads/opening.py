@@ -110,7 +110,8 @@ class OpeningMap(nn.Module):
     def to_bytes(self) -> bytes:
         """Return spec and tensors in safetensors' format. The same projection gives the same bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
-        return safetensors.torch.save(self.tensors, {"spec": spec})  # one key: the order of several would be by chance
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
+        return safetensors.torch.save(tensors, {"spec": spec})  # one key: the order of several would be by chance
 
     @classmethod
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
@@ -165,8 +166,8 @@ def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_widt
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:
         raise InvalidRequest(
-            f"a head's opening map has the tensors {found}, must have {shapes} for {len(spec.taps)} taps of "
-            f"{target_width}; is it another target's head?"
+            f"a head's opening map has the tensors {bound_text(str(found), MAX_QUOTED)}, must have {shapes} for "
+            f"{len(spec.taps)} taps of {target_width}; is it another target's head?"
         )
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
