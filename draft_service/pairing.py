@@ -80,6 +80,8 @@ class WiringTest:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
                 return Unavailable(f"the target ran no probe: {describe_failure(error)}")
+            except asyncio.CancelledError:  # as calls end whose channel is closed
+                return Unavailable("the target ran no probe: its connection was closed", retry_after_s=1.0)
         try:
             outcome = await self._engine.call(EngineJob, lambda: score_head(head, seen_in(self._ids, taps, replies)))
         except OutOfBlocks as error:

@@ -84,6 +84,10 @@ class TargetVocabularies:
         except grpc.aio.AioRpcError:
             del self._made[key]  # the target may answer another time
             raise
+        except asyncio.CancelledError:  # as calls end whose channel is closed
+            del self._made[key]
+            why = f"the connection to the target at {address} was closed while it said what its tokens are"
+            raise Unavailable(why, retry_after_s=1.0) from None
         vocabulary = await asyncio.to_thread(self._translated, target, files.tokenizer_json)
         translation = vocabulary.translation
         if isinstance(translation, Intersection):

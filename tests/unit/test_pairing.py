@@ -19,7 +19,7 @@ from draft_service.pairing import WiringTest
 from outrider.engine.heads.wiring import MAX_PROBE_TAPS, Seen
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import IncompatiblePair
+from outrider.wire.errors import IncompatiblePair, Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import DraftConfig
 
@@ -120,6 +120,26 @@ async def test_the_replies_of_a_test_are_not_kept(fails: bool, monkeypatch: pyte
     assert await found(test, "a:1", 7) is not None
     gc.collect()
     assert [reply() for reply in replies] == [None]
+
+
+async def test_a_probe_whose_connection_is_closed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "probe_ids", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "seen_in", lambda ids, taps, replies: replies)
+    monkeypatch.setattr(module, "judge", lambda *_, **__: None)
+    num_probes = 0
+
+    async def probe(address: str, request: tpb.ProbeRequest) -> Any:
+        nonlocal num_probes
+        num_probes += 1
+        if num_probes == 1:
+            raise asyncio.CancelledError
+        return Reply()
+
+    test = wiring_test(state_of((1,), 2, lambda seen: 0.5), probe)
+    with pytest.raises(Unavailable, match="its connection was closed"):
+        await test("a:1", 7)
+    await test("a:1", 7)
+    assert num_probes == 2
 
 
 async def test_two_gateways_at_once_ask_a_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
