@@ -212,5 +212,5 @@ def test_hidden_states_go_to_the_device_and_dtype_of_the_heads(target_folder: st
 def test_heads_of_the_target_that_are_not_there_are_named_by_their_setting() -> None:
     runner: Any = SimpleNamespace(features_refusal=None)
     config = TargetConfig(model="models/demo/target", heads="./nowhere")
-    with pytest.raises(ConfigError, match="^heads are ./nowhere: model is './nowhere', and there is no such folder"):
+    with pytest.raises(ConfigError, match=r"^heads are \./nowhere: model is '\./nowhere', and there is no such folder"):
         load_own_heads(config, runner, b"", runner)
