@@ -170,6 +170,11 @@ bench-never-slower: $(STAMP)
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
 
+# The default beside plain decoding and each drafter by name, and the best of them: an hour and a half.
+# Some cells: make bench-default ARGS='--systems demo --temperatures 1 --concurrency 1'
+bench-default: $(STAMP)
+	$(BIN)/python -m benchmarks.default $(ARGS)
+
 # What the host costs beside the models' forwards: CPU time a token of each process, of a step by its slots; ten minutes.
 # Another checkout in turn, and the ratios: make bench-host ARGS='--against ../earlier'. For trying: ARGS=--quick
 bench-host: $(STAMP)
@@ -203,7 +208,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-host bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-default bench-host bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
 
 # On a machine with a GPU: what is right and how fast it is, four minutes each. Both run without make, too:
 # python3 -m benchmarks.gpu right
