@@ -45,7 +45,7 @@ from outrider.engine.paths.forward_path import NORMED
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
+from outrider.wire.metrics import WorkerMetrics
 
 FRAMES_BYTES = 5 + 9
 """Of a message: gRPC's prefix and the header of an HTTP/2 frame."""
@@ -234,7 +234,7 @@ async def registered(shape: Shape, target: Path) -> tuple[int, float, float]:
             info = await target_pb2_grpc.TargetServiceStub(channel).GetInfo(pb.GetInfoRequest())
         drafts, taken = list[Deliverer](), list[float]()
         for _ in range(2):
-            drafts.append(Deliverer(MAX_MESSAGE_BYTES, lambda num: None, offer=offer))
+            drafts.append(Deliverer(WorkerMetrics("draft"), lambda job: None, offer=offer))
             began = time.perf_counter()
             await drafts[-1].register(address, info.epoch)
             taken.append(time.perf_counter() - began)

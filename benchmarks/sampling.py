@@ -39,6 +39,7 @@ from benchmarks.common import (
 )
 from benchmarks.steps import load_ours
 from outrider.engine.sampling.acceptance import Noise, accept_block_one
+from outrider.engine.sampling.coupled import coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
@@ -46,7 +47,7 @@ from outrider.engine.sampling.row_law import RowLaw
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.params import SamplingParams
 from outrider.wire.transport.rpc import tune_malloc
-from target_service.decide import decide, own_draw
+from target_service.decide import decide
 from target_service.decide_on_device import decide_on_device
 from tests.proposals import chain_proposal
 
@@ -145,7 +146,9 @@ def verify_call(setting: Setting) -> Callable[[], object]:
         drafts = [RowLaw(law.vocab_size, law.scores, law.ids) for law in laws]  # as they come from the wire
         params, rounds = [setting.params] * num_drafted, [NUM_PROMPT] * num_drafted
         (accept,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT])
-        noise = Noise(accept, own_draw(setting.params, NUM_PROMPT))
+        noise = Noise(
+            accept, lambda place, weights, ids: coupled_place(weights, ids, setting.params, NUM_PROMPT + place)
+        )
         return accept_block_one(lambda j: host.law(j, LogitRow(state, tuple(draft_ids[:j]))), drafts, draft_ids, noise)
 
     assert call()[0] == num_drafted

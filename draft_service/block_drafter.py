@@ -1,23 +1,23 @@
-"""Drafters that propose all of the next positions in one forward: heads over the target's newest feature, models and
-heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a sequential head
-biases them.
+"""Drafters that propose all of the next positions in one forward: heads that read the target's newest feature, and
+models and heads that fill masks. The logits of a position do not depend on the draft tokens before it, unless a
+sequential head biases them.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draft_service.draft_slot import Block, DraftSlot
-from draft_service.feeding import Feeder, cached
+from draft_service.draft_slot import Block, DraftSlot, NodeRequest
+from draft_service.feeding import Feeder, FeedRequest, cached
 from draft_service.head_slot import HeadSlot, is_fed
 from outrider.engine.cuda.host_copy import to_device
-from outrider.engine.heads.dflash import MarkovHead
+from outrider.engine.heads.dflash import DFlashHead
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.medusa import MedusaHeads
 from outrider.engine.heads.network import BlockShape
@@ -25,52 +25,47 @@ from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_logits
 from outrider.engine.step_plan import Row
+from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
-from outrider.engine.worker.slots import Slot
 
 
 class BlockDrafter(NodeDrafter[DraftSlot]):
-    """Reads what follows nodes from the blocks of their slots."""
+    """Reads the distributions after nodes from the blocks of their slots."""
 
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
         self.max_depth = num_positions
         self._keeper = keeper
 
-    def propose(
-        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
-    ) -> Sequence[NodeDistribution] | None:
-        has_worked = self._make_blocks([growing for growing, _ in requests if not has_block(growing)], now)
-        outputs = self._read_blocks([request for request in requests if has_block(request[0])])  # there was memory
-        for output in outputs:
-            output.tree.feed(output.node)
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
+        has_worked = self._make_blocks([growing for growing, _ in requests if growing.block is None], now)
+        ready = [request for request in requests if request[0].block is not None]  # there was memory
+        rows, outputs = self._rows(ready), list[NodeDistribution]()
+        for growing, nodes in ready:
+            state = self._keeper.sampling_state(growing.slot)
+            for node in nodes:
+                host, index = next(rows)
+                outputs.append(of_logits(growing.tree, node, state, host, index))
         return outputs if outputs or has_worked else None
 
-    def _read_blocks(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> list[NodeDistribution]:
-        """Return what follows these nodes of slots that have blocks."""
-        outputs = list[NodeDistribution]()
+    def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
+        """Yield the row of logits after each of these nodes, of slots that have blocks."""
         for growing, nodes in requests:
-            state, logits = self._keeper.sampling_state(growing.slot), HostLogits(block_of(growing).logits)
+            host = HostLogits(block_of(growing).logits)
             for node in nodes:
-                outputs.append(of_logits(growing.tree, node, state, logits, growing.tree.depth(node)))
-        return outputs
+                yield host, growing.tree.depth(node)
 
     @abstractmethod
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        """Give these slots blocks behind their last committed tokens, as far as there is memory, and do what else is
-        due. Return whether there was anything to do.
+        """Give these slots blocks behind their last committed tokens, as far as there is memory, and read prompts.
+        Return whether there was anything to do.
         """
 
     def keep_fed(self, asked: DraftSlot, num_fed: int, keep: Sequence[int]) -> None:
         asked.slot.settle()
 
     def is_ready(self, asked: DraftSlot) -> bool:
-        return has_block(asked) or is_fed(cached(asked))
-
-
-def has_block(growing: DraftSlot) -> bool:
-    """Return whether a slot has a block behind its last committed token."""
-    return growing.block is not None and growing.block.position == growing.tree.committed_len - 1
+        return asked.block is not None or is_fed(cached(asked))
 
 
 def block_of(growing: DraftSlot) -> Block:
@@ -79,36 +74,27 @@ def block_of(growing: DraftSlot) -> Block:
     return growing.block
 
 
-def give_blocks(
-    slots: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor, hidden: Tensor | None = None
-) -> None:
-    """Give slots their blocks: each so many rows of the logits [sum(counts), V] and hidden states [sum(counts), d]."""
-    start = 0
-    for growing, count in zip(slots, counts, strict=True):
-        block = growing.block = Block(len(growing.slot.committed) - 1, own_part(logits, start, count))
-        if hidden is not None:
-            block.hidden = own_part(hidden, start, count)
-        start += count
+def give_blocks(slots: Sequence[DraftSlot], counts: Sequence[int], *outputs: Tensor) -> None:
+    """Give each slot a block: so many rows of the outputs [sum(counts), ...], the fields of `Block` in order."""
+    parts = [own_parts(rows, counts) for rows in outputs]
+    for growing, *block in zip(slots, *parts, strict=True):
+        growing.block = Block(*block)
 
 
-def own_part(rows: Tensor, start: int, count: int) -> Tensor:
-    """Return so many rows from `start` on, without keeping the others alive as long as these."""
-    part = rows[start : start + count]
-    return part if count == len(rows) else part.clone()
+def own_parts(rows: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Return consecutive parts of so many rows each, none of which keeps the others alive."""
+    parts = rows.split(list(counts))
+    return parts if len(parts) == 1 else [part.clone() for part in parts]
 
 
 class MedusaDrafter(BlockDrafter):
-    """Heads that propose, by the feature of the token before the last committed one, a token for each position."""
+    """Heads that propose a token for each position, from the feature of the token before the last committed one."""
 
-    def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot], flush: Callable[[], None]) -> None:
-        """flush: lets what is to be sent leave."""
+    def __init__(self, heads: MedusaHeads, keeper: SlotKeeper[HeadSlot]) -> None:
         super().__init__(keeper, heads.facts.num_heads)
         self._heads = heads
-        self._flush = flush
 
-    @torch.inference_mode()
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        self._flush()  # no model's step does, and with enough slots one always grows
         if not slots:
             return False
         logits = self._heads(torch.cat([cached(growing).features_of(1) for growing in slots]))  # [S, heads, V]
@@ -117,37 +103,39 @@ class MedusaDrafter(BlockDrafter):
 
 
 class MaskDrafter(BlockDrafter):
-    """A model or a head with a cache, fed masks behind the last committed token. Of a block nothing stays in the cache
-    but the committed tokens.
+    """A model or a head with a cache, which is fed masks behind the last committed token. Nothing of a block stays in
+    the cache but the committed tokens.
     """
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape) -> None:
-        super().__init__(keeper, shape.num_drafts)
+    def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
+        super().__init__(feeder.keeper, shape.num_drafts)
         self._feeder = feeder
         self._shape = shape
 
     def _make_blocks(self, slots: Sequence[DraftSlot], now: float) -> bool:
-        by_key = {growing.slot.key: growing for growing in slots}
-        num_new = dict.fromkeys(by_key, self._shape.size)
-        fed = self._feeder.feed(num_new, lambda key: self._row(cached(by_key[key])), now)
+        requests = dict[SlotKey, FeedRequest]()
+        for growing in slots:
+            requests[growing.slot.key] = FeedRequest(growing, self._shape.size)
+        fed = self._feeder.feed(requests, self._row, now)
         if fed is None:
             return False
         filled, counts = list[DraftSlot](), list[int]()
-        for key, row in fed.rows:
-            filled.append(by_key[key])
+        rows, logits = fed
+        for request, row in rows:
+            filled.append(request.growing)
             counts.append(row.num_logits)
-            slot = cached(by_key[key])
+            slot = cached(request.growing)
             slot.fed_committed(row.new_ids[: slot.num_feedable - len(slot.cached)])
             slot.truncate(slot.first + len(slot.cached) + 1)
         if filled:
-            self._take(filled, counts, fed.logits)
+            self._take(filled, counts, logits)
         return True
 
-    def _row(self, slot: Slot) -> Row:
-        """Return the committed tokens that are not cached, and masks, with the logits of the block. There are none past
-        the end of the output, for which there may be no memory.
+    def _row(self, request: FeedRequest) -> Row:
+        """Return the row of the committed tokens that are not cached and of the masks, with the logits of the block. It
+        has no masks past the end of the output, for which there may be no memory.
         """
-        shape = self._shape
+        slot, shape = cached(request.growing), self._shape
         block_ids = shape.token_ids(slot.committed[-1], slot.max_len - len(slot.committed) + 1)
         features = slot.features_of(slot.num_feedable - len(slot.cached))
         if shape.feature is not None:
@@ -168,49 +156,46 @@ class MaskDrafter(BlockDrafter):
 class SequentialDrafter(MaskDrafter):
     """A head whose logits of a position are biased by the draft token before it (DSpark)."""
 
-    def __init__(self, feeder: Feeder, keeper: SlotKeeper[Slot], shape: BlockShape, path: HeadPath) -> None:
-        """path: of the feeder's runner."""
-        super().__init__(feeder, keeper, shape)
-        self._path = path
-        self._sequential: MarkovHead = path.head.markov_head
+    def __init__(self, feeder: Feeder, shape: BlockShape) -> None:
+        super().__init__(feeder, shape)
+        path = feeder.runner.path
+        assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this family"
+        assert path.head.markov_head is not None, "a sequential head"
+        self._path, self._head, self._sequential = path, path.head, path.head.markov_head
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)
 
-    @torch.inference_mode()
-    def _read_blocks(self, requests: Sequence[tuple[DraftSlot, Sequence[int]]]) -> list[NodeDistribution]:
-        """All nodes of all slots at once: to read the head's projection is most of what a node costs."""
+    def _rows(self, requests: Sequence[NodeRequest]) -> Iterator[tuple[HostLogits, int]]:
+        """Compute all nodes of all slots at once: reading the head's projection is most of what a node costs."""
         pairs = [(growing, node) for growing, nodes in requests for node in nodes]
         if not pairs:
-            return []
-        logits = [block_of(growing).logits[growing.tree.depth(node)] for growing, node in pairs]
+            return
+        logits = list[Tensor]()
+        for growing, node in pairs:
+            logits.append(block_of(growing).logits[growing.tree.depth(node)])
         biases = self._sequential.markov_w2(self._step(pairs))
-        host, outputs = HostLogits(self._path.head.with_biases(torch.stack(logits), biases)), list[NodeDistribution]()
-        for growing, nodes in requests:
-            state = self._keeper.sampling_state(growing.slot)
-            for node in nodes:
-                outputs.append(of_logits(growing.tree, node, state, host, len(outputs)))
-        return outputs
+        host = HostLogits(self._head.with_biases(torch.stack(logits), biases))
+        for index in range(len(pairs)):
+            yield host, index
 
     def _step(self, pairs: Sequence[tuple[DraftSlot, int]]) -> Tensor:
-        """Return the latents [N, r] after nodes, and keep the states after them."""
+        """Return the latents [N, r] after nodes, and keep the states after them. A block's states begin anew."""
         states, hidden, token_ids = list[Tensor](), list[Tensor](), list[int]()
         for growing, node in pairs:
-            states.append(self._state_before(growing, node))
-            hidden.append(block_of(growing).hidden[growing.tree.depth(node)])
-            token_ids.append(growing.slot.committed[-1] if node == ROOT else growing.tree.ids[node])
+            block, tree = block_of(growing), growing.tree
+            state, token_id = self._sequential.begin(), growing.slot.committed[-1]
+            if node != ROOT:
+                parent, token_id = tree.parents[node], tree.ids[node]
+                if parent not in block.states:  # it was fed under the block before
+                    self._step([(growing, parent)])
+                state = block.states[parent]
+            states.append(state)
+            hidden.append(block.hidden[tree.depth(node)])
+            token_ids.append(token_id)
         before = torch.cat(states)  # [N, r]
         ids_there = to_device(np.array(token_ids), before.device)
         latents, after = self._sequential.step(ids_there, torch.stack(hidden), before)
         for (growing, node), state in zip(pairs, after.unsqueeze(1), strict=True):
             block_of(growing).states[node] = state
         return latents
-
-    def _state_before(self, growing: DraftSlot, node: int) -> Tensor:
-        """Return the state [1, r] before a node, under the slot's present block, in which it begins anew."""
-        if node == ROOT:
-            return self._sequential.begin()[None]
-        parent = growing.tree.parents[node]
-        if parent not in block_of(growing).states:
-            self._step([(growing, parent)])
-        return block_of(growing).states[parent]

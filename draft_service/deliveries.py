@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from draft_service.jobs import RowsJob, RowsRequest
 from draft_service.registration import HeadOffer
 from draft_service.target_link import TargetLink
 from outrider.engine.speculation.nodes import Delivery, to_proto
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import Unavailable
+from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.roles import Role
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.transport.tls import CertificateFolder, Dialer
 
 MAX_TARGETS = 256
 """Streams kept at once; the one that was longest without a delivery gives way."""
-PAIR_S = 60.0
-"""Seconds that a registration may take, weights included."""
+REGISTER_S = 60.0
+"""Seconds that a registration may take, weights included: less than a gateway waits for a pairing."""
 
 
 class Deliverer:
@@ -30,29 +33,21 @@ class Deliverer:
 
     def __init__(
         self,
-        max_message_bytes: int,
-        dropped: Callable[[int], None],
+        metrics: WorkerMetrics,
+        submit: Callable[[RowsJob], None],
         certificates: CertificateFolder | None = None,
         offer: HeadOffer | None = None,
-        submit: Callable[[str, RowsJob], None] = lambda address, job: None,
-        left: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """`dropped(num_tokens)` is called for deliveries that the backlog has no room for. offer: the draft's head,
-        where it reads rows of features; `submit` takes those that come from an address. `left(address)` is called when
-        nothing more comes from there.
-        """
-        self._max_message_bytes = max_message_bytes
-        self._dropped = dropped
+        """submit: gives the engine rows of features that arrive. offer: the draft's head, where it reads such rows."""
+        self._metrics = metrics
         self._certificates = certificates
-        self._offer = offer
-        self._submit = submit
-        self._left = left
+        self._open = partial(TargetLink, offer=offer, metrics=metrics, submit=submit)
         self._links: OrderedDict[str, TargetLink] = OrderedDict()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
         if not self._link(address).put(to_proto(nodes, target_epoch)):
-            self._dropped(len(nodes.ids))
+            self._metrics.dropped_tokens.inc(len(nodes.ids))
 
     def request_rows(self, address: str, target_epoch: int, request: RowsRequest) -> None:
         """Request the rows of a lease from a position on, as they are made. Requesting twice is harmless."""
@@ -60,21 +55,16 @@ class Deliverer:
 
     async def register(self, address: str, target_epoch: int) -> None:
         """Register the head at a target. Raises IncompatiblePair where it refuses the head, and Unavailable where it
-        was not there, or not in time: it may be another time.
+        was not there, or did not answer in time: it may be another time, and the head is then offered again.
         """
-        link = self._link(address)
-        registration = link.registration
+        registration = self._link(address).registration
         try:
-            async with asyncio.timeout(PAIR_S):
+            async with asyncio.timeout(REGISTER_S):
                 await registration.register(target_epoch)
         except TimeoutError:
-            raise Unavailable(f"the target at {address} did not take the head within {PAIR_S:g} s") from None
-        if registration.epoch != target_epoch:
-            raise Unavailable(f"the target at {address} was started anew", retry_after_s=1.0)
-        if link.is_broken:
-            raise Unavailable(f"the target at {address} did not take the head: {registration.refusal}")
-        if registration.refusal is not None:
-            raise IncompatiblePair(registration.refusal)
+            error = Unavailable(f"the target at {address} did not take the head within {REGISTER_S:g} s")
+            registration.settle(error)
+            raise error from None
 
     def stub(self, address: str) -> target_pb2_grpc.TargetServiceStub:
         """Return a stub that calls a target over its stream's channel."""
@@ -83,25 +73,17 @@ class Deliverer:
     def _link(self, address: str) -> TargetLink:
         link = self._links.get(address)
         if link is None:
-            dialer = Dialer(address, Role.TARGET, self._max_message_bytes, self._certificates)
-        else:
-            dialer = link.dialer
-        if link is None or link.is_broken:
-            link = TargetLink(address, self._max_message_bytes, dialer, self._offer, self._submit)
-            self._links[address] = link
+            dialer = Dialer(address, Role.TARGET, MAX_MESSAGE_BYTES, self._certificates)
+            link = self._links[address] = self._open(address, dialer)
+        elif link.is_broken:
+            link = self._links[address] = self._open(address, link.dialer)
         self._links.move_to_end(address)
         if len(self._links) > MAX_TARGETS:
-            leaving = asyncio.create_task(self._leave(*self._links.popitem(last=False)))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            _, oldest = self._links.popitem(last=False)
+            closing = asyncio.create_task(oldest.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         return link
 
-    async def _leave(self, address: str, link: TargetLink) -> None:
-        await link.close()
-        self._left(address)
-
     async def close(self) -> None:
-        links, self._links = self._links, OrderedDict()
-        for link in links.values():
-            await link.close()
-        await asyncio.gather(*self._leaving)
+        await asyncio.gather(*self._closing, *(link.close() for link in self._links.values()))

@@ -1,7 +1,8 @@
-"""A slot of the draft, and what grows there."""
+"""A slot of the draft worker and the draft tree that grows in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,14 +15,12 @@ from outrider.engine.worker.slots import BareSlot
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Output of a drafter at the positions behind a committed token, before any of their tokens is known."""
+    """Output of a drafter at the positions behind the last committed token, before any of their tokens is known."""
 
-    position: int
-    """Of that token."""
     logits: Tensor
     """[N, V] float32, of what follows that token, and of the next positions."""
     hidden: Tensor | None = None
-    """[N, d], what the logits were made of, for a sequential head."""
+    """[N, d], the hidden states of the logits, for a sequential head."""
     states: dict[int, Tensor] = field(default_factory=dict)
     """States [1, r] of a sequential head after nodes and ROOT, whose indices stay as long as the block does."""
 
@@ -33,17 +32,21 @@ class DraftSlot:
     job: OpenJob
     slot: BareSlot
     shares: SlotShares
-    tree: Growth
+    tree: Growth = field(init=False)
     is_growing: bool = False
-    """False until an Advance says what is committed, and after a stop."""
+    """False until the first Advance, and after a stop string."""
     ticket: int = 0
     pushed_s: float = 0.0
     """Monotonic time at which nodes were last sent."""
     spent_s: float = 0.0
-    """Seconds of the steps that grew it since then."""
+    """Seconds of the slot's steps since then."""
     num_urgent: int = 0
-    """Messages that leave at once: the target had nothing to go on with."""
+    """Number of messages that are sent at once: the target had no draft tokens."""
     block: Block | None = None
-    """Logits of the next positions, of a drafter of blocks."""
+    """Logits of the next positions, of a drafter of blocks; None once more tokens are committed."""
     ahead: RowsAhead | None = None
-    """Who has further rows fed beside its nodes; None where nobody does."""
+    """Has further rows fed beside the nodes; None for a draft without a table."""
+
+
+NodeRequest = tuple[DraftSlot, Sequence[int]]
+"""A slot, and the nodes of its tree, or ROOT, whose distributions are requested."""

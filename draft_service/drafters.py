@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from draft_service.block_drafter import MaskDrafter, MedusaDrafter, SequentialDrafter
 from draft_service.draft_slot import DraftSlot
 from draft_service.feeding import Feeder
-from draft_service.head_drafter import HeadDrafter
 from draft_service.loading import HeadState
 from draft_service.model_drafter import ModelDrafter
 from draft_service.tables import TableDrafter, TableState
@@ -18,28 +17,25 @@ from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.wire.metrics import WorkerMetrics
 
-Drafter = NodeDrafter[DraftSlot]
-
 
 def create_drafter(
     state: Any,
     keeper: SlotKeeper[Any],
     metrics: WorkerMetrics,
     growing: Mapping[SlotKey, DraftSlot],
-    flush: Callable[[], None],
-) -> Drafter:
-    """state: a `DraftState`, or that of a table. growing: the draft's slots. flush: lets what is to be sent leave."""
+) -> NodeDrafter[DraftSlot]:
+    """state: a `DraftState`, or that of a table. growing: the draft's slots."""
     if isinstance(state, TableState):
-        return TableDrafter(keeper, state.vocabulary.size, flush)
+        return TableDrafter(keeper)
     if state.runner is None:
-        return MedusaDrafter(state.head.network, keeper, flush)
+        return MedusaDrafter(state.head.network, keeper)
     prefill_tokens = state.config.max_prefill_tokens or default_prefill_tokens(state.runner.device)
-    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing, flush)
+    feeder = Feeder(state.runner, keeper, metrics, prefill_tokens, growing)
     if isinstance(state, HeadState):
         if state.block is None:
-            return HeadDrafter(feeder, keeper, state.head.path)
+            return ModelDrafter(feeder, state.head.path)
         if getattr(state.head.network, "markov_head", None) is not None:
-            return SequentialDrafter(feeder, keeper, state.block, state.head.path)
+            return SequentialDrafter(feeder, state.block)
     if state.block is None:
-        return ModelDrafter(feeder, keeper)
-    return MaskDrafter(feeder, keeper, state.block)
+        return ModelDrafter(feeder)
+    return MaskDrafter(feeder, state.block)

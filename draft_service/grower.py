@@ -1,7 +1,7 @@
 """The draft's engine worker: grows draft tokens in every slot and sends them to the slot's target, without rounds.
 
-A step asks the drafter what follows the likeliest nodes of all slots together, as many as make the most of its time,
-makes their children, and sends them. Runs on the engine thread.
+A step has the drafter compute the distributions after the likeliest nodes of all slots together, as many as make the
+most of its time, makes the nodes' children, and sends them. Everything here runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -28,24 +28,22 @@ from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import DraftLogprobs
 from outrider.wire.metrics import WorkerMetrics
 
-FULL_LOGPROBS_BUDGET_BYTES = 1 << 16
-"""`auto` sends whole distributions while those of a round of all slots stay under this many bytes. They are sent for
-what is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
-DISTRIBUTIONS_OF_A_ROUND = 8
-"""Distributions that a slot's round is taken to send."""
+MAX_WHOLE_IDS = 2048
+"""`auto` sends whole distributions while those of all slots, one each, have up to this many ids. They are sent for what
+is never verified, too: whole ones of 4,096 ids were 117 to 156 kB a committed token, cut ones 5 to 9."""
 MAX_DISTRIBUTION_BYTES = 64 << 20
-"""Bytes of distributions that one slot's tree keeps, in case they are to be sent again."""
+"""Bytes of distributions that one slot's tree keeps, in case they have to be sent again."""
 BYTES_AN_ID = 20
-"""Of a distribution that is kept: a float32 score, an int64 id and a float64 weight."""
+"""Bytes of a kept distribution for each of its ids: a float32 score, an int64 id and a float64 weight."""
 
 MakeDrafter = Callable[[Mapping[SlotKey, DraftSlot]], NodeDrafter[DraftSlot]]
-"""Makes the drafter of a worker's slots, which it may look at."""
+"""Creates the drafter of a worker, given the worker's slots by key."""
 RequestRows = Callable[[str, int, RowsRequest], None]
-"""Asks a target, by its address and epoch, for rows. Runs on the gRPC loop's thread."""
+"""Requests rows from the target at (address, epoch). Runs on the gRPC loop's thread."""
 
 
 class Grower:
-    """Runs the draft's jobs and steps."""
+    """Owns the draft worker's slots and their trees; runs its jobs and steps."""
 
     def __init__(
         self,
@@ -54,12 +52,9 @@ class Grower:
         engine: EngineThread,
         send: Send,
         metrics: WorkerMetrics,
-        vocab_size: int,
-        request_rows: RequestRows | None = None,
-        eos_token_ids: Sequence[int] = (),
+        request_rows: RequestRows,
         open_ahead: OpenAhead | None = None,
     ) -> None:
-        """request_rows: for drafters that need rows of the target's features."""
         self._slots: dict[SlotKey, DraftSlot] = {}
         self._drafter = make_drafter(self._slots)
         self._scheduler = NodeScheduler(self._drafter)
@@ -67,9 +62,7 @@ class Grower:
         self._engine = engine
         self._pusher = Pusher(engine, send, metrics)
         self._metrics = metrics
-        self._vocab_size = vocab_size
         self._request_rows = request_rows
-        self._eos_token_ids = eos_token_ids
         self._open_ahead = open_ahead
         self._shares: dict[object, RankShares] = {}
 
@@ -91,8 +84,9 @@ class Grower:
                 self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                for key in [key for key in self._slots if key[0] == job.owner]:
-                    self._forget(key)
+                for key in list(self._slots):
+                    if key[0] == job.owner:
+                        self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
@@ -108,48 +102,42 @@ class Grower:
         if slot is None:
             return
         shares = SlotShares(self._shares.setdefault(growth.shares_key(job.params), RankShares()))
-        growing = DraftSlot(job, slot, shares, self._growth(job, slot, shares))
+        growing = DraftSlot(job, slot, shares)
+        growing.tree = self._growth(growing)
         if self._open_ahead is not None and not is_translated:
             growing.ahead = self._open_ahead(job, slot)
         self._slots[slot.key] = growing
 
-    def _growth(self, job: OpenJob, slot: BareSlot, shares: SlotShares) -> Growth:
-        """Return what grows under a slot's committed tokens."""
-        num_ids = self._vocab_size if job.vocabulary is None else job.vocabulary.size
-        topk, max_fed = self._topk(job, num_ids), MAX_FED
-        if not job.params.determined:
+    def _growth(self, growing: DraftSlot) -> Growth:
+        """Create an empty tree under a slot's committed tokens."""
+        params, speculation = growing.job.params, growing.job.speculation
+        topk, max_fed = None, MAX_FED
+        if not params.determined:
+            num_ids = self._keeper.vocab_size_of(growing.slot)
+            if speculation.draft_logprobs is DraftLogprobs.AUTO:
+                num_slots = sum(not other.slot.params.determined for other in self._slots.values())
+                is_whole = num_ids * num_slots <= MAX_WHOLE_IDS
+            else:
+                is_whole = speculation.draft_logprobs is DraftLogprobs.FULL
+            topk = None if is_whole else speculation.draft_topk
             max_fed = min(MAX_FED, MAX_DISTRIBUTION_BYTES // (BYTES_AN_ID * (topk or num_ids)))
-        setup = GrowthSetup(slot, job.speculation, shares, self._drafter, topk, max_fed, self._eos_token_ids)
-        return growth_of(job.params)(setup)
-
-    def _topk(self, job: OpenJob, num_ids: int) -> int | None:
-        """Return to how many ids a slot's distributions are cut, None for whole ones; `auto` goes by the budget."""
-        speculation = job.speculation
-        if job.params.determined or speculation.draft_logprobs is DraftLogprobs.FULL:
-            return None
-        if speculation.draft_logprobs is DraftLogprobs.AUTO:
-            num_slots = sum(not other.slot.params.determined for other in self._slots.values())
-            if 4 * num_ids * DISTRIBUTIONS_OF_A_ROUND * num_slots <= FULL_LOGPROBS_BUDGET_BYTES:
-                return None
-        return speculation.draft_topk
+        shares, ends = growing.shares, self._keeper.eos_token_ids
+        return growth_of(params)(GrowthSetup(growing.slot, speculation, shares, self._drafter, topk, max_fed, ends))
 
     def _forget(self, key: SlotKey) -> None:
-        """Let a slot go whose answer has ended: who fed rows ahead may learn from it."""
+        """Drop a slot whose answer has ended. The table that fed rows ahead may learn from the answer."""
         growing = self._slots.pop(key, None)
         if growing is not None and growing.ahead is not None:
             growing.ahead.close()
 
     def _truncate(self, job: TruncateJob) -> None:
-        """Cut a slot. Draft tokens under what is committed stay: the slot has been told of that by an Advance, or will
-        be. A stop string ends the answer.
+        """Truncate a slot, unless it grows: an Advance has brought it to the same length, or will, and the draft tokens
+        under what is committed stay. After a stop string nothing grows any more.
         """
-        growing, is_ahead = self._slots.get((job.owner, job.slot_id)), False
-        if growing is not None and growing.is_growing:
-            is_ahead = job.reason != "stop"
-            if not is_ahead:
-                growing.is_growing, growing.block = False, None
-                growing.slot.truncate(len(growing.slot.committed) + 1)
-        self._keeper.truncate(job, keeps=is_ahead)
+        growing = self._slots.get((job.owner, job.slot_id))
+        if growing is not None and job.reason == "stop":
+            growing.is_growing = False
+        self._keeper.truncate(job, keeps=growing is not None and growing.is_growing)
 
     def _advance(self, job: AdvanceJob) -> None:
         growing = self._slots.get((job.owner, job.slot_id))
@@ -181,19 +169,19 @@ class Grower:
         self._pusher.push_due(growing)
 
     def _begin(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Let a tree grow that knows no drafts. Those of another are not for the cache to be compared by: its cells are
-        in the order in which nodes were fed, and may have the ids of what is committed now and not its keys and values.
+        """Commit, and begin a new tree. The old tree's nodes leave the cache before it is compared with what is
+        committed: nodes lie there in the order in which they were fed, so that their ids may be those of the committed
+        tokens while their keys and values are not.
         """
         slot = growing.slot
-        growing.block = None
         slot.truncate(len(slot.committed) + 1)
         slot.commit_from(job.base_len, job.decided)
         slot.settle()
-        growing.tree = self._growth(growing.job, slot, growing.shares)
+        growing.tree, growing.block = self._growth(growing), None
 
     def _go_on(self, growing: DraftSlot, job: AdvanceJob) -> None:
-        """Grow under what was decided; keep what is of use."""
-        tree = growing.tree
+        """Commit what was decided, and go on with the part of the tree that is below it."""
+        tree, growing.block = growing.tree, None
         num_fed, is_known = len(tree.fed), self._drafter.knows(growing)
         keep = tree.go_on(job.decided[tree.known_len - job.base_len :])
         if is_known:
@@ -203,15 +191,15 @@ class Grower:
             tree.restart()
 
     def _ask_rows(self, growing: DraftSlot) -> None:
-        """Ask the target for rows that are not here, whether they are under way or lost."""
+        """Request the rows of features that are missing from the target, whether they are under way or lost."""
         job, slot = growing.job, growing.slot
-        if self._request_rows is not None and isinstance(slot, HeadSlot) and slot.lacks_features:
+        if isinstance(slot, HeadSlot) and slot.lacks_features:
             request = RowsRequest(growing.ticket, slot.next_position, slot.request_id)
             self._engine.answer(partial(self._request_rows, job.deliver_to, job.target_epoch, request))
 
     def _take_rows(self, job: RowsJob) -> None:
-        """Take in rows of a slot; those for another ticket, of another life of its target or of positions that the slot
-        never has are of no use.
+        """Give rows of features to their slot. Rows of another ticket, of another life of the target or of positions
+        that the slot never has are dropped.
         """
         job.taken()
         for growing in self._slots.values():
@@ -224,17 +212,20 @@ class Grower:
     def _tell(self, growing: DraftSlot, error: JobError) -> None:
         self._engine.answer(partial(growing.job.respond, error))
 
-    # steps: choose, ask, grow, send
+    # steps: choose, propose, grow, send
 
     def next_wake(self) -> float | None:
         return self._drafter.next_wake()
 
     def step(self, now: float) -> bool:
-        """Ask for the likeliest nodes of all slots, make what follows them, and send it."""
+        """Feed the likeliest nodes of all slots, make their children, and send them."""
         chosen = self._scheduler.choose(self._slots.values(), now)
+        self._engine.flush()  # the drafter is about to work
         distributions = self._drafter.propose(chosen, now)
         if distributions is None:
             return False
+        for distribution in distributions:
+            distribution.tree.feed(distribution.node)
         slots = {growing.tree: growing for growing, _ in chosen}
         num_rows, began_s = len(distributions), now
         while distributions:
@@ -244,23 +235,23 @@ class Grower:
             ended_s = time.monotonic()
             for tree in {distribution.tree for distribution in distributions}:
                 slots[tree].spent_s += ended_s - began_s
-            began_s = ended_s
             for growing in slots.values():
                 if not growing.slot.params.determined:  # a token's time must not follow from its id: it leaves before
                     self._pusher.push_due(growing)  # anybody looks at what it is
+            began_s = ended_s
             distributions = _followers(slots, distributions)
-        num_rows += sum(self._end_ahead(growing) for growing in slots.values())
+        for growing in slots.values():
+            num_rows += self._end_ahead(growing)
+            self._pusher.push_due(growing)
         seconds = time.monotonic() - now
         if num_rows:
             self._scheduler.note(num_rows, seconds)
         self._metrics.busy_seconds.inc(seconds)
         self._keeper.refresh_gauges()
-        for growing in slots.values():
-            self._pusher.push_due(growing)
         return True
 
     def _end_ahead(self, growing: DraftSlot) -> int:
-        """Take rows ahead that became no nodes out of the cache. Return how many were fed."""
+        """Drop the rows ahead that became no nodes from the cache; return how many rows ahead were fed."""
         if growing.ahead is None or not growing.is_growing:
             return 0
         num_fed, kept = growing.ahead.end_step()
@@ -271,7 +262,7 @@ class Grower:
         return num_fed
 
     def fail_step(self, error: Exception) -> None:
-        """Give up every slot that grows: what is in its cache cannot be trusted, and the gateway opens it again."""
+        """Close every slot that grows: its cache cannot be trusted, and the gateway opens it again."""
         for growing in list(self._slots.values()):
             if growing.is_growing:
                 self._give_up(growing, f"the draft's step failed: {error}")
@@ -285,7 +276,7 @@ class Grower:
 
 
 def _followers(slots: Mapping[Growth, DraftSlot], distributions: Sequence[NodeDistribution]) -> list[NodeDistribution]:
-    """Return what follows those children that have just been made which were fed ahead."""
+    """Return the distributions after those of the newly made children that were fed ahead."""
     found = list[NodeDistribution]()
     for distribution in distributions:
         growing = slots[distribution.tree]

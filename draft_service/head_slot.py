@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,62 +10,49 @@ from torch import Tensor
 
 from draft_service.jobs import Rows
 from outrider.engine.heads.feature_buffer import FeatureBuffer
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import Slot, needs_prefill
-from outrider.wire.params import SamplingParams
 
 MAX_FEATURE_BYTES = 64 << 20
-"""Bytes of a slot's features that wait to be used; a head that is further behind begins anew with the newest."""
+"""Bytes of a slot's features that may wait to be used. A head that is further behind begins anew with the newest."""
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """Return writable bits of bfloat16 numbers as these numbers, of the same shape."""
+    """Return a tensor over writable bits of bfloat16 numbers, of the same shape."""
     return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
 
 
 class HeadSlot(Slot):
-    """Caches what a head makes of each token and a feature: that of the token itself, or of the token before it.
+    """Caches a head's entry for each token and a feature: that of the token itself, or of the token before it.
 
-    The cache begins at the first token whose feature there is. A head without a cache reads the newest feature alone.
-    Entries of draft tokens are made from the head's own outputs in place of features: they are of use as long as the
+    The cache begins at the first token that has a feature. A head without a cache reads the newest feature alone.
+    Entries of draft tokens are made from the head's own outputs in place of features: they are used as long as the
     draft tokens come true, and are made anew once they do not.
     """
 
     __slots__ = ("features", "keeps_cache", "lag", "request_id")
 
-    def __init__(
-        self,
-        width: int,
-        lag: int,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        pool: KVPool,
-        cache_salt: bytes = b"",
-        *,
-        keeps_cache: bool = True,
-    ) -> None:
-        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1."""
-        super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
+    def __init__(self, width: int, lag: int, *slot: Any, keeps_cache: bool = True, **more: Any) -> None:
+        """width: numbers of a feature. lag: tokens by which an entry is behind the token of its feature, 0 or 1. slot,
+        more: as `Slot` takes them.
+        """
+        super().__init__(*slot, **more)
         self.lag = lag
         self.keeps_cache = keeps_cache
         self.first = lag
         self.features = FeatureBuffer(2 * width)
         self.request_id = 1
-        """Of the features that are asked for; another one once what was here was lost."""
+        """Id of the requests for features; it changes when features that were received are lost."""
         if lag:
             self._salt += self.committed[0].to_bytes(4)  # of it there is no entry, and all features depend on it
 
     @property
     def next_position(self) -> int:
-        """Position of the first feature that is of use."""
+        """Position of the first feature that is needed next."""
         return self.first + self._num_agreed - self.lag
 
     @property
     def lacks_features(self) -> bool:
-        """Whether what is committed cannot be gone on from for want of features."""
+        """Whether features are missing that drafting behind the committed tokens needs."""
         return self.features.end < len(self.committed) - 1
 
     @property
@@ -78,12 +65,12 @@ class HeadSlot(Slot):
         return as_tensor(data.reshape(num_tokens, self.features.token_bytes // 2))
 
     def take_features(self, start: int, rows: Rows, request_id: int) -> None:
-        """Take in features of consecutive positions from `start` on. They may be late, repeated, or begin behind what
-        is needed: where they answer the present request, what is before them is not to be had, or was too much.
+        """Store features of consecutive positions from `start` on. They may be late, repeated, or begin behind what is
+        needed: where they answer the present request, features before them cannot be had, or were too many.
         """
         if self._append(start, rows) or request_id != self.request_id:
             return
-        if not self.cached and self.first == self.lag:
+        if not self.cached:
             self.adopt()  # another slot may have left what lies before
         if not self._append(start, rows):
             self._crop(0)
@@ -92,8 +79,8 @@ class HeadSlot(Slot):
             self.features.put(start, rows.tobytes())
 
     def _append(self, start: int, rows: Rows) -> bool:
-        """Take in what is new of features. Return False, with nothing taken, where some between these and what is here
-        are missing, or too many would wait.
+        """Store those of the features that are new. Return False, with nothing stored, where some between these and the
+        stored ones are missing, or too many would wait.
         """
         features = self.features
         new = rows[max(0, features.end - start) :]
@@ -107,13 +94,11 @@ class HeadSlot(Slot):
             self.first = max(self.lag, len(self.committed) - 1)
         super().settle()
 
-    def reconcile(self) -> int:
-        """Crop the cache to what was made of committed tokens and the target's features; return its length."""
-        self._crop(min(self._num_agreed, len(self.committed) - 1 - self.first))
-        return len(self.cached)
-
-    def rebased(self, start: int, ids: Sequence[int]) -> None:
-        self.cached[start:] = ids
+    def _agreeing(self, limit: int) -> int:
+        """Return how many of the first `limit` entries were made from committed tokens and the target's features.
+        Entries of draft tokens were not, even where these are committed now.
+        """
+        return max(0, min(self._num_agreed, limit))
 
     def adopt(self) -> int:
         num_tokens = super().adopt() if self.first == self.lag else 0
@@ -121,15 +106,15 @@ class HeadSlot(Slot):
         return num_tokens
 
     def publish(self) -> None:
-        """Let others adopt what begins at the beginning: the same ids then have the same features. Those that were made
-        use of go.
+        """Let others adopt a cache that begins at the first token: the same ids then have the same features. Drop the
+        features that were used.
         """
         if self.first == self.lag:
             super().publish()
         self.features.drop_before(self.next_position)
 
     def _crop(self, num_cached: int) -> int:
-        num_freed = super()._crop(max(0, num_cached))
+        num_freed = super()._crop(num_cached)
         if self.next_position < self.features.start:  # they were dropped when they had been made use of
             self.request_id += 1
             self.features.clear(self.next_position)
@@ -137,7 +122,7 @@ class HeadSlot(Slot):
 
 
 def is_fed(slot: Slot) -> bool:
-    """Return whether all that a draft needs of the committed tokens is here, and no prompt has to be read."""
+    """Return whether the slot has all features that it needs, and no prompt has to be read first."""
     if isinstance(slot, HeadSlot) and (len(slot.committed) <= slot.first or slot.lacks_features):
         return False
     return not needs_prefill(slot)

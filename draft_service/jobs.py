@@ -1,4 +1,4 @@
-"""What a draft is told of a slot, as plain values."""
+"""Messages to the engine of a draft about its slots, as plain values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class AdvanceJob:
-    """Go on from what was committed."""
+    """Continue a slot from what was committed."""
 
     owner: int
     slot_id: int
@@ -25,26 +25,26 @@ class AdvanceJob:
     base_len: int
     committed_ids: tuple[int, ...]
     is_missed: bool = False
-    """Nothing lay ready at the target."""
+    """Whether the target had no draft tokens for its last step."""
     levels: tuple[Level, ...] = ()
-    """Of a beam search, in place of committed_ids."""
+    """Levels of a beam search, in place of committed_ids."""
     wrong: str = ""
-    """What was wrong with these."""
+    """What is wrong with the levels; empty where nothing is."""
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """What was decided from base_len on, by position."""
+        """Return what was decided from base_len on, by position."""
         return self.levels or self.committed_ids
 
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """What is asked of a target: rows of a lease from a position on."""
+    """A request to a target for the rows of a lease from a position on."""
 
     ticket: int
     start: int
     id: int
-    """Comes back with the rows; another one once what was here was lost."""
+    """Comes back with the rows; it changes once the rows that were here are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class RowsJob:
     rows: Rows
     """[num_rows, width]."""
     taken: Callable[[], None]
-    """To be called on the engine thread once they are taken in: those that wait are bounded."""
+    """Called on the engine thread once they are taken in: the number of those that wait is bounded."""
     request_id: int = 0
-    """Of the request that they were sent for."""
+    """Id of the request that they answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """Do something between two steps."""
+    """A function to run between two steps."""
 
     run: Callable[[], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -36,9 +36,10 @@ class ModelState(Loaded):
 
     block: BlockShape | None = None
     """How it fills masks; None for a model that drafts a token at a time."""
-    translations: Callable[[], Sequence[pb.Translation]] = field(default=tuple)
+    translations: list[pb.Translation] = field(default_factory=list)
+    """Of the targets' vocabularies that it translates for."""
     open_ahead: OpenAhead | None = None
-    """Who has rows fed beside the nodes of its slots."""
+    """Opens the drafter that has rows fed beside the nodes of a slot; None without one."""
 
     @property
     def translates(self) -> bool:
@@ -48,7 +49,7 @@ class ModelState(Loaded):
         info = super().info()
         info.beams = info.beams and self.block is None
         info.translates = self.translates
-        info.translations.extend(self.translations())
+        info.translations.extend(self.translations)
         return info
 
 
@@ -78,7 +79,7 @@ DraftState = ModelState | HeadState
 
 
 def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError], None]) -> DraftState:
-    """Raises ConfigError naming what is missing or does not fit."""
+    """Load the draft of a folder on the engine thread. Raises ConfigError naming what is missing or does not fit."""
     files = Checkpoint(config.model, config.allow_pickle)
     family = family_of(files, config.target_model)
     if family is not MODEL and config.drafted_by != "none":
@@ -89,15 +90,16 @@ def load_draft(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderError
         )
     if family.network is not None:
         return _load_head(config, epoch, family)
-    block = pard_block(files) if family is PARD else None
+    block = None
+    if family is PARD:
+        block = pard_block(files)
     if config.target_model is not None and is_same(config.model, config.target_model):
         log.warning("the draft %s is the target itself, with no MTP head in it: nothing gets faster", config.model)
     loaded = load(config, epoch, on_lost)
-    state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, close=loaded.close)
-    state.block = block
+    state = ModelState(config, epoch, loaded.slots, loaded.tokenizer, runner=loaded.runner, block=block)
     if state.translates:  # slots of other vocabularies have a class of their own
-        pool, limit = state.runner.pool, state.runner.facts.context_limit
-        state.slots = SlotTable(pool, config.max_slots, limit, partial(make_slot, limit))
+        limit = state.slots.context_limit
+        state.slots = SlotTable(state.runner.pool, config.max_slots, limit, partial(make_slot, limit))
     if config.drafted_by != "none":
         by = Drafter(config.drafted_by)
         table = make_drafters((by,), None, state.tokenizer.tokenizer_json, state.runner.facts.vocab_size)[by]
@@ -114,12 +116,12 @@ def _load_head(config: DraftConfig, epoch: int, family: Family) -> HeadState:
             param="target_model",
         )
     head = load_head(config, config.target_model, family, config.allow_pickle)
-    limit, width = head.facts.context_limit, head.opening.spec.width
     slots: OpenSlots[Any]
+    limit = head.facts.context_limit
+    make = partial(HeadSlot, head.opening.spec.width, head.network.lag)
     if head.runner is None:
-        make = partial(HeadSlot, width, head.network.lag, pool=KVPool(1), keeps_cache=False)
-        slots = OpenSlots(make, config.max_slots, limit)
+        slots = OpenSlots(partial(make, pool=KVPool(1), keeps_cache=False), config.max_slots, limit)
     else:
         head.runner.pool.prefix.enabled = config.prefix_caching
-        slots = SlotTable(head.runner.pool, config.max_slots, limit, partial(HeadSlot, width, head.network.lag))
+        slots = SlotTable(head.runner.pool, config.max_slots, limit, make)
     return HeadState(config, epoch, slots, tokenizer_files(config.target_model), head=head)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc.aio
 import numpy as np
@@ -16,7 +15,6 @@ from draft_service.loading import HeadState
 from outrider.engine.heads.wiring import (
     MAX_PROBE_TAPS,
     TEXT,
-    Outcome,
     Seen,
     judge,
     probe_ids,
@@ -27,7 +25,7 @@ from outrider.engine.kv_pool import OutOfBlocks
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
-from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.model_id import full_name, short_name
@@ -50,16 +48,15 @@ class WiringTest:
         metrics: WorkerMetrics,
         stub_of: Callable[[str], target_pb2_grpc.TargetServiceStub],
     ) -> None:
-        """stub_of: calls the target at an address."""
-        assert isinstance(state.config, DraftConfig)
+        """stub_of: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
-        self._tests: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        """By address: the target's epoch, and the test."""
+        self._tests: dict[str, tuple[int, asyncio.Task[OutriderError | None]]] = {}
+        """By the target's address its epoch, and the test there, which returns why the head may not be served. The
+        traceback of an error that it raised would keep the target's replies in memory.
+        """
         self._state = state
         self._engine = engine
         self._metrics = metrics
-        self._trusts = state.config.trust_draft_config
-        self._model = full_name(state.config.model)
         self._ids = probe_ids(state.tokenizer.tokenizer_json, state.slots.context_limit, TEXT)
 
     async def __call__(self, address: str, target_epoch: int) -> None:
@@ -67,47 +64,54 @@ class WiringTest:
         configuration is trusted, and Unavailable while that cannot be known.
         """
         epoch, test = self._tests.get(address, (None, None))
-        if test is None or epoch != target_epoch or (test.done() and (test.cancelled() or test.exception())):
+        if test is None or epoch != target_epoch or _has_failed(test):
             test = asyncio.create_task(self._test(address, target_epoch))
             self._tests[address] = (target_epoch, test)
-        await asyncio.shield(test)  # a caller may not wait that long, and calls again
+        error = await asyncio.shield(test)  # a caller may not wait that long, and calls again
+        if error is not None:
+            raise error
 
-    def forget(self, address: str) -> None:
-        """Forget a target that nothing is delivered to any more."""
-        self._tests.pop(address, None)
-
-    async def _test(self, address: str, target_epoch: int) -> None:
-        taps = taps_to_probe(self._state.head.opening.spec.taps, self._state.head.num_layers)
-        replies = list[tpb.ProbeReply]()
-        for first in range(0, len(taps), MAX_PROBE_TAPS):
-            part = taps[first : first + MAX_PROBE_TAPS]
+    async def _test(self, address: str, target_epoch: int) -> OutriderError | None:
+        head = self._state.head
+        taps, replies = taps_to_probe(head.opening.spec.taps, head.num_layers), list[tpb.ProbeReply]()
+        for part in _parts(taps):
             probe = tpb.ProbeRequest(target_epoch=target_epoch, token_ids=self._ids, taps=part)
             try:
                 replies.append(await self._stub_of(address).Probe(probe, timeout=PROBE_S))
             except grpc.aio.AioRpcError as error:
-                raise Unavailable(f"the target ran no probe: {describe_failure(error)}") from None
+                return Unavailable(f"the target ran no probe: {describe_failure(error)}")
+            except asyncio.CancelledError:  # as calls end whose channel is closed
+                return Unavailable("the target ran no probe: its connection was closed", retry_after_s=1.0)
         try:
-            outcome = await self._engine.call(EngineJob, partial(self._score, taps, replies))
+            outcome = await self._engine.call(EngineJob, lambda: score_head(head, seen_in(self._ids, taps, replies)))
         except OutOfBlocks as error:
-            raise Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0) from None
+            return Unavailable(f"the head cannot be tested now: {error}", retry_after_s=1.0)
         except Exception as error:
-            log.error("the test of the head failed", exc_info=error)
-            raise IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}") from None
-        self._metrics.head_agreement.labels(draft=short_name(self._model)).set(outcome.configured.agreement)
-        refusal = judge(outcome, self._model, trusts=self._trusts)
-        if refusal is not None:
-            raise IncompatiblePair(refusal)
+            log.exception("the test of the head failed")
+            return IncompatiblePair(f"the head cannot be tested: {type(error).__name__}: {error}")
+        config = self._state.config
+        assert isinstance(config, DraftConfig)
+        model = full_name(config.model)
+        self._metrics.head_agreement.labels(draft=short_name(model)).set(outcome.configured.agreement)
+        refusal = judge(outcome, model, trusts=config.trust_draft_config)
+        return None if refusal is None else IncompatiblePair(refusal)
 
-    def _score(self, taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Outcome:
-        """Run the head. On the engine thread."""
-        return score_head(self._state.head, seen_in(self._ids, taps, replies))
+
+def _has_failed(test: asyncio.Task[OutriderError | None]) -> bool:
+    return test.done() and (test.cancelled() or test.exception() is not None or test.result() is not None)
 
 
 def seen_in(ids: Sequence[int], taps: Sequence[int], replies: Sequence[tpb.ProbeReply]) -> Seen:
-    """Return what a target's replies show of a text: each has MAX_PROBE_TAPS of the taps, the last one the rest."""
+    """Join a target's replies about a text: each has MAX_PROBE_TAPS of the taps, the last one the rest. Call it on the
+    engine thread.
+    """
     found = dict[int, torch.Tensor]()
-    for index, reply in enumerate(replies):
-        part = taps[index * MAX_PROBE_TAPS :][:MAX_PROBE_TAPS]
-        states = as_tensor(np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1).copy())
-        found.update(zip(part, states.unbind(1), strict=True))
+    for part, reply in zip(_parts(taps), replies, strict=True):
+        bits = np.frombuffer(reply.taps, dtype=np.uint16).reshape(len(ids), len(part), -1)
+        found.update(zip(part, as_tensor(bits.copy()).unbind(1), strict=True))
     return Seen(ids, found, torch.tensor(list(replies[0].best_ids)))
+
+
+def _parts(taps: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(taps), MAX_PROBE_TAPS):
+        yield taps[first : first + MAX_PROBE_TAPS]

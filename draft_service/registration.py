@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from draft_service.jobs import RowsRequest
 from outrider.engine.heads.opening import OpeningMap, digest_of
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import IncompatiblePair, OutriderError, Unavailable
 from outrider.wire.log import get_logger
 from outrider.wire.peer_text import MAX_REASON_BYTES, bound_text
 from outrider.wire.transport.streams import Outbox
@@ -33,6 +34,7 @@ class HeadOffer:
     data: bytes
     """Its opening map, serialised."""
     digest: bytes
+    """The map's name among workers."""
     width: int
     """Numbers in a row."""
 
@@ -49,39 +51,28 @@ class Registration:
         self.offer = offer
         self._address = address
         self._outbox = outbox
-        self.epoch: int | None = None
+        self._epoch: int | None = None
         """Epoch of the target that the head was offered to last."""
-        self.refusal: str | None = None
-        """Why that target does not take the head; None where it does, or has not answered."""
-        self._settled = asyncio.Event()
-        """Set once it has answered."""
-        self._sending: asyncio.Task[None] | None = None
+        self._answer = asyncio.Future[OutriderError | None]()
+        """That target's answer: why it does not take the head, None where it does."""
         self._offered_s = 0.0
+        self._sending: asyncio.Task[None] | None = None
 
     async def register(self, target_epoch: int) -> None:
-        """Register at a target, also where it refused the head before, and wait for its answer."""
-        self._begin(target_epoch, again=True)
-        while not self._settled.is_set():
-            await self._settled.wait()
-
-    def _begin(self, target_epoch: int, *, again: bool) -> None:
-        """Offer the head to a target unless that was done. again: also where it was refused."""
-        if target_epoch == self.epoch and not (again and self.refusal is not None):
-            return
-        self.epoch, self.refusal = target_epoch, None
-        self._settled.clear()
-        self._offered_s = time.monotonic()
-        offer = self.offer
-        spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
-        self._outbox.put(tpb.FeatureAsk(head=spec))
+        """Register at a target, also where it refused the head before. Raises IncompatiblePair where it refuses, and
+        Unavailable where its stream ends, or another life of it is registered at meanwhile.
+        """
+        error = await asyncio.shield(self._offer(target_epoch, 0.0))  # another caller may wait, too
+        if error is not None:
+            raise error
 
     def request(self, target_epoch: int, request: RowsRequest) -> None:
         """Request rows of a lease where the head is ready; else nothing is sent, and the slot requests them again.
 
         A head that was refused is offered again now and then: the target may have had no memory for it.
         """
-        self._begin(target_epoch, again=time.monotonic() >= self._offered_s + OFFER_AGAIN_S)
-        if self._settled.is_set() and self.refusal is None:
+        answer = self._offer(target_epoch, OFFER_AGAIN_S)
+        if answer.done() and answer.result() is None:
             rows = tpb.FeatureRequest(
                 target_epoch=target_epoch,
                 ticket=request.ticket,
@@ -91,34 +82,48 @@ class Registration:
             )
             self._outbox.put(tpb.FeatureAsk(rows=rows))
 
+    def _offer(self, target_epoch: int, again_s: float) -> asyncio.Future[OutriderError | None]:
+        """Offer the head to a target unless that was done. again_s: seconds after which one that was refused is offered
+        again.
+        """
+        is_refused = self._answer.done() and self._answer.result() is not None
+        if target_epoch != self._epoch or (is_refused and time.monotonic() >= self._offered_s + again_s):
+            if not self._answer.done():
+                why = f"the target at {self._address} was started anew"
+                self._answer.set_result(Unavailable(why, retry_after_s=1.0))
+            self._answer = asyncio.Future()
+            self._epoch, self._offered_s = target_epoch, time.monotonic()
+            offer = self.offer
+            spec = tpb.HeadSpec(target_epoch=target_epoch, digest=offer.digest, num_bytes=len(offer.data))
+            self._outbox.put(tpb.FeatureAsk(head=spec))
+        return self._answer
+
     def replied(self, reply: tpb.HeadReply) -> None:
         """Continue with a reply of the target; one to another life of it is dropped."""
-        if reply.digest != self.offer.digest or reply.target_epoch != self.epoch:
+        if reply.digest != self.offer.digest or reply.target_epoch != self._epoch:
             return
-        self._stop_sending()
         if reply.state == tpb.HEAD_STATE_WEIGHTS_WANTED:
-            self._sending = asyncio.create_task(self._send_weights())
+            self._sending = asyncio.create_task(self._send_weights(self._answer))
         elif reply.state == tpb.HEAD_STATE_READY:
             log.info("the head is registered at %s", self._address)
             self.settle(None)
         elif reply.state == tpb.HEAD_STATE_REFUSED:
             why = bound_text(reply.why, MAX_REASON_BYTES) or "the target gave no reason"
             log.warning("%s refused the head: %s", self._address, why)
-            self.settle(why)
+            self.settle(IncompatiblePair(why))
 
-    async def _send_weights(self) -> None:
+    async def _send_weights(self, answer: asyncio.Future[OutriderError | None]) -> None:
+        """Send the weights until the target has answered."""
         offer = self.offer
         for offset in range(0, len(offer.data), PIECE_BYTES):
             await self._outbox.wait_below(MAX_PIECES_QUEUED)
+            if answer.done():
+                return
             data = offer.data[offset : offset + PIECE_BYTES]
             self._outbox.put(tpb.FeatureAsk(weights=tpb.HeadWeights(digest=offer.digest, offset=offset, data=data)))
 
-    def settle(self, refusal: str | None) -> None:
-        """Take the target's answer, or the end of its stream."""
-        self._stop_sending()
-        self.refusal = refusal
-        self._settled.set()
-
-    def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
+    def settle(self, error: OutriderError | None) -> None:
+        """Take the target's answer, or why there will be none; a later one replaces it."""
+        if self._answer.done():
+            self._answer = asyncio.Future()
+        self._answer.set_result(error)

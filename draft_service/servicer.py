@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from draft_service.jobs import AdvanceJob
@@ -14,20 +14,24 @@ from outrider.wire.errors import ConfigError, IncompatiblePair, InvalidRequest
 from outrider.wire.params import MAX_CHOICES
 from outrider.wire.peer_text import bound_strings
 
+PairingCheck = Callable[[str, int], Awaitable[None]]
+"""Readies the draft for a target by (address, epoch). Raises ConfigError or IncompatiblePair where it may not."""
+
 
 class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
     """Serves a draft's RPCs."""
 
-    def __init__(self, service: WorkerService, pair: Callable[[str, int], Awaitable[None]]) -> None:
-        """pair: readies the draft to serve the target at (address, epoch). Raises IncompatiblePair where it may not."""
+    def __init__(self, service: WorkerService, checks: Sequence[PairingCheck]) -> None:
+        """checks: of each pairing, in this order."""
         super().__init__(service)
-        self._pair = pair
+        self._checks = checks
         self._vocab_size = service.info().vocab_size
 
     async def Pair(self, request: dpb.PairRequest, context: Any) -> dpb.PairReply:
         bound_strings(request)
         try:
-            await self._pair(request.deliver_to, request.target_epoch)
+            for check in self._checks:
+                await check(request.deliver_to, request.target_epoch)
         except (ConfigError, IncompatiblePair) as error:
             return dpb.PairReply(why=error.message)
         return dpb.PairReply(ok=True)
@@ -43,7 +47,7 @@ class DraftServicer(WorkerFacts, draft_pb2_grpc.DraftServiceServicer):
         )
 
     def _advance(self, owner: int, item: dpb.DraftRequest, respond: Respond) -> None:
-        """Pass an Advance on. It has no answer: what is wrong with it is said under the id of its slot's OpenSlot."""
+        """Pass an Advance on. It has no answer: an error in it is reported under the id of its slot's OpenSlot."""
         message, levels, wrong = item.advance, tuple[Level, ...](), ""
         try:
             levels = levels_from_proto(message.levels, self._vocab_size, MAX_CHOICES)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from draft_service.draft_slot import DraftSlot
+from draft_service.draft_slot import DraftSlot, NodeRequest
 from outrider.drafting.drafter import Counts, SequenceDrafter
 from outrider.engine.drafters import make_drafters
 from outrider.engine.loading.tokenizer_files import tokenizer_files
 from outrider.engine.loading.vocabulary import Vocabulary, read_vocabulary
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter, of_table
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import BareSlot, OpenSlots
 from outrider.engine.worker.worker_handle import WorkerState
@@ -21,7 +21,6 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.errors import OutriderError
 from outrider.wire.kinds import TABLES
 from outrider.wire.log import get_logger
-from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig
 
 log = get_logger(__name__)
@@ -57,33 +56,35 @@ def load_tables(config: DraftConfig, epoch: int, on_lost: Callable[[OutriderErro
     vocabulary = read_vocabulary(config.model, tokenizer.tokenizer_json, config.context_limit)
     kind = Drafter(config.drafter)
     drafter = make_drafters((kind,), config.drafter_text, tokenizer.tokenizer_json, vocabulary.size)[kind]
-    has_encoder = bool(vocabulary.decoder_start_ids)
-    sizes = (config.max_slots, vocabulary.context_limit)
-    slots = OpenSlots(partial(TableSlot, drafter), *sizes, takes_sources=has_encoder, has_corpus=True)
+    slots = OpenSlots(
+        partial(TableSlot, drafter),
+        config.max_slots,
+        vocabulary.context_limit,
+        takes_sources=bool(vocabulary.decoder_start_ids),
+        has_corpus=True,
+    )
     log.info("drafting by %s, without a model: %d tokens in the vocabulary", config.drafter, vocabulary.size)
     return TableState(config, epoch, slots, tokenizer, drafters=(kind,), vocabulary=vocabulary)
 
 
 class TableSlot(BareSlot):
-    """Follows what is committed, behind what an encoder reads: the output may copy from it."""
+    """Follows the committed tokens, behind the source that an encoder reads: the output may copy from it."""
 
     __slots__ = ("_is_sound", "_num_source", "follower")
 
     def __init__(
         self,
         drafter: SequenceDrafter,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
+        *slot: Any,
         cache_salt: bytes = b"",
         source_ids: Sequence[int] = (),
         corpus_id: bytes = b"",
     ) -> None:
-        super().__init__(key, committed_ids, num_prompt, params)
+        """slot: as `BareSlot` takes it."""
+        super().__init__(*slot)
         self._is_sound = True
         self._num_source = len(source_ids)
-        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + num_prompt, corpus_id)
+        self.follower = drafter.open([*source_ids, *self.committed], len(source_ids) + self.num_prompt, corpus_id)
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         super().commit_from(base_len, ids)
@@ -91,7 +92,7 @@ class TableSlot(BareSlot):
         self.follower.append(ids)
 
     def counts_after(self, path: Sequence[int]) -> Counts | None:
-        """Return what may follow the committed tokens and a path of guesses; None where nothing is known."""
+        """Return counts of what may follow the committed tokens and a path of draft tokens; None for nothing."""
         walk = self.follower.walk()
         for token_id in path:
             walk.step(token_id)
@@ -104,33 +105,26 @@ class TableSlot(BareSlot):
         return 0
 
     def make_way(self) -> int:
-        """Remember nothing: the sequence is in the slot that comes, and remembered once, at the end."""
+        """Learn nothing yet: the new slot follows the same sequence, and is learnt from at its end."""
         return 0
 
     def distrust(self) -> None:
-        """Keep the drafter from remembering what the follower holds: it may be wrong."""
+        """Keep the drafter from learning from a sequence that may be wrong."""
         self._is_sound = False
 
 
 class TableDrafter(NodeDrafter[DraftSlot]):
-    """Asks the follower of each slot."""
+    """Proposes by the follower of each slot."""
 
-    def __init__(self, keeper: SlotKeeper[BareSlot], vocab_size: int, flush: Callable[[], None]) -> None:
-        """flush: lets what is to be sent leave."""
+    def __init__(self, keeper: SlotKeeper[TableSlot]) -> None:
         self._keeper = keeper
-        self._vocab_size = vocab_size
-        self._flush = flush
 
-    def propose(
-        self, requests: Sequence[tuple[DraftSlot, Sequence[int]]], now: float
-    ) -> Sequence[NodeDistribution] | None:
-        self._flush()  # no forward does, and with enough slots one always grows
+    def propose(self, requests: Sequence[NodeRequest], now: float) -> Sequence[NodeDistribution] | None:
         found = list[NodeDistribution]()
         for growing, nodes in requests:
-            slot, tree = growing.slot, growing.tree
-            assert isinstance(slot, TableSlot), "a table's slot has a follower"
-            state = self._keeper.sampling_state(slot)
+            slot = growing.slot
+            assert isinstance(slot, TableSlot), "a table's slot"
+            state, vocab_size = self._keeper.sampling_state(slot), self._keeper.vocab_size_of(slot)
             for node in nodes:
-                tree.feed(node)
-                found.append(of_table(tree, node, state, slot.counts_after, self._vocab_size))
+                found.append(of_table(growing.tree, node, state, slot.counts_after, vocab_size))
         return found or None

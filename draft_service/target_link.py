@@ -14,19 +14,21 @@ from draft_service.jobs import RowsJob
 from draft_service.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
+from outrider.wire.errors import Unavailable
 from outrider.wire.log import get_logger
-from outrider.wire.transport.rpc import describe_failure
+from outrider.wire.metrics import WorkerMetrics
+from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES, describe_failure
 from outrider.wire.transport.streams import Outbox
 from outrider.wire.transport.tls import Dialer
 
 log = get_logger(__name__)
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Bytes of deliveries that may wait for one target; what is older is late already."""
+"""Most bytes of deliveries that wait for one target: later ones would arrive too late."""
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Bytes of rows that the engine has not taken in; beyond it none are read."""
+"""Bytes of rows that the engine has not taken in, above which no more are read."""
 RETRY_S = 0.005
-"""Seconds between two looks whether it has."""
+"""Seconds after which the number of those bytes is read again."""
 
 
 class TargetLink:
@@ -35,17 +37,18 @@ class TargetLink:
     def __init__(
         self,
         address: str,
-        max_message_bytes: int,
         dialer: Dialer,
         offer: HeadOffer | None,
-        submit: Callable[[str, RowsJob], None],
+        metrics: WorkerMetrics,
+        submit: Callable[[RowsJob], None],
     ) -> None:
         """offer: the head that is registered before rows are requested; None where none are. submit: gives the engine
-        rows of the target at an address.
+        rows that arrive.
         """
         self.is_broken = False
         self.dialer = dialer
         self._address = address
+        self._metrics = metrics
         self._submit = submit
         self.stub = target_pb2_grpc.TargetServiceStub(dialer.channel())
         self._call = self.stub.Deliver()
@@ -57,7 +60,7 @@ class TargetLink:
         self._outbox: Outbox[tpb.Delivery | tpb.FeatureAsk] = Outbox(
             self._write,
             self._call.cancel,
-            max_message_bytes - (1 << 16),  # the rest is for the items' headers
+            MAX_MESSAGE_BYTES - (1 << 16),  # the rest is for the items' headers
             lambda item: item.ByteSize(),
         )
         self._registration = None if offer is None else Registration(offer, address, self._outbox)
@@ -101,7 +104,8 @@ class TargetLink:
         self.is_broken = True
         await self._outbox.close()
         if self._registration is not None:
-            self._registration.settle(f"the stream to the target ended: {reason}")
+            why = f"the target at {self._address} did not take the head: the stream to the target ended: {reason}"
+            self._registration.settle(Unavailable(why))
 
     async def _take(self, batch: tpb.FeatureBatch) -> None:
         if self._registration is None:
@@ -117,20 +121,21 @@ class TargetLink:
             log.warning("%d bytes of %d rows came from %s", num_bytes, message.num_rows, self._address)
             return
         rows = np.frombuffer(message.data, dtype=np.uint16).reshape(message.num_rows, width)
+        self._metrics.feature_rows.labels(peer=self._address, fate="received").inc(len(rows))
+        self._metrics.feature_bytes.labels(peer=self._address, fate="received").inc(num_bytes)
         self._given_bytes += num_bytes
 
         def taken() -> None:
             self._taken_bytes += num_bytes
 
-        job = RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id)
-        self._submit(self._address, job)
+        self._submit(RowsJob(message.ticket, message.target_epoch, message.start, rows, taken, message.request_id))
         while self._given_bytes - self._taken_bytes > MAX_UNTAKEN_BYTES:  # noqa: ASYNC110  # of another thread
             await asyncio.sleep(RETRY_S)  # the target keeps count of what it cannot send
 
     async def close(self) -> None:
+        """End the stream for good, and the series of the link with it."""
         self.is_broken = True
         self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
-        await self._outbox.close()
-        self._call.cancel()
+        await asyncio.gather(self._watch, self._outbox.close(), return_exceptions=True)
         await self.dialer.close()
+        self._metrics.forget_link(self._address)

@@ -6,62 +6,48 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.drafting.translation import Translation, num_alike
-from outrider.engine.kv_pool import KVPool
-from outrider.engine.worker.jobs import SlotKey
 from outrider.engine.worker.slots import BareSlot, Slot
-from outrider.wire.params import SamplingParams
 
 
 class TranslatedSlot(Slot):
-    """What is committed, positions and all that leaves are of the target's tokens; what is cached is of the draft's:
-    the text as it would write it. A tree's nodes are one token of each, so that they go on being cached once they are
-    committed, as long as the draft would write them so, too.
+    """Committed tokens, positions and draft tokens are of the target's vocabulary; cached tokens are of the draft's:
+    the text as its tokenizer writes it. A node of the tree is one token in both, so that it stays cached once it is
+    committed, as long as the draft's tokenizer would write it so, too.
     """
 
     __slots__ = ("_limit", "_retokenization", "guesses", "has_ended", "translation", "written")
 
-    def __init__(
-        self,
-        key: SlotKey,
-        committed_ids: Sequence[int],
-        num_prompt: int,
-        params: SamplingParams,
-        pool: KVPool,
-        cache_salt: bytes = b"",
-        *,
-        translation: Translation,
-        context_limit: int,
-    ) -> None:
-        """context_limit: the draft's own."""
-        super().__init__(key, committed_ids, num_prompt, params, pool, cache_salt)
+    def __init__(self, context_limit: int, *slot: Any, translation: Translation, **more: Any) -> None:
+        """context_limit: the draft's own. slot, more: as `Slot` takes them."""
+        super().__init__(*slot, **more)
         self.translation = translation
-        self._limit = min(context_limit, (pool.num_blocks - 1) * pool.block_size)  # a block may have to be copied
+        self._limit = min(context_limit, (self._pool.num_blocks - 1) * self._pool.block_size)  # one may be copied
         self._retokenization = translation.retokenization()
         self._retokenization.commit(self.committed, 0)
         self._write_anew()
 
     def _write_anew(self) -> None:
         self.written: list[int] = []
-        """What the draft wrote behind `ids` in its own tokens; all but the last are cached."""
+        """Tokens of its own that the draft wrote behind `ids`; all but the last are cached."""
         self.guesses: list[int] = []
-        """The same as the target would write it."""
+        """The same text in the target's tokens: the draft tokens."""
         self.has_ended = False
         """Whether nothing more will be written."""
 
     @property
     def writes(self) -> bool:
-        """Whether what it guesses are texts of its own, and not tokens of both."""
+        """Whether it drafts a text in its own tokens, and not tokens that are one in both vocabularies."""
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:
-        """Return what is fed to learn what the draft writes next."""
-        if len(self.cached) != len(self.ids) + len(self.written) - 1:  # its memory was taken, or nothing is written
-            self._write_anew()
-            return self.uncached()
-        return self.written[-1:] or self.uncached()
+        """Return the tokens whose feeding gives the next token of the text."""
+        if self.written and len(self.cached) == len(self.ids) + len(self.written) - 1:
+            return self.written[-1:]
+        self._write_anew()  # nothing is written, or its memory was taken
+        return self.uncached()
 
     def note_written(self, fed_ids: Sequence[int], own_id: int) -> None:
-        """Take note of what was fed, and of what the draft writes behind it. Guesses stay: others hang below."""
+        """Record what was fed, and the token that the draft writes behind it. Draft tokens stay: nodes hang below."""
         self.fed(fed_ids)
         self.written.append(own_id)
         read, self.has_ended = self.translation.read(self.committed, self.written)
@@ -77,7 +63,7 @@ class TranslatedSlot(Slot):
 
     @property
     def most_depth(self) -> int:
-        """Return what the draft's context has room for; 0 within a character, for which it has no word."""
+        """Number of tokens that fit into the draft's context; 0 within a character, which none of its tokens ends."""
         return max(0, self._limit + 1 - len(self._retokenization.ids)) if self._retokenization.is_whole else 0
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
@@ -87,23 +73,16 @@ class TranslatedSlot(Slot):
         num_same = base_len + num_alike(before, ids)
         self._num_agreed = min(self._num_agreed, self._retokenization.commit(self.committed, num_same))
 
-    def rebased(self, start: int, ids: Sequence[int]) -> None:
-        self.cached[start:] = ids
-        self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids)))
-        self.publish()
-
     def is_told(self, num_cached: int) -> bool:
-        """Return whether so many cached tokens are what is committed, all of it."""
+        """Return whether the first `num_cached` cached tokens are all of what is committed."""
         return self._num_agreed == num_cached == len(self.ids)
 
     def truncate(self, committed_len: int) -> int:
-        if committed_len > len(self.committed):
-            return self._crop(len(self.ids))
         return self._crop(self._retokenization.num_of(max(committed_len - 1, 0)))
 
 
 def make_slot(context_limit: int, *slot: Any, translation: Translation | None = None, **more: Any) -> Slot:
-    """Return a slot of a draft whose context has so many tokens. slot, more: as `Slot` takes them."""
+    """Create a slot of a draft with a context of `context_limit` tokens. slot, more: as `Slot` takes them."""
     if translation is None:
         return Slot(*slot, **more)
-    return TranslatedSlot(*slot, **more, translation=translation, context_limit=context_limit)
+    return TranslatedSlot(context_limit, *slot, translation=translation, **more)

@@ -23,11 +23,14 @@ from outrider.wire.peer_text import bound_strings
 log = get_logger(__name__)
 
 READ_S = 60.0
-"""Seconds in which a target has to send what it is, and its tokenizer."""
+"""Seconds in which a target has to send its description, and as many for its tokenizer."""
+
+Key = tuple[str, int, tuple[int, ...]]
+"""Identifies a vocabulary: fingerprint, width and end-of-sequence ids."""
 
 
 class TargetVocabularies:
-    """The vocabularies that the slots of one draft speak, which may be several at once."""
+    """The vocabularies of a draft's slots: each is its target's, and there may be several at once."""
 
     def __init__(
         self,
@@ -42,14 +45,13 @@ class TargetVocabularies:
         self._default = default
         self._stub_of = stub_of
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
-        """By address: the target's epoch, and its vocabulary."""
-        self._made: dict[tuple[str, int, tuple[int, ...]], asyncio.Task[SlotVocabulary]] = {}
-        """By fingerprint, width and end-of-sequence ids."""
+        """By the target's address its epoch, and its vocabulary."""
+        self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
-        """Descriptions of those that it translates for."""
+        """Descriptions of the vocabularies that are translated."""
 
     async def learn(self, address: str, target_epoch: int) -> None:
-        """Learn what a target's tokens are. Raises ConfigError where the draft may not serve it, and Unavailable while
+        """Read a target's vocabulary. Raises ConfigError where the draft may not serve it, and Unavailable while
         that cannot be known.
         """
         try:
@@ -65,33 +67,43 @@ class TargetVocabularies:
 
     def of(self, message: pb.OpenSlot) -> SlotVocabulary:
         """Return the vocabulary of a slot: the draft's own, unless its target was found to have another."""
-        epoch, vocabulary = self._of_targets.get(message.deliver_to, (0, self._default))
-        return vocabulary if epoch == message.target_epoch else self._default
+        epoch, found = self._of_targets.get(message.deliver_to, (None, self._default))
+        return found if epoch == message.target_epoch else self._default
 
     async def _vocabulary(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
         key = (target.tokenizer_fingerprint, target.vocab_size, tuple(target.eos_token_ids))
         if key == (self._own.tokenizer_fingerprint, self._own.vocab_size, self._default.eos_token_ids):
             return self._default
-        task = self._made.get(key)
-        if task is None or _is_unanswered(task):
-            task = self._made[key] = asyncio.create_task(self._make(address, target))
-        return await asyncio.shield(task)  # a caller may not wait that long, and calls again
+        if key not in self._made:
+            self._made[key] = asyncio.create_task(self._make(key, address, target))
+        return await asyncio.shield(self._made[key])  # a caller may not wait that long, and calls again
 
-    async def _make(self, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
-        files = await self._stub_of(address).GetTokenizer(pb.GetTokenizerRequest(), timeout=READ_S)
+    async def _make(self, key: Key, address: str, target: pb.WorkerInfo) -> SlotVocabulary:
+        try:
+            files = await self._stub_of(address).GetTokenizer(pb.GetTokenizerRequest(), timeout=READ_S)
+        except grpc.aio.AioRpcError:
+            del self._made[key]  # the target may answer another time
+            raise
+        except asyncio.CancelledError:  # as calls end whose channel is closed
+            del self._made[key]
+            why = f"the connection to the target at {address} was closed while it said what its tokens are"
+            raise Unavailable(why, retry_after_s=1.0) from None
         vocabulary = await asyncio.to_thread(self._translated, target, files.tokenizer_json)
         translation = vocabulary.translation
         if isinstance(translation, Intersection):
-            num_shared, num_texts = translation.num_shared, translation.num_texts
-            shared = f"{num_shared} of {num_texts} tokens of the smaller vocabulary"
-            log.info("translating for %s: %s are one in both", target.model_id, shared)
-            info = pb.Translation(num_shared=num_shared, share=translation.share)
-            info.tokenizer_fingerprint, info.vocab_size = target.tokenizer_fingerprint, target.vocab_size
+            what = "translating for %s: %d of %d tokens of the smaller vocabulary are one in both"
+            log.info(what, target.model_id, translation.num_shared, translation.num_texts)
+            info = pb.Translation(
+                num_shared=translation.num_shared,
+                share=translation.share,
+                tokenizer_fingerprint=target.tokenizer_fingerprint,
+                vocab_size=target.vocab_size,
+            )
             self.infos.append(info)
         return vocabulary
 
     def _translated(self, target: pb.WorkerInfo, target_json: bytes) -> SlotVocabulary:
-        """Make the vocabulary of a target. In a thread of its own. Raises ConfigError where nothing translates."""
+        """Create the vocabulary of a target, in a thread. Raises ConfigError where nothing translates."""
         sizes = (target.vocab_size, self._own.vocab_size)
         try:
             translation = between(target_json, self._tokenizer_json, *sizes, self._own.eos_token_ids)
@@ -103,8 +115,3 @@ class TargetVocabularies:
         ends = tuple(target.eos_token_ids)
         grammars = Grammars(target_json, target.vocab_size, ends, must_follow=False)
         return SlotVocabulary(target.vocab_size, ends, grammars, translation)
-
-
-def _is_unanswered(task: asyncio.Task[SlotVocabulary]) -> bool:
-    """Return whether the target did not send its tokenizer, which it may another time."""
-    return task.done() and (task.cancelled() or isinstance(task.exception(), grpc.aio.AioRpcError))

@@ -13,7 +13,6 @@ from outrider.wire.settings.config import DraftConfig
 from outrider.wire.transport.host import prepare_process
 
 if TYPE_CHECKING:
-    from draft_service.jobs import RowsJob
     from outrider.engine.worker.worker_handle import Base, Parts, WorkerHandle
 
 
@@ -39,56 +38,28 @@ def _parts(base: Base[Any]) -> Parts:
     from draft_service.loading import ModelState
     from draft_service.pairing import WiringTest
     from draft_service.registration import HeadOffer
-    from draft_service.servicer import DraftServicer
+    from draft_service.servicer import DraftServicer, PairingCheck
     from draft_service.vocabularies import TargetVocabularies
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
-    from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 
-    state, metrics, info = base.loaded, base.metrics, base.loaded.info()
-
-    def take_rows(address: str, job: RowsJob) -> None:
-        metrics.feature_rows.labels(peer=address, fate="received").inc(len(job.rows))
-        metrics.feature_bytes.labels(peer=address, fate="received").inc(job.rows.nbytes)
-        base.engine.submit(job)
-
-    def left(address: str) -> None:
-        metrics.forget_link(address)
-        if test_wiring is not None:
-            test_wiring.forget(address)
-
-    deliverer = Deliverer(
-        MAX_MESSAGE_BYTES,
-        dropped=metrics.dropped_tokens.inc,
-        certificates=base.certificates,
-        offer=HeadOffer.of(state.head.opening) if info.needs_features else None,
-        submit=take_rows,
-        left=left,
-    )
-    test_wiring, request_rows = None, None
-    if info.needs_features:
-        test_wiring = WiringTest(state, base.engine, metrics, deliverer.stub)
-        request_rows = deliverer.request_rows
-    vocabularies: TargetVocabularies | None = None
+    state, metrics, service, info = base.loaded, base.metrics, base.service, base.loaded.info()
+    offer = HeadOffer.of(state.head.opening) if info.needs_features else None
+    deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
+    checks = list[PairingCheck]()
     if info.translates:
-        service = base.service
         vocabularies = TargetVocabularies(info, service.tokenizer, service.own_vocabulary, deliverer.stub)
         service.vocabulary_of = vocabularies.of
-        state.translations = vocabularies.infos.copy
-
-    async def pair(address: str, target_epoch: int) -> None:
-        if vocabularies is not None:
-            await vocabularies.learn(address, target_epoch)
-        if test_wiring is not None:
-            await deliverer.register(address, target_epoch)
-            await test_wiring(address, target_epoch)
+        state.translations = vocabularies.infos
+        checks.append(vocabularies.learn)
+    if info.needs_features:
+        checks += [deliverer.register, WiringTest(state, base.engine, metrics, deliverer.stub)]
 
     def add_services(server: Any) -> list[str]:
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(base.service, pair), server)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service, checks), server)
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
 
-    make_drafter = partial(create_drafter, state, base.keeper, metrics, flush=base.engine.flush)
+    make_drafter = partial(create_drafter, state, base.keeper, metrics)
     open_ahead = state.open_ahead if isinstance(state, ModelState) else None
-    rest = (deliverer.send, metrics, info.vocab_size, request_rows, info.eos_token_ids, open_ahead)
-    grower = Grower(make_drafter, base.keeper, base.engine, *rest)
+    grower = Grower(make_drafter, base.keeper, base.engine, deliverer.send, metrics, deliverer.request_rows, open_ahead)
     return Parts(grower, add_services, deliverer.close)

@@ -1,15 +1,15 @@
 """A beam search in a slot that steps by itself: what its step is fed, what that decides, and what is kept of it.
 
-Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It decides
-level by level, by the target's own sums, and goes deeper while all live beams of a level are among what was fed. So a
-step decides at least one level, and draft tokens change no answer. Where memory was lost the beams are fed anew, in
-pieces as a prompt is, and nothing is decided before the last of them. Runs on the engine thread.
+Leviathan et al. (2023), A.4. A step feeds the last tokens of the live beams and the draft tokens below them. It
+decides level by level, by the target's own sums, and goes deeper while all live beams of a level are among what was
+fed. So a step decides at least one level, and draft tokens change no answer. Where cached tokens were lost the beams
+are fed anew, in pieces as a prompt is, and nothing is decided before the last of them. Runs on the engine thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cuda.host_copy import to_host
-from outrider.engine.drafters import search_drafts
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.speculation.beam import BeamSearch, Level
@@ -30,9 +29,11 @@ from outrider.engine.worker.slots import Slot
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
 
+if TYPE_CHECKING:
+    from outrider.engine.drafters import SearchDrafts
 
-@dataclass(frozen=True, slots=True)
-class Fed:
+
+class Fed(NamedTuple):
     """What a step feeds of a search."""
 
     row: Row
@@ -42,10 +43,6 @@ class Fed:
     """Nodes of draft tokens, the last of the row."""
     depth: int
     """Number of levels of draft tokens."""
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.drafts)
 
 
 class Beams:
@@ -59,37 +56,32 @@ class Beams:
         eos_token_ids: Sequence[int],
         speculation: Speculation,
         max_prefill_tokens: int,
+        make_drafts: type[SearchDrafts],
     ) -> None:
         """levels: what is decided already. max_prefill_tokens: how much of them a step feeds at most, where the cache
-        holds nothing of them.
+        holds nothing of them. make_drafts: makes what holds the draft tokens.
         """
         assert params.beams is not None, "no beam search is asked for"
-        stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids.update(eos_token_ids)
-        self.search = BeamSearch(params.beams, params.max_tokens, stop_ids)
+        self.search = BeamSearch(params.beams, params.max_tokens, params.stop_ids(eos_token_ids))
         for level in levels:
             self.search.apply(level)
         self.tree = BeamTree(prompt_ids)
-        self.settled = list[int]()
+        self.settled: Sequence[int] = ()
         """Ids behind the prompt that all beams began with when the lease did."""
         if not self.search.is_done:
             self.settled = self.tree.advance(levels)
-        self.drafts = search_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
+        self.drafts = make_drafts(self.tree, len(prompt_ids) + params.max_tokens, params, speculation)
         self._max_prefill_tokens = max_prefill_tokens
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of each live beam."""
-        return self.tree.length
-
     def offers(self, slot: Slot, shares: SlotShares) -> list[Offer]:
-        """Return the draft tokens that the next step might feed, as the budget takes them."""
+        """Return the draft tokens that the next step might feed, as the budget takes them; none where it feeds a piece
+        of the beams and decides nothing.
+        """
         nodes, is_last = self._next_nodes(slot)
         if not is_last:
             return []
-        num_tokens = len(slot.cached) + _num_tail(slot) + len(nodes)
-        return self.drafts.offers(shares, slot.most_cached - num_tokens)
+        num_cached = len(slot.cached) + _num_tail(slot) + len(nodes)
+        return self.drafts.offers(shares, slot.most_cached - num_cached)
 
     def pending_prob(self, slot: Slot, shares: SlotShares) -> float | None:
         """Return the probability that the next level of draft tokens would be accepted; None where none may come."""
@@ -104,23 +96,23 @@ class Beams:
         return _num_tail(slot) + len(nodes)
 
     def _next_nodes(self, slot: Slot) -> tuple[list[int], bool]:
-        """Return the nodes of beams that the next step feeds, parents first, and whether these are all that is to be
-        fed: else it decides nothing. Where all are too many for one step, it feeds a piece of those before the live
-        beams' last tokens.
+        """Return the nodes of beams that the next step feeds, parents first, and whether no more are to be fed: else
+        the step decides nothing. Where all are too many for one step, it feeds a piece of those before the live beams'
+        last tokens.
         """
         tree = self.tree
         if not tree.is_root_fed or len(slot.cached) != len(slot.committed) + len(tree.fed):
             tree.forget_cache()  # memory was taken for others meanwhile
             slot.truncate(len(slot.committed))
-        unfed, max_fed = tree.unfed(), self._max_prefill_tokens - _num_tail(slot)
-        inner = unfed[: max(0, len(unfed) - len(tree.live))]
-        if not inner or len(unfed) <= max_fed:
-            return unfed, True
-        return inner[: max(0, max_fed)], False
+        inner, max_fed = tree.unfed(tree.inner()), max(0, self._max_prefill_tokens - _num_tail(slot))
+        nodes = [*inner, *tree.unfed(tree.live)]
+        if not inner or len(nodes) <= max_fed:
+            return nodes, True
+        return inner[:max_fed], False
 
     def feed(self, slot: Slot, num_drafts: int) -> Fed:
-        """Return the slot's share of the next forward, whose tokens are taken to be in the cache from here on.
-        num_drafts: of `offers`, the first.
+        """Return the slot's share of the next forward, whose tokens count as cached from here on. num_drafts: of
+        `offers`, the first; a step that decides nothing feeds none.
         """
         tree = self.tree
         nodes, is_last = self._next_nodes(slot)
@@ -138,9 +130,9 @@ class Beams:
         return Fed(row, len(tail), drafts, depth)
 
     def decide(self, fed: Fed, best: BestTokens, first_row: int) -> list[Level]:
-        """Return the levels that a step decides. best: after the rows of the step, those of this search from first_row
-        on: the live beams' and then the draft tokens'. Raises NonFiniteLogits, deciding nothing, where the first of
-        them are.
+        """Return the levels that a step decides. best: the likeliest tokens after all rows of the step; those of this
+        search begin with first_row, the live beams before the draft tokens. Raises NonFiniteLogits, deciding nothing,
+        where those of the live beams are not finite.
         """
         tree, search = self.tree, self.search
         live: list[int] = tree.live
@@ -165,13 +157,13 @@ class Beams:
             rows = [row_of[node] for node in live]
 
     def advance(self, slot: Slot, fed: Fed, levels: Sequence[Level], runner: ModelRunner) -> int:
-        """Keep of what a step fed what lies on the way to the live beams, and commit what they all begin with. Return
-        how many draft tokens are dropped.
+        """Keep those fed tokens that lie on the way to the live beams, and commit what they all begin with. Return how
+        many draft tokens are dropped.
 
         Raises OutOfBlocks.
         """
         tree, start, num_tail = self.tree, fed.row.tree_start, fed.num_tail
-        num_drafts = self.drafts.num_nodes
+        num_drafts = len(tree.drafts())
         settled = tree.advance(levels)
         keep = [*range(num_tail), *(num_tail + index for index in tree.keep(tree.inner()))]
         ids = [slot.cached[start + index] for index in keep]
@@ -182,11 +174,10 @@ class Beams:
             tree.is_root_fed = False
             slot.reconcile()
         self.drafts.is_ended = False
-        return num_drafts - self.drafts.num_nodes
+        return num_drafts - len(tree.drafts())
 
 
-@dataclass(frozen=True, slots=True)
-class BestTokens:
+class BestTokens(NamedTuple):
     """The likeliest tokens after the rows of a step, on the host."""
 
     ids: NDArray[np.int64]
@@ -201,8 +192,8 @@ def best_tokens(logits: Tensor, max_num: int) -> BestTokens:
     """Return the max_num likeliest tokens after each row of logits [R, V] float32, or all where there are fewer."""
     log_probs = torch.log_softmax(logits, dim=-1)  # [R, V] float32
     best = log_probs.topk(min(max_num, log_probs.shape[1]), dim=-1)
-    ids, values, are_finite = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
-    return BestTokens(ids.numpy(), values.numpy(), are_finite.numpy())
+    found = to_host(best.indices, best.values, log_probs.isfinite().all(dim=-1))
+    return BestTokens(*(tensor.numpy() for tensor in found))
 
 
 def _num_tail(slot: Slot) -> int:

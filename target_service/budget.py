@@ -20,11 +20,15 @@ not at all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
-from outrider.engine.speculation.row_budget import CallerPart, RowBudget, Unit
+import numpy as np
+
+from outrider.engine.speculation.row_budget import RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.scheduling import Scheduling
 from target_service.hold import PendingDraft, hold_until
@@ -71,13 +75,17 @@ class VerifyDemand:
     ready_s: float = 0.0
     """Monotonic time since when the slot is ready, in seconds."""
 
-    def num_rows(self, num_drafts: int) -> int:
-        """Return the rows that so many candidates count as."""
-        return self.max_rows if num_drafts and self.is_whole else num_drafts
-
-    def gain(self, num_drafts: int) -> float:
-        """Return the tokens that the step is expected to bring with so many candidates."""
-        return 1.0 + sum(self.probs if num_drafts and self.is_whole else self.probs[:num_drafts])
+    def part(self, num_drafts: int) -> tuple[bytes, float, int]:
+        """Return the caller, and the expected tokens and the number of rows of the slot's part of a step with so many
+        candidates.
+        """
+        if num_drafts and self.is_whole:
+            gain = sum(self.probs)
+            num_rows = self.max_rows
+        else:
+            gain = sum(self.probs[:num_drafts])
+            num_rows = num_drafts
+        return self.scheduling.caller, 1.0 + gain, self.num_pending + num_rows
 
 
 class VerifyChoice(NamedTuple):
@@ -103,21 +111,14 @@ class _Offer(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The draft tokens that some slots would have verified together."""
+    """What is verified where nobody is bounded."""
 
-    required: Mapping[int, int]
-    """Number of candidates of each slot, by its index."""
-    taken: Sequence[_Offer]
-    """The draft tokens of others, best first."""
+    num_drafts: dict[int, int]
+    """Candidates of each slot, by its index."""
     has_offers: bool
-    """Whether there were some that might have been passed over."""
-
-    def num_drafts(self, num_taken: int) -> dict[int, int]:
-        """Return how many candidates of each slot are verified, with so many of those that are taken."""
-        num_drafts = dict(self.required)
-        for offer in self.taken[:num_taken]:
-            num_drafts[offer.index] += 1
-        return num_drafts
+    """There are candidates that may be passed over."""
+    pays: bool
+    """Some of these are worth their rows."""
 
 
 class VerifyBudget:
@@ -164,9 +165,7 @@ class VerifyBudget:
             demand = demands[index]
             max_rows -= demand.extra_rows
             by_index[index] = replace(demand, num_pending=demand.num_pending + demand.extra_rows)
-        plan = self._plan(by_index, max_rows)
-        num_taken = len(plan.taken) // 2 if is_probe else len(plan.taken)
-        num_drafts = self._share_out(by_index, plan, num_taken, max_rows, absent)
+        num_drafts = self._share_out(by_index, max_rows, absent, is_probe)
         choices: list[VerifyChoice | None] = [None] * len(demands)
         for index, num in num_drafts.items():
             choices[index] = VerifyChoice(num, index in extra)
@@ -190,9 +189,10 @@ class VerifyBudget:
                 chosen.add(offer.index)
         return chosen
 
-    def _plan(self, demands: _Demands, max_rows: int) -> _Plan:
-        """Return what would be verified, if nothing were tried out."""
-        required, gains = dict.fromkeys(demands, 0), dict.fromkeys(demands, 1.0)
+    def _plan(self, demands: _Demands, max_rows: int, is_probe: bool = False) -> _Plan:
+        """Return what is verified where nobody is bounded. is_probe: half of the candidates that pay are verified."""
+        num_drafts = dict.fromkeys(demands, 0)
+        gains = dict.fromkeys(demands, 1.0)
         offers = list[_Offer]()
         num_rows = 0
         for index, demand in sorted(demands.items(), key=lambda item: item[1].max_rows):  # who needs the fewest first
@@ -200,14 +200,20 @@ class VerifyBudget:
             if not demand.num_required:
                 offers += [_Offer(index, prob, 1) for prob in demand.probs]
             elif demand.max_rows <= max_rows:
-                required[index] = demand.num_required
-                gains[index] = demand.gain(demand.num_required)
+                num_drafts[index] = demand.num_required
+                gains[index] = demand.part(demand.num_required)[1]
                 num_rows += demand.num_required
                 max_rows -= demand.max_rows
-        return _Plan(required, self._best(offers, demands, gains, num_rows, max_rows), bool(offers))
+        if not offers:
+            return _Plan(num_drafts, has_offers=False, pays=False)
+        best = self._best(offers, demands, gains, num_rows, max_rows)
+        num_taken = len(best) // 2 if is_probe else len(best)
+        for offer in best[:num_taken]:
+            num_drafts[offer.index] += 1
+        return _Plan(num_drafts, has_offers=True, pays=bool(best))
 
     def _best(
-        self, offers: list[_Offer], demands: _Demands, gains: dict[int, float], num_rows: int, max_rows: int
+        self, offers: list[_Offer], demands: _Demands, gains: Mapping[int, float], num_rows: int, max_rows: int
     ) -> Sequence[_Offer]:
         """Return the offers with which the most tokens a second are made, best first, none unless that is MIN_GAIN
         times as many as without. They keep to what slots say how long a token may take, but for those that no step
@@ -216,83 +222,69 @@ class VerifyBudget:
         gains: tokens that are expected of each slot without them; num_rows: rows of the step without them; max_rows:
         theirs in all.
         """
-        gain = sum(gains.values())
-        step_s = self.cost.seconds(max(1, num_rows)) or 1.0  # of all steps the same while nothing is known
-        limits_s: dict[int, float] = {}
+        offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
+        # Of steps with none, one, two .. of the offers, as far as there is room.
+        rows = list(accumulate((offer.num_rows for offer in offers), initial=num_rows))
+        num_steps = bisect_right(rows, min(num_rows + max_rows, max(rows[1], self.cost.reach)))
+        offers = offers[: num_steps - 1]
+        step_s = self.cost.seconds(rows[:num_steps])  # [N + 1]
+        tokens = accumulate((offer.gain for offer in offers), initial=sum(gains.values()))
+        rates = np.array(list(tokens)) / step_s
+        rates[0] *= MIN_GAIN
         for index, demand in demands.items():
             limit_ms = demand.scheduling.max_tpot_ms
-            if limit_ms is not None and step_s <= limit_ms / 1e3 * gains[index]:
-                limits_s[index] = limit_ms / 1e3
-        num_best, max_rate = 0, MIN_GAIN * gain / step_s
-        max_rows += num_rows
-        offers.sort(key=lambda offer: -offer.gain / offer.num_rows)
-        for count, offer in enumerate(offers, start=1):
-            num_rows += offer.num_rows
-            if num_rows > max_rows or (count > 1 and num_rows > self.cost.reach):
-                break
-            gain += offer.gain
-            gains[offer.index] += offer.gain
-            step_s = self.cost.seconds(num_rows) or 1.0
-            if gain / step_s > max_rate and all(step_s <= limit_s * gains[i] for i, limit_s in limits_s.items()):
-                num_best, max_rate = count, gain / step_s
-        return offers[:num_best]
+            if limit_ms is not None and step_s[0] <= limit_ms / 1e3 * gains[index]:
+                own = [offer.gain * (offer.index == index) for offer in offers]
+                rates[step_s > limit_ms / 1e3 * np.cumsum([gains[index], *own])] = 0.0
+        return offers[: int(rates.argmax())]
 
     # callers
 
     def _share_out(
-        self, demands: _Demands, plan: _Plan, num_taken: int, max_rows: int, absent: Iterable[Scheduling]
+        self, demands: _Demands, max_rows: int, absent: Iterable[Scheduling], is_probe: bool
     ) -> dict[int, int]:
-        """Return how many candidates are verified of each slot of the step where all callers are to have their part,
-        by its index. num_taken: of the plan, where nobody is bounded.
+        """Return how many candidates are verified of each slot of the step where all callers are to have their part, by
+        its index.
         """
-        num_drafts = plan.num_drafts(num_taken)
+        plan = self._plan(demands, max_rows, is_probe)
+        num_drafts = plan.num_drafts
+        weights = {scheduling.caller: scheduling.weight for scheduling in absent}
         callers: dict[bytes, dict[int, VerifyDemand]] = {}
         for index, demand in demands.items():
+            weights[demand.scheduling.caller] = demand.scheduling.weight
             callers.setdefault(demand.scheduling.caller, {})[index] = demand
-        away = {each.caller: each.weight for each in absent if each.caller not in callers}
-        parts = [CallerPart[_Item](caller, weight) for caller, weight in away.items()]
-        for caller, own in callers.items():
-            if len(callers) + len(away) == 1:
-                break  # nobody to share with
-            gain, num_rows, weight = 0.0, 0, 1.0
-            for index, demand in own.items():
-                gain += demand.gain(num_drafts[index])
-                num_rows += demand.num_pending + demand.num_rows(num_drafts[index])
-                weight = demand.scheduling.weight
-            parts.append(CallerPart(caller, weight, gain, num_rows, *self._alone(own, max_rows)))
-        dealt = self._callers.deal(parts)
+        step = (demand.part(num_drafts[index]) for index, demand in demands.items())
+        dealt = self._callers.deal(weights, step, lambda caller: self._alone(callers.get(caller, {}), max_rows))
         self._bounding_gain = None
         if dealt is not None:
             num_drafts = dict(dealt)  # of one slot the last
             bounding = callers.get(self._callers.bounding or b"", {})
             plan = self._plan(bounding, max_rows)
-            self._bounding_gain = sum(
-                own.gain(num_drafts[index]) for index, own in bounding.items() if index in num_drafts
-            )
+            self._bounding_gain = 0.0
+            for index in bounding.keys() & num_drafts.keys():
+                self._bounding_gain += bounding[index].part(num_drafts[index])[1]
         if plan.has_offers:
-            self._pays = bool(plan.taken)
+            self._pays = plan.pays
         return num_drafts
 
-    def _alone(self, demands: _Demands, max_rows: int) -> tuple[float, Sequence[Unit[_Item]]]:
-        """Return the tokens that are expected of a caller's step alone, and what is in it: all its slots without
-        candidates, by priority and then by when they were ready, and behind them these, the likeliest first.
+    def _alone(self, demands: _Demands, max_rows: int) -> list[Unit[_Item]]:
+        """Return what is in a caller's step alone: all its slots without candidates, by priority and then by when they
+        were ready, and behind them these, the likeliest first.
         """
-        plan = self._plan(demands, max_rows)
-        plain, drafts = list[tuple[int, float, Unit[_Item]]](), list[tuple[float, int, Unit[_Item]]]()
-        gain = 0.0
-        for index, num_drafts in plan.num_drafts(len(plan.taken)).items():
+        plain = list[tuple[int, float, Unit[_Item]]]()
+        drafts = list[tuple[float, int, Unit[_Item]]]()
+        for index, num_drafts in self._plan(demands, max_rows).num_drafts.items():
             demand = demands[index]
-            gain += demand.gain(num_drafts)
-            plain.append((demand.scheduling.priority, demand.ready_s, Unit((index, 0), demand.num_pending)))
+            plain.append((demand.scheduling.priority, demand.ready_s, Unit((index, 0), 1.0, demand.num_pending)))
             if num_drafts and demand.is_whole:
-                mean = sum(demand.probs) / demand.max_rows
-                drafts.append((-mean, 0, Unit((index, num_drafts), demand.max_rows)))
+                gain = sum(demand.probs)
+                drafts.append((-gain / demand.max_rows, 0, Unit((index, num_drafts), gain, demand.max_rows)))
                 continue
             least = 1.0
             for place, prob in enumerate(demand.probs[:num_drafts], start=1):
                 least = min(least, prob)  # what comes first stays first
-                drafts.append((-least, place, Unit((index, place), 1)))
-        return gain, [unit for *_, unit in (*sorted(plain), *sorted(drafts))]
+                drafts.append((-least, place, Unit((index, place), prob, 1)))
+        return [unit for *_, unit in (*sorted(plain), *sorted(drafts))]
 
     # waiting
 

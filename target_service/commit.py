@@ -3,58 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
 from target_service.jobs import Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The tokens that one round commits."""
-
-    token_ids: list[int]
-    kinds: list[TokenKind]
-    finish: Finish | None
-
-
-def kind_of_next(num_drafted: int, all_kept: bool) -> TokenKind:
-    """Return the kind of the target's own token. all_kept: to the end of the proposal, or of a tree's branch."""
+def kinds_of(num_accepted: int, num_drafted: int, is_path_accepted: bool) -> list[TokenKind]:
+    """Return the kinds of the accepted draft tokens and of the target's own, which comes last. is_path_accepted: no
+    draft token follows the last accepted one.
+    """
+    own = TokenKind.RECOVERED
     if not num_drafted:
-        return TokenKind.PLAIN
-    if all_kept:
-        return TokenKind.BONUS
-    return TokenKind.RECOVERED
+        own = TokenKind.PLAIN
+    elif is_path_accepted:
+        own = TokenKind.BONUS
+    return [TokenKind.ACCEPTED] * num_accepted + [own]
 
 
 def commit_tokens(
-    params: SamplingParams,
-    eos_token_ids: Sequence[int],
-    num_output: int,
-    accepted_ids: Sequence[int],
-    next_id: int,
-    last: TokenKind,
-) -> Commit:
-    """Commit accepted drafts and the target's own token, cut at the first end-of-sequence or stop id or max_tokens.
+    params: SamplingParams, eos_token_ids: Sequence[int], num_output: int, decided_ids: Sequence[int]
+) -> tuple[list[int], Finish | None]:
+    """Commit what was decided, cut at the first end-of-sequence or stop id or max_tokens. Return the tokens, and why
+    they are the last.
 
-    `num_output` counts the output tokens before this round; `last` is the kind of next_id. A stop id stays as the last
-    token; text leaves it out.
+    `num_output` counts the output tokens before this round. A stop id stays as the last token; text leaves it out.
     """
-    stop_ids = set(params.stop_token_ids)
-    if not params.ignore_eos:
-        stop_ids.update(eos_token_ids)
+    stop_ids = params.stop_ids(eos_token_ids)
     token_ids, finish = list[int](), None
-    for token_id in (*accepted_ids, next_id):
+    for num_now, token_id in enumerate(decided_ids, start=num_output + 1):
         token_ids.append(token_id)
-        num_now = num_output + len(token_ids)
         if token_id in stop_ids and (num_now > params.min_tokens or params.grammar):  # which wins over min_tokens
             finish = Finish.STOP
         elif num_now >= params.max_tokens:
             finish = Finish.LENGTH
         if finish is not None:
             break
-    kinds = [TokenKind.ACCEPTED] * len(token_ids)
-    if len(token_ids) > len(accepted_ids):
-        kinds[-1] = last
-    return Commit(token_ids, kinds, finish)
+    return token_ids, finish

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.sampling.acceptance import Noise, OwnDraw, accept_block_one, accept_draw
+from outrider.engine.sampling.acceptance import Noise, accept_block_one, accept_draw
 from outrider.engine.sampling.coupled import coupled_id, coupled_place
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import LogitRow, NonFiniteLogits, SamplingState
@@ -22,36 +22,31 @@ from outrider.engine.sampling.reported import reported
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.side_by_side import side_by_side
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.wire.params import SamplingParams
 from target_service.decide_on_device import decide_on_device
 from target_service.proposal import Proposal
 from target_service.step_rows import Decided, StepRows, is_block, walk
 
 
 def decide(
-    proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor, *, by_block: bool = True
+    proposals: Sequence[Proposal], states: Sequence[SamplingState], logits: Tensor
 ) -> list[Decided | NonFiniteLogits]:
     """Decide each slot; the error stands for one that cannot be decided for its logits.
 
-    logits: [sum(K_b + 1), V] float32, slots in order. by_block: how rejection looks at chains without lenience; false
-    is for tests alone, which compare the rule of lenience, by token, with the exact law.
-
-    Rows that nothing is decided by may hold anything on the host.
+    logits: [sum(K_b + 1), V] float32, slots in order. Rows that nothing is decided by may hold anything on the host.
     """
     if not HostLogits.reads(logits):
-        return decide_on_device(proposals, states, logits, by_block=by_block)
+        return decide_on_device(proposals, states, logits)
     host, step = HostLogits(logits), StepRows(proposals)
 
     def decide_one(b: int) -> Decided:
         start = step.starts[b]
         uniforms = step.uniforms[step.draw_starts[b] : step.draw_starts[b + 1]]
-        decided = _decide_slot(proposals[b], states[b], host, start, uniforms, by_block=by_block)
+        decided = _decide_slot(proposals[b], states[b], host, start, uniforms)
         num_logprobs = proposals[b].slot.params.num_logprobs
         if num_logprobs is None:
             return decided
-        nodes, tree = decided.path, proposals[b].tree
-        raw = logits[[start + 1 + node for node in (ROOT, *nodes)]]
-        token_ids = [*(tree.ids[node] for node in nodes), decided.next_id]
+        raw = logits[[start + 1 + node for node in (ROOT, *decided.path)]]
+        token_ids = [*proposals[b].tree.prefix(decided.last), decided.next_id]
         return replace(decided, reported=tuple(reported(raw, token_ids, num_logprobs)))
 
     return side_by_side(decide_one, range(len(proposals)), logits.numel())
@@ -63,8 +58,6 @@ def _decide_slot(
     host: HostLogits,
     start: int,
     uniforms: NDArray[np.float64],
-    *,
-    by_block: bool,
 ) -> Decided:
     """Decide a slot whose first row is `start`. uniforms: of its draws."""
     tree, params, committed_len = proposal.tree, state.params, len(proposal.slot.committed)
@@ -80,10 +73,10 @@ def _decide_slot(
     def matching_id(node: int) -> int:
         return coupled_id(target_law(node), params, committed_len + tree.depth(node))
 
-    if proposal.is_matched:
+    if not proposal.draws:
         return walk(tree, best_id if params.greedy else matching_id)
-    noise = Noise(uniforms, own_draw(params, committed_len))
-    if by_block and is_block(proposal):
+    noise = Noise(uniforms, lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place))
+    if is_block(proposal):
         distributions = [draw.distribution for draw in proposal.draws if draw.distribution is not None]
         num_accepted, next_id = accept_block_one(lambda j: target_law(j - 1), distributions, tree.ids, noise)
         return Decided(tuple(range(num_accepted)), next_id)
@@ -113,22 +106,17 @@ def accept_by_draws(
     return walk(tree, next_id)
 
 
-def own_draw(params: SamplingParams, committed_len: int) -> OwnDraw:
-    """Return what draws the target's own tokens of a step behind committed_len tokens."""
-    return lambda place, weights, ids: coupled_place(weights, ids, params, committed_len + place)
-
-
 def until_grammar_fails(proposal: Proposal, state: SamplingState, decided: Decided) -> Decided | None:
     """Return the decision up to where the request's grammar can be followed no further; None where it cannot be
     followed at all.
     """
-    ids = proposal.tree.prefix(decided.last)
-    if not state.params.grammar or state.failure(ids) is None:
+    if not state.params.grammar:
         return decided
     if state.failure(()) is not None:
         return None
-    num_sound = 1
-    while state.failure(ids[:num_sound]) is None:
-        num_sound += 1
-    # The next step fails; the draft token that leads there stands in place of the target's own.
-    return replace(decided, path=decided.path[: num_sound - 1], next_id=ids[num_sound - 1])
+    ids = proposal.tree.prefix(decided.last)
+    for num_sound in range(1, len(ids) + 1):
+        if state.failure(ids[:num_sound]) is not None:
+            # The next step fails; the draft token that leads there stands in place of the target's own.
+            return replace(decided, path=decided.path[: num_sound - 1], next_id=ids[num_sound - 1])
+    return decided

@@ -53,20 +53,23 @@ class BufferedToken:
     """Committed length of the step that was running when it arrived; None: none was."""
     cost: DeliveryCost | None
     """Of all nodes of its delivery; None where the draft worker does not say."""
-    is_ended: bool = False
-    """Nothing that is waited for will follow it."""
 
 
 class DraftBuffer:
     """Node i of `tree` is described by `tokens[i]`."""
 
     def __init__(self) -> None:
+        self.num_wasted = 0
+        """Draft tokens that arrived too late since the last verdict."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all nodes."""
         self.tree = DraftTree()
         self.tokens: list[BufferedToken] = []
         self.num_bytes = 0
-        self.num_wasted = 0
-        """Draft tokens that arrived too late since the last verdict."""
-        self._is_root_ended = False
+        self.ended: set[int] = set()
+        """Nodes, or ROOT, that nothing will follow which is waited for."""
 
     def insert(
         self, delivery: Delivery, committed: Sequence[int], max_bytes: int, *, in_step: bool = False
@@ -78,7 +81,8 @@ class DraftBuffer:
         node_bytes = -(-delivery.num_bytes // max(1, num_new))
         cost = DeliveryCost(delivery.draft_us) if delivery.draft_us else None
         step_len = len(committed) if in_step else None
-        distributions = _distributions_of(delivery)
+        distributions = dict[int, EncodedDistribution]()
+        """By the parent's index, of the sampled nodes after it."""
         place_of = dict[int, int]()
         """By index the node, or ROOT, or below ROOT by one for each committed token that follows."""
         if delivery.root_len <= len(committed):
@@ -89,6 +93,10 @@ class DraftBuffer:
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
         ):
             is_new = kind is not NodeKind.KNOWN
+            distribution = None
+            if kind is NodeKind.LAW:
+                assert delivery.rows is not None, "sampled nodes without distributions"
+                distribution = distributions.setdefault(above, (delivery.rows, len(distributions)))
             parent = place_of.get(above)
             place: int | None = None
             if parent is not None and parent < ROOT:
@@ -99,9 +107,9 @@ class DraftBuffer:
                 place = self.tree.child(parent, token_id)
                 if place is None and is_new and self.num_bytes + node_bytes > max_bytes:
                     is_full = True
-                    self._end(parent)  # the draft worker takes it for delivered: nobody is to wait for it
+                    self.ended.add(parent)  # the draft worker takes it for delivered: nobody is to wait for it
                 elif place is None and is_new:
-                    token = BufferedToken(kind, node_bytes, distributions.get(above), step_len, cost)
+                    token = BufferedToken(kind, node_bytes, distribution, step_len, cost)
                     place = self._add(parent, token_id, delivery.ranks[index], token)
             if place is not None:
                 place_of[index] = place
@@ -109,33 +117,21 @@ class DraftBuffer:
                 num_dropped += is_new
         for index in delivery.ends:
             if place_of.get(index, ROOT - 1) >= ROOT:
-                self._end(place_of[index])
+                self.ended.add(place_of[index])
         return InsertedNodes(num_late, num_dropped, is_full)
 
     def _add(self, parent: int, token_id: int, rank: int, token: BufferedToken) -> int | None:
         """Append a node; None where there is no room, or where its draws are not those that the parent has."""
         if len(self.tree) >= MAX_BUFFERED_NODES:
             return None
-        if token.kind is not NodeKind.LAW:
-            token.distribution = None
-        else:
-            assert token.distribution is not None, "a sampled node without its distribution"
-            drawn = self._children(parent, NodeKind.LAW)
-            if drawn and self.tokens[drawn[0]].distribution != token.distribution:
-                return None
-            if not drawn and self.tree.children(parent):
-                return None
+        siblings = self.tree.children(parent)
+        if token.distribution and siblings and self.tokens[siblings[0]].distribution != token.distribution:
+            return None
         if parent != ROOT:
-            self.tokens[parent].is_ended = False  # what was unlikely may be likely again, deeper in the output
+            self.ended.discard(parent)  # what was unlikely may be likely again, deeper in the output
         self.num_bytes += token.num_bytes
         self.tokens.append(token)
         return self.tree.add(parent, token_id, rank)
-
-    def _end(self, node: int) -> None:
-        if node == ROOT:
-            self._is_root_ended = True
-        else:
-            self.tokens[node].is_ended = True
 
     def _children(self, node: int, kind: NodeKind) -> list[int]:
         """Return the children of one kind, by rank."""
@@ -152,58 +148,47 @@ class DraftBuffer:
         step ran. note: called with the rank of the committed token, or None, for each node that had children.
         """
         node = ROOT
-        num_path = num_late = 0
-        is_off_tree = False
+        num_before, num_path, num_late = len(self.tree), 0, 0
         for token_id in token_ids:
             child = self.tree.child(node, token_id)
             if note is not None and self.tree.children(node):
                 note(None if child is None else self.tree.ranks[child])
             if child is None:
-                is_off_tree = True
+                self.clear()
                 break
             node = child
             num_path += 1
             token = self.tokens[node]
             num_late += token.step_len == committed_len and token.kind is not NodeKind.KEY
-        num_before = len(self.tree)
-        if is_off_tree:
-            self.clear()
-        elif num_path:
-            self._is_root_ended = self.tokens[node].is_ended
-            self.tokens = [self.tokens[kept] for kept in self.tree.reroot(node)]
+        else:
+            kept = [node, *self.tree.reroot(node)]
+            self.ended = {index for index, old in enumerate(kept, start=ROOT) if old in self.ended}
+            self.tokens = [self.tokens[old] for old in kept[1:]]
             self.num_bytes = sum(token.num_bytes for token in self.tokens)
         self.num_wasted += num_late
         return num_before - len(self.tree) - num_path, num_late
 
-    def clear(self) -> int:
-        """Drop everything; return how many nodes that were."""
-        num_nodes = len(self.tree)
-        self.tree = DraftTree()
-        self.tokens = []
-        self.num_bytes = 0
-        self._is_root_ended = False
-        return num_nodes
-
     @property
     def is_ended(self) -> bool:
         """Whether nothing that is waited for will come under the committed tokens."""
+        if ROOT in self.ended:
+            return True
         chain = self.chain(MAX_BUFFERED_NODES)
-        return self._is_root_ended or (bool(chain) and self.tokens[chain[-1]].is_ended)
+        return bool(chain) and chain[-1] in self.ended
 
     def chain(self, max_len: int) -> list[int]:
         """Return the likeliest path of deterministic nodes, or the chain of sampled ones, from the root on."""
         nodes = list[int]()
-        parent = ROOT
+        parent, kind = ROOT, NodeKind.LAW
         while len(nodes) < max_len:
-            following = self._children(parent, NodeKind.LAW)
-            if nodes and following and self.tokens[nodes[0]].kind is NodeKind.GUESS:
-                break  # deterministic and sampled nodes do not mix
-            if not following:
-                following = self._children(parent, NodeKind.GUESS)
-            if not following:
+            following = self._children(parent, kind)
+            if following:
+                parent = following[0]
+                nodes.append(parent)
+            elif kind is NodeKind.LAW:
+                kind = NodeKind.GUESS  # after which nothing sampled follows
+            else:
                 break
-            parent = following[0]
-            nodes.append(parent)
         return nodes
 
     def guesses_after(self, token_ids: Sequence[int]) -> list[int]:
@@ -229,49 +214,30 @@ class DraftBuffer:
         return node
 
     def likeliest(
-        self, prob_of_rank: Callable[[int], float], kind: NodeKind, max_nodes: int, shape: TreeShape | None = None
+        self, prob_of_rank: Callable[[int], float], kind: NodeKind, shape: TreeShape
     ) -> tuple[list[int], list[float]]:
-        """Return nodes of one kind, best first, parents before their children and siblings by rank; and their
-        acceptance probabilities, which follow from ranks alone. shape: which nodes lie within it, None = all.
+        """Return the nodes of one kind that lie within a shape, best first, parents before their children and siblings
+        by rank; and their acceptance probabilities, which follow from ranks alone.
         """
         nodes, probs = list[int](), list[float]()
-        heap = list[tuple[float, int, list[int], int, float, int]]()
-        num_offered = 0
-
-        def offer(siblings: list[int], index: int, parent_prob: float, depth: int) -> None:
-            """Offer one of siblings; the next one follows once it is taken."""
-            nonlocal num_offered
-            if index < len(siblings):
-                prob = parent_prob * prob_of_rank(self.tree.ranks[siblings[index]])
-                heapq.heappush(heap, (-prob, num_offered, siblings, index, parent_prob, depth))
-                num_offered += 1
-
-        def fitting(parent: int, depth: int) -> list[int]:
-            children = self._children(parent, kind)
-            if shape is None:
-                return children
-            if depth > shape.depth:
-                return []
-            if not shape.widths:
-                return children
-            return [child for child in children if self.tree.ranks[child] < shape.widths[depth - 1]]
-
-        offer(fitting(ROOT, 1), 0, 1.0, 1)
-        while heap and len(nodes) < max_nodes:
-            negated, _, siblings, index, parent_prob, depth = heapq.heappop(heap)
-            node = siblings[index]
-            nodes.append(node)
+        max_nodes, max_depth = shape.most_nodes, shape.depth
+        # Negated probability, number of nodes taken before (of equals the first offered one is taken), parent's
+        # probability, siblings, index of the one that is offered. Once it is taken, the next one and the first of its
+        # own children are offered.
+        heap = [(-1.0, 0, 1.0, [ROOT], 0)]
+        while heap and len(nodes) <= max_nodes:
+            negated, _, above, siblings, index = heapq.heappop(heap)
+            nodes.append(siblings[index])
             probs.append(-negated)
-            offer(siblings, index + 1, parent_prob, depth)
-            offer(fitting(node, depth + 1), 0, -negated, depth + 1)
-        return nodes, probs
-
-
-def _distributions_of(delivery: Delivery) -> dict[int, EncodedDistribution]:
-    """Return the distribution of the sampled nodes after each parent, by the parent's index."""
-    found = dict[int, EncodedDistribution]()
-    for parent, kind in zip(delivery.parents, delivery.kinds, strict=True):
-        if kind is NodeKind.LAW and parent not in found:
-            assert delivery.rows is not None, "sampled nodes without distributions"
-            found[parent] = (delivery.rows, len(found))
-    return found
+            offered = [(above, siblings, index + 1)]
+            depth = self.tree.depth(siblings[index])
+            if depth < max_depth:
+                children = self._children(siblings[index], kind)
+                if shape.widths:
+                    children = children[: shape.widths[depth]]
+                offered.append((-negated, children, 0))
+            for above, siblings, index in offered:
+                if index < len(siblings):
+                    prob = above * prob_of_rank(self.tree.ranks[siblings[index]])
+                    heapq.heappush(heap, (-prob, len(nodes), above, siblings, index))
+        return nodes[1:], probs[1:]  # without ROOT

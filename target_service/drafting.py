@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.sampling.row_law import RowLaw, one_hot
+from outrider.engine.sampling.row_law import one_hot
 from outrider.engine.sampling.wire_tensors import decode_law
-from outrider.engine.speculation.candidates import CandidateTree, Distribution, JoinedTree, Offer, join
+from outrider.engine.speculation.candidates import CandidateTree, JoinedTree, Offer, join
 from outrider.engine.speculation.draft_tree import NO_DRAFT_TOKENS, DraftTree
 from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
-from outrider.wire.log import about, get_logger
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
+from outrider.wire.tree_shape import TreeShape
 from target_service.budget import VerifyChoice, VerifyDemand
 from target_service.hold import PendingDraft
 from target_service.jobs import Fallback
 from target_service.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Draw, Proposal
 
-log = get_logger(__name__)
-
-Merge = Callable[[Sequence[CandidateTree], int, bool, bool], Sequence[Offer]]
-"""Returns the offers of several drafters' trees together, at most so many. The flags: whether the request names how
-many are verified, and whether draft tokens are accepted as far as they match."""
+Merge = Callable[[Sequence[CandidateTree], int, bool, bool], list[Offer]]
+"""Orders what several drafters propose. It is given their trees, the most offers, whether the request names how many
+are verified, and whether draft tokens are accepted as far as they match.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +54,24 @@ class Candidates:
         if shape is not None and is_whole and num_required:
             num_trees = sum(bool(candidates.tree.ids) for candidates in self.trees.values())
             max_rows = min(shape.most_nodes * num_trees, lease.speculation.max_draft_tokens)
-            prob = lease.first.shares.share(0)
-            probs = [prob**depth for depth in range(1, shape.depth + 1)]
-        extra_rows, extra_gain, extra_cost_rows = 0, 0.0, 0
-        if rows is not None:
-            extra_rows = extra_cost_rows = len(rows.ids)
-            extra_gain = rows.gain(lease.own_sources[rows.drafter].shares)
-            if all(source.drafter is rows.drafter for source in self.trees):
-                extra_cost_rows += len(self.offers)  # which came of earlier such rows
-        return VerifyDemand(
+            probs = lease.first.chain_probs(shape.depth)
+        demand = VerifyDemand(
             probs,
             num_required,
             max_rows,
-            is_whole,
-            is_fixed,
-            lease.num_pending,
-            extra_rows,
-            extra_gain,
-            extra_cost_rows,
-            lease.slot.scheduling,
-            lease.ready_s,
+            is_whole=is_whole,
+            is_fixed=is_fixed,
+            num_pending=lease.num_pending,
+            scheduling=lease.slot.scheduling,
+            ready_s=lease.ready_s,
         )
+        if rows is None:
+            return demand
+        cost_rows = len(rows.ids)
+        if all(source.drafter is rows.drafter for source in self.trees):
+            cost_rows += len(self.offers)  # which came of earlier such rows
+        gain = rows.gain(lease.own_sources[rows.drafter].shares)
+        return replace(demand, extra_rows=len(rows.ids), extra_gain=gain, extra_cost_rows=cost_rows)
 
     def num_after(self, choice: VerifyChoice) -> int:
         """Return how many tokens the slot's cache holds after a step with this choice."""
@@ -86,24 +83,17 @@ class Candidates:
         return num_tokens
 
 
+@dataclass(frozen=True, slots=True)
 class Drafting:
     """Chooses among the drafters of a slot."""
 
-    def __init__(
-        self,
-        own: OwnDrafts,
-        merge: Merge,
-        keeper: SlotKeeper[Slot],
-        metrics: WorkerMetrics,
-        vocab_size: int,
-        takes_trees: bool,
-    ) -> None:
-        self._own = own
-        self._merge = merge
-        self._keeper = keeper
-        self._metrics = metrics
-        self._vocab_size = vocab_size
-        self._takes_trees = takes_trees
+    own: OwnDrafts
+    keeper: SlotKeeper[Slot]
+    leases: Leases
+    metrics: WorkerMetrics
+    vocab_size: int
+    takes_trees: bool
+    merge: Merge
 
     # candidates
 
@@ -129,7 +119,7 @@ class Drafting:
         lease = found.lease
         if not lease.slot.params.grammar:
             return found
-        forced_ids = self._keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
+        forced_ids = self.keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
         if len(forced_ids) <= sum(offer.prob for offer in found.offers):
             return found
         tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
@@ -145,7 +135,7 @@ class Drafting:
 
     def _rows_beside(self, lease: Lease, tree: DraftTree) -> ExtraRows | None:
         """Return the rows to be fed beside a tree of draft tokens; None for nothing, or where there is no memory."""
-        rows = self._own.rows_beside(lease.slot, tree.parents)
+        rows = self.own.rows_beside(lease.slot, tree.parents)
         if rows is None or len(lease.slot.committed) + len(tree) + len(rows.ids) > lease.slot.most_cached:
             return None
         return rows
@@ -156,19 +146,20 @@ class Drafting:
         slot, shape = lease.slot, lease.speculation.tree
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
-        for drafter in self._own.asked(slot, insists=insists, is_drafted=is_drafted):
+        for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
             max_len = _max_chain(lease)
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
-            state = self._keeper.sampling_state(slot)
-            own = self._own.candidates(slot, drafter, state, source.shares, max_len)
+            state = self.keeper.sampling_state(slot)
+            own = self.own.candidates(slot, drafter, state, source.shares, max_len)
             if not own.tree.ids:
                 continue
+            trees = {source: own}
             if drafter.is_merged and _is_exact(lease):
-                return self._together(lease, {**self._delivered(lease), source: own})
-            return Candidates(lease, {source: own}, own.offers())
+                trees = {**self._delivered(lease), source: own}
+            return self._together(lease, trees)
         return self._together(lease, self._delivered(lease))
 
     def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
@@ -177,51 +168,49 @@ class Drafting:
         Whether what was sampled first is here must not follow from what was sampled to be tested after it: so a draft
         of several that is not waited for is absent from the step, whatever of it arrives while the others are.
         """
-        if len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None:
-            for draft in lease.drafts:
-                draft.skipped_len = 0 if draft.is_active else lease.length
-        taking_part = [draft for draft in lease.drafts if draft.skipped_len != lease.length]
-        return {draft: self._buffered(lease, draft) for draft in taking_part}
+        is_first_try = len(lease.drafts) > 1 and not lease.slot.params.determined and lease.held_from_s is None
+        trees = dict[DraftSource, CandidateTree]()
+        for draft in lease.drafts:
+            if is_first_try:
+                draft.is_skipped = not draft.is_active
+            if not draft.is_skipped:
+                trees[draft] = self._buffered(lease, draft)
+        return trees
 
     def _buffered(self, lease: Lease, draft: DeliveredDrafts) -> CandidateTree:
         """Return what is buffered of one draft: the tree whose shape the request names, the likeliest nodes, or a
         chain.
         """
-        slot, buffer, prob_of_rank = lease.slot, draft.buffer, draft.shares.share
+        buffer, shares = draft.buffer, draft.shares
         if not buffer.tree.ids:
-            return CandidateTree(NO_DRAFT_TOKENS, (), prob_of_rank(0))
-        shape = lease.speculation.tree
-        is_determined = slot.params.determined
-        max_len = _max_chain(lease)
-        fitted = None
+            return CandidateTree(NO_DRAFT_TOKENS, (), shares.share(0))
+        is_determined = lease.slot.params.determined
+        shape, max_len = lease.speculation.tree, _max_chain(lease)
         if shape is not None:
-            max_len = min(lease.max_drafts, shape.depth)
-            fitted = shape.fitted(slot.max_len - len(slot.committed) - 1, lease.max_drafts)
-        probs = list[float]()
-        if fitted is not None and self._takes_trees:
-            kind = NodeKind.GUESS if is_determined else NodeKind.LAW
-            nodes, probs = buffer.likeliest(prob_of_rank, kind, fitted.most_nodes, fitted)
-        elif self._takes_trees and is_determined and not lease.speculation.is_fixed and _is_exact(lease):
-            nodes, probs = buffer.likeliest(prob_of_rank, NodeKind.GUESS, lease.max_drafts)
+            shape = shape.fitted(max_len, max_len)
+        elif is_determined and not lease.speculation.is_fixed and _is_exact(lease):
+            shape = TreeShape(num_nodes=max_len, max_depth=max_len)
+        if shape is None or not self.takes_trees:
+            nodes = buffer.chain(max_len if shape is None else shape.depth)
+            probs = draft.chain_probs(len(nodes))
         else:
-            nodes = buffer.chain(max_len)
-            for depth in range(len(nodes)):
-                probs.append(prob_of_rank(0) ** (depth + 1))
+            kind = NodeKind.GUESS if is_determined else NodeKind.LAW
+            nodes, probs = buffer.likeliest(shares.share, kind, shape)
         tree = buffer.tree.select(nodes)
         tree.probs = probs
         distributions = [buffer.tokens[node].distribution for node in nodes]
         if shape is not None or not _is_exact(lease):
             max_len = 0
-        return CandidateTree(tree, distributions, prob_of_rank(0), max_len)
+        return CandidateTree(tree, distributions, shares.share(0), max_len)
 
     def _together(self, lease: Lease, trees: Mapping[DraftSource, CandidateTree]) -> Candidates:
         """Return the candidates of several drafters; of the first that has some where the target runs no trees, and
         with lenience, which is of chains. Those of the others stay, so that nobody waits for them.
         """
-        if len(trees) > 1 and self._takes_trees and _is_exact(lease):
+        if len(trees) > 1 and self.takes_trees and _is_exact(lease):
             max_offers = min(lease.speculation.max_draft_tokens, lease.slot.most_cached - len(lease.slot.committed))
             is_fixed, is_matched = lease.speculation.is_fixed, lease.slot.params.determined
-            return Candidates(lease, trees, self._merge(list(trees.values()), max_offers, is_fixed, is_matched))
+            return Candidates(lease, trees, self.merge(list(trees.values()), max_offers, is_fixed, is_matched))
         for index, candidates in enumerate(trees.values()):
             if candidates.tree.ids:
                 return Candidates(lease, trees, candidates.offers(index))
@@ -239,7 +228,7 @@ class Drafting:
             if prob is not None and lease.first.is_active:
                 pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
             return pending
-        if found.trees and not any(isinstance(source, DeliveredDrafts) for source in found.trees):
+        if found.trees and found.trees.keys().isdisjoint(lease.drafts):
             return pending
         num_here = {source: len(candidates.tree) for source, candidates in found.trees.items()}
         num_left = lease.speculation.max_draft_tokens
@@ -258,7 +247,7 @@ class Drafting:
                 continue
             if are_sampled and num_own:
                 continue  # how much of it is here may follow from what it drew, and other draws may arrive meanwhile
-            prob = draft.shares.share(0) ** (len(draft.buffer.chain(lease.max_drafts)) + 1)
+            prob = draft.shares.chain_prob(len(draft.buffer.chain(lease.max_drafts)) + 1)
             for source, num in num_here.items():
                 if source is not draft and num:
                     prob *= 1.0 - source.shares.share(0)
@@ -269,7 +258,7 @@ class Drafting:
         """Return why a step with num_drafts has none, where it was to have some. is_left_out: some are here."""
         if num_drafts:
             return None
-        if any(draft.refused is not None for draft in lease.drafts):
+        if any(draft.is_refused for draft in lease.drafts):
             return Fallback.REFUSED
         is_late = lease.held_from_s is not None and lease.speculation.is_fixed and not lease.is_ended
         if is_late and not is_left_out:
@@ -286,14 +275,14 @@ class Drafting:
         if not choice.num_drafts and not choice.with_extra_rows:
             return Proposal(lease.slot, NO_DRAFT_TOKENS)
         joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
-        tree, draws, sources = joined.tree, self._draws(found, joined), dict[DraftSource, dict[int, int]]()
+        draws = self._draws(found, joined)
         if draws is None:
-            tree, draws = NO_DRAFT_TOKENS, []
-        else:
-            for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
-                sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
-        rows_beside = self._rows_beside(lease, tree) if choice.with_extra_rows else None
-        return Proposal(lease.slot, tree, draws, sources, rows_beside)
+            return self.proposal(Candidates(lease), choice)
+        sources = dict[DraftSource, dict[int, int]]()
+        for (source, candidates), node_of in zip(found.trees.items(), joined.nodes, strict=True):
+            sources[source] = {node: candidates.tree.ranks[own] for own, node in node_of.items()}
+        rows_beside = self._rows_beside(lease, joined.tree) if choice.with_extra_rows else None
+        return Proposal(lease.slot, joined.tree, draws, sources, rows_beside)
 
     def _draws(self, found: Candidates, joined: JoinedTree) -> list[Draw] | None:
         """Return the sampled tokens with their distributions; none where all are accepted as far as they match. None
@@ -317,32 +306,23 @@ class Drafting:
                     siblings.setdefault(joined.tree.parents[node], []).append(own)
             for drawn in siblings.values():
                 sibling_ids = [candidates.tree.ids[own] for own in drawn]
-                distribution: RowLaw | None
-                try:
-                    distribution = self._decoded(candidates.distributions[drawn[0]], sibling_ids)
-                except BadTensor as error:
+                distribution = candidates.distributions[drawn[0]]
+                if distribution is None:
+                    distribution = one_hot(sibling_ids[0], self.vocab_size)
+                elif isinstance(distribution, tuple):
                     assert isinstance(source, DeliveredDrafts), "a distribution of the target's own came over the wire"
-                    self._refuse(found.lease.slot, source, str(error))
-                    return None
-                for own in drawn:
-                    draws.append(Draw(node_of[own], distribution))
-                    distribution = None
+                    try:
+                        distribution = decode_law(*distribution, self.vocab_size, sibling_ids)
+                    except BadTensor as error:
+                        self.leases.refuse(source.ticket, str(error))
+                        self.metrics.note_parked("refused", len(source.buffer.tree))
+                        source.buffer.clear()
+                        return None
+                first, *others = drawn
+                draws.append(Draw(node_of[first], distribution))
+                for own in others:
+                    draws.append(Draw(node_of[own], None))
         return draws
-
-    def _decoded(self, distribution: Distribution | None, sibling_ids: Sequence[int]) -> RowLaw:
-        """Raises BadTensor."""
-        if distribution is None:
-            return one_hot(sibling_ids[0], self._vocab_size)
-        if isinstance(distribution, RowLaw):
-            return distribution
-        return decode_law(*distribution, self._vocab_size, sibling_ids)
-
-    def _refuse(self, slot: Slot, draft: DeliveredDrafts, why: str) -> None:
-        """Drop what a draft worker delivered, which breaks a rule."""
-        log.warning("refused drafts of slot %d: %s", slot.key[1], why, extra=about(slot=slot.key[1]))
-        self._metrics.proposals_refused.inc()
-        self._metrics.note_parked("refused", draft.buffer.clear())
-        draft.refused = why
 
 
 def _is_exact(lease: Lease) -> bool:

@@ -1,6 +1,7 @@
-"""What a step verified and why it went no further, for slots that ask. Made after the decision, of which it changes
-nothing: it draws nothing, and reads the logits once more, of one row of each such slot. No worker reads what is made
-here, so it is the message that the user's answer carries.
+"""Explains to slots that ask for it what a step verified and why it went no further.
+
+It runs after the decision and changes nothing of it: it draws nothing, and reads the logits once more, of one row of
+each such slot. No worker reads an explanation, so it is made as the message that the user's answer carries.
 """
 
 from __future__ import annotations
@@ -37,36 +38,29 @@ class ExplainRequest:
     start: int
     """Its first row among the step's logits."""
 
-    @property
-    def is_rejection(self) -> bool:
-        """Whether draft tokens follow the last accepted one, none of which is the target's own token."""
-        tree, last = self.proposal.tree, self.decided.last
-        return bool(tree.children(last)) and tree.child(last, self.decided.next_id) is None
-
 
 def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey, pb.Explanation]:
     """Explain each decision, by slot, before anything of it is committed.
 
     logits: [sum(N_b + 1), V] float32 of the step, where they are; the rows that are read go to the host at once.
     """
-    rejected = [request for request in requests if request.is_rejection]
-    rows = [request.start + 1 + request.decided.last for request in rejected]
-    host = HostLogits(logits[to_device(np.array(rows, dtype=np.int64), logits.device)])
+    rows = [request.start + 1 + request.decided.last for request in requests]
+    host = HostLogits(logits[to_device(np.array(rows), logits.device)])
     explanations = dict[SlotKey, pb.Explanation]()
-    for request in requests:
-        proposal, path = request.proposal, request.decided.path
+    for index, request in enumerate(requests):
+        proposal, decided, tree = request.proposal, request.decided, request.proposal.tree
         explanation = pb.Explanation(draft_us=_take_draft_us(proposal))
-        for node, (token_id, parent) in enumerate(zip(proposal.tree.ids, proposal.tree.parents, strict=True)):
+        for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
             kind = _kind(proposal, node)
-            explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in path)
-        if request.is_rejection:
-            _add_rejection(explanation.rejection, request, host, rejected.index(request))
+            explanation.draft.add(id=token_id, parent=parent, kind=kind, accepted=node in decided.path)
+        if tree.children(decided.last) and tree.child(decided.last, decided.next_id) is None:
+            _add_rejection(explanation.rejection, request, host, index)
         explanations[proposal.slot.key] = explanation
     return explanations
 
 
 def _add_rejection(rejection: pb.Rejection, request: ExplainRequest, host: HostLogits, index: int) -> None:
-    """Say why the last row of a path ended it. index: of that row in `host`."""
+    """Explain why a path ended before its draft tokens did. index: of the row after its last node in `host`."""
     last, state, proposal = request.decided.last, request.state, request.proposal
     row = LogitRow(state, proposal.tree.prefix(last))
     rejection.parent = last
@@ -127,7 +121,7 @@ def _proposed_after(proposal: Proposal, parent: int) -> Sequence[int]:
         if own:
             own.sort(key=ranks.__getitem__)
             return [tree.ids[child] for child in own]
-    return [tree.ids[child] for child in tree.children(parent)]
+    return ()
 
 
 def _take_draft_us(proposal: Proposal) -> int | None:

@@ -1,26 +1,25 @@
-"""What goes back to one draft on its Deliver stream, and what it asks for there beside deliveries.
+"""The target's end of one draft's Deliver stream, but for deliveries: heads, subscriptions, and features.
 
-On the gRPC loop's thread, but for `has_room`, `send_features` and `count`, which the engine thread calls.
+Runs on the gRPC loop's thread, but for `has_room`, `send_features`, `count` and `_forget`, which the engine thread
+calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any
 
 from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import MAX_UNREAD, Outbox
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
+from target_service.features import FeatureJob, Features, FeatureSubscription
 from target_service.heads import Heads
 
 MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes of features that may wait for one draft; what is beyond is sent later, as far as it is kept."""
+"""Bytes of features that may wait for one draft; the rest is sent later, as far as it is kept."""
 PART_BYTES = 4 << 20
-"""Bytes of features in one message, about; each message holds up what is behind it."""
+"""Bytes of features in one message, about; a message holds up those behind it."""
 
 
 class FeatureStream:
@@ -52,29 +51,26 @@ class FeatureStream:
             self._write, end_stream, PART_BYTES, lambda batch: batch.ByteSize()
         )
 
-    # what it asks for
+    # requests of the draft
 
     async def wait_read(self) -> None:
-        """Wait until the draft has read what it was sent, but for so much as may wait: nothing more is taken of one
-        that does not read.
-        """
+        """Wait while more than MAX_UNREAD messages wait for the draft: the caller takes nothing more meanwhile."""
         await self._outbox.wait_below(MAX_UNREAD)
 
     def ask(self, ask: tpb.FeatureAsk) -> None:
         """Take in what the draft asks for; refuse what breaks a rule."""
         kind = ask.WhichOneof("item")
-        if kind == "weights":
-            self._heads.add_piece(self, ask.weights)
-        elif kind is not None:
-            self._take(kind, getattr(ask, kind))
-
-    def _take(self, kind: str, request: Any) -> None:
+        if kind is None:
+            return
+        request = getattr(ask, kind)
         try:
-            if request.target_epoch != self._epoch:
+            if kind == "weights":
+                self._heads.add_piece(self, request)
+            elif request.target_epoch != self._epoch:
                 raise InvalidRequest(f"it is for target epoch {request.target_epoch}, this is {self._epoch}")
-            if kind == "head":
+            elif kind == "head":
                 self._heads.register(self, request)
-            elif kind == "rows":
+            else:
                 self._subscribe(request)
         except InvalidRequest as error:
             self._put_head(request.digest, tpb.HEAD_STATE_REFUSED, error.message, request.target_epoch)
@@ -89,11 +85,12 @@ class FeatureStream:
         """Send the state of a head's registration."""
         self._put_head(digest, state, why, self._epoch)
 
-    def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, epoch: int) -> None:
-        reply = tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=epoch)
-        self._put(tpb.FeatureBatch(heads=[reply]))
+    def _put_head(self, digest: bytes, state: tpb.HeadState, why: str, target_epoch: int) -> None:
+        self._put(
+            tpb.FeatureBatch(heads=[tpb.HeadReply(digest=digest, state=state, why=why, target_epoch=target_epoch)])
+        )
 
-    # what goes back
+    # messages to the draft
 
     @property
     def has_room(self) -> bool:
@@ -140,14 +137,18 @@ class FeatureStream:
         self._num_written_bytes += sum(len(rows.data) for rows in merged.rows)
 
     async def finish(self, summary: tpb.DeliverSummary) -> None:
-        """Write what waits, and the summary last."""
+        """Write all queued messages, and the summary last."""
         self._put(tpb.FeatureBatch(summary=summary))
         self._is_over = True
         await self._outbox.wait_below(0)
 
     async def close(self) -> None:
         """Forget what the stream registered and subscribed to."""
-        forget = partial(self._metrics.forget_link, self._peer)
-        self._engine.submit(FeatureJob(lambda features: features.end_link(self, forget)))
+        self._engine.submit(FeatureJob(self._forget))
         self._heads.gone(self)
         await self._outbox.close()
+
+    def _forget(self, features: Features) -> None:
+        """End the subscriptions, and the series of the link once nothing counts on them. Runs on the engine thread."""
+        features.end_link(self)
+        self._metrics.forget_link(self._peer)

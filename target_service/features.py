@@ -1,13 +1,14 @@
 """Features for heads: one vector a token, which a head's projection makes of the target's hidden states.
 
 They are made after a forward of the tokens that are committed, kept a while, and sent to the drafts that subscribe.
-`heads` knows which heads are registered, here are their projections. Without one nothing is done. On the engine thread.
+`heads` registers heads for drafts, and this module runs their projections. Without a head it does nothing. Runs on the
+engine thread.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,8 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import SlotKey
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.errors import OutriderError, Unavailable
+from outrider.wire.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.wire.log import get_logger
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
-from target_service.lease import Lease
 from target_service.leases import Leases
 
 if TYPE_CHECKING:
@@ -41,6 +40,31 @@ MAX_SUBSCRIPTIONS = 4096
 """Subscriptions of leases that run or have not begun; the oldest goes, and its draft subscribes again."""
 
 
+@dataclass(eq=False, slots=True)
+class FeatureSubscription:
+    """A draft's subscription to the features of one lease: what is kept, and the rest as it is made."""
+
+    link: FeatureStream
+    digest: bytes
+    """Of the head whose projection makes them."""
+    ticket: int
+    next_position: int
+    """First position that was not sent."""
+    request_id: int = 0
+    """Comes back with the features."""
+    has_begun: bool = False
+    """Whether the lease has begun."""
+    dropped_end: int = 0
+    """Position behind the last one that was counted as dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureJob:
+    """A call of `Features` on the engine thread."""
+
+    run: Callable[[Features], None]
+
+
 @dataclass(slots=True)
 class _Head:
     projection: OpeningMap
@@ -51,49 +75,44 @@ class _Head:
 class Features:
     """Makes features for every head, of every slot that may be drafted for."""
 
-    def __init__(self, runner: ModelRunner, leases: Leases, answer: Callable[[Callable[[], None]], None]) -> None:
-        """answer: posts an answer."""
+    def __init__(self, runner: ModelRunner, leases: Leases) -> None:
         self._runner = runner
         self._leases = leases
-        self._answer = answer
         self._heads: dict[bytes, _Head] = {}
-        self._buffers: OrderedDict[tuple[bytes, SlotKey], FeatureBuffer] = OrderedDict()
-        """By head and slot, the one that was longest without a new token first."""
+        """By digest."""
+        self._buffers: OrderedDict[SlotKey, dict[bytes, FeatureBuffer]] = OrderedDict()
+        """By slot and head, the slot that was longest without a new token first."""
         self._subscriptions: OrderedDict[int, FeatureSubscription] = OrderedDict()
         """By ticket."""
         self._first_index: dict[int, int] = {}
         """Number of tokens of the last forward before a row, by the row's identity."""
         self._spans: list[tuple[SlotKey, int, list[int]]] = []
-        """Of its tokens, those that are committed: the slot's key, the position of the first, and their numbers."""
+        """Committed tokens of the last forward: the slot's key, the position of the first, and their indices."""
 
     @property
     def num_kept_bytes(self) -> int:
         """Bytes of all features that are kept. May be read by any thread."""
-        return sum(buffer.num_bytes for buffer in list(self._buffers.values()))
+        return sum(map(_num_bytes, list(self._buffers.values())))
 
-    # jobs
+    # heads and subscriptions
 
-    def handle(self, job: FeatureJob) -> None:
-        job.run(self)
-
-    def add_head(self, digest: bytes, projection: OpeningMap, respond: Callable[[str | None], None]) -> None:
-        """Make features for a head from the next step on. respond: takes why it cannot, or None."""
-        why = None
+    def add_head(self, digest: bytes, projection: OpeningMap) -> None:
+        """Make features for a head from the next step on. Raises InvalidRequest where there is no memory for it."""
         try:
             self._heads[digest] = _Head(projection.to(self._runner.device), torch.empty(0, dtype=torch.int64))
             self._set_taps()
         except (OutriderError, RuntimeError) as failure:  # torch's own out-of-memory errors are RuntimeErrors
             self.drop_head(digest)
-            why = f"the target cannot run the head's opening map: {failure}"
-        self._answer(lambda: respond(why))
+            raise InvalidRequest(f"the target cannot run the head's opening map: {failure}") from None
 
     def drop_head(self, digest: bytes) -> None:
         """Make no features for a head any more."""
         if self._heads.pop(digest, None) is not None:
             self._set_taps()
-        for head_and_slot in list(self._buffers):
-            if head_and_slot[0] == digest:
-                del self._buffers[head_and_slot]
+        for key, buffers in list(self._buffers.items()):
+            buffers.pop(digest, None)
+            if not buffers:
+                del self._buffers[key]
 
     def _set_taps(self) -> None:
         taps = sorted({tap for head in self._heads.values() for tap in head.projection.spec.taps})
@@ -110,12 +129,11 @@ class Features:
             self._subscriptions.popitem(last=False)
         self._send(subscription)
 
-    def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
-        """Send nothing more to a draft whose stream has ended. done: posted when that is so."""
+    def end_link(self, link: FeatureStream) -> None:
+        """Send nothing more to a draft whose stream has ended."""
         for ticket, subscription in list(self._subscriptions.items()):
             if subscription.link is link:
                 del self._subscriptions[ticket]
-        self._answer(done)
 
     def probe(self, token_ids: Sequence[int], taps: Sequence[int]) -> tpb.ProbeReply:
         """Run a text alone, for a draft that tests its head. Raises Unavailable where it cannot be run now."""
@@ -139,33 +157,23 @@ class Features:
             table.free()
             self._set_taps()
 
-    # slots and leases
+    # slots
 
     def feature(self, digest: bytes, key: SlotKey, position: int) -> Tensor | None:
         """Return the feature [d] bfloat16 of a head and a slot's token, on the CPU; None where it is not kept."""
-        buffer = self._buffers.get((digest, key))
+        buffer = self._buffers.get(key, {}).get(digest)
         if buffer is None or not buffer.start <= position < buffer.end:
             return None
         return torch.frombuffer(buffer.read(position, position + 1), dtype=torch.bfloat16)
 
-    def lease_began(self, lease: Lease) -> None:
-        """Send what is kept to the drafts that subscribed before."""
-        for draft in lease.drafts:
-            subscription = self._subscriptions.get(draft.ticket)
-            if subscription is not None:
-                self._send(subscription)
-
     def cut(self, key: SlotKey, end: int) -> None:
         """Drop the features of a slot from a position on: other tokens are there now, or may come."""
-        for digest in self._heads:
-            buffer = self._buffers.get((digest, key))
-            if buffer is not None:
-                buffer.truncate(end)
+        for buffer in self._buffers.get(key, {}).values():
+            buffer.truncate(end)
 
     def closed(self, key: SlotKey) -> None:
         """Drop the features of a slot."""
-        for digest in self._heads:
-            self._buffers.pop((digest, key), None)
+        self._buffers.pop(key, None)
 
     # steps
 
@@ -194,7 +202,17 @@ class Features:
                 log.warning("features of %d slots were not made: %s", len(self._spans), error)
         for subscription in list(self._subscriptions.values()):
             self._send(subscription)
-        self._drop_oldest()
+        num_bytes = self.num_kept_bytes
+        while num_bytes > MAX_KEPT_BYTES:
+            _, buffers = self._buffers.popitem(last=False)
+            num_bytes -= _num_bytes(buffers)
+
+    def begun(self, tickets: Iterable[int]) -> None:
+        """Send what is kept to those that subscribe to a lease that has just begun, under one of its tickets."""
+        for ticket in tickets:
+            subscription = self._subscriptions.get(ticket)
+            if subscription is not None:
+                self._send(subscription)
 
     def _project(self) -> None:
         indices = list[int]()
@@ -207,8 +225,8 @@ class Features:
             data = _as_bytes(features)
             token_bytes, at = len(data) // len(indices), 0
             for key, start, stay in self._spans:
-                buffer = self._buffers.setdefault((digest, key), FeatureBuffer(token_bytes))
-                self._buffers.move_to_end((digest, key))
+                buffer = self._buffers.setdefault(key, {}).setdefault(digest, FeatureBuffer(token_bytes))
+                self._buffers.move_to_end(key)
                 buffer.drop_before(buffer.end - MAX_KEPT_TOKENS)
                 end = at + len(stay) * token_bytes
                 buffer.put(start, data[at:end])
@@ -224,7 +242,7 @@ class Features:
         if not subscription.has_begun:
             subscription.has_begun = True
             lease.of_ticket(subscription.ticket).reads_features = True
-        buffer = self._buffers.get((subscription.digest, lease.slot.key))
+        buffer = self._buffers.get(lease.slot.key, {}).get(subscription.digest)
         if buffer is None or buffer.end <= subscription.next_position:
             return
         start, link = max(subscription.next_position, buffer.start), subscription.link
@@ -236,12 +254,9 @@ class Features:
             link.count("dropped", num_dropped, num_dropped * buffer.token_bytes)
             subscription.dropped_end = buffer.end
 
-    def _drop_oldest(self) -> None:
-        """Drop what is more than may be kept, once it was sent."""
-        num_bytes = self.num_kept_bytes
-        while num_bytes > MAX_KEPT_BYTES:
-            _, buffer = self._buffers.popitem(last=False)
-            num_bytes -= buffer.num_bytes
+
+def _num_bytes(buffers: Mapping[bytes, FeatureBuffer]) -> int:
+    return sum(buffer.num_bytes for buffer in list(buffers.values()))
 
 
 def _as_bytes(states: Tensor) -> bytes:

@@ -1,14 +1,14 @@
-"""The heads that drafts have registered: whose projections are uploaded, which are here, and who uses them. On the gRPC
-loop's thread.
+"""Registers draft heads at the target: takes in their projections, and keeps those that some stream uses.
 
-A projection is here once, whatever draft sent it, and goes with the last stream that registered it.
+A projection is kept once, whichever draft sent it, until the last stream that registered it ends. Runs on the gRPC
+loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.engine.heads.opening import OpeningMap, check_taps, digest_of, label_of
@@ -19,7 +19,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.log import get_logger
 from outrider.wire.metrics import WorkerMetrics
-from target_service.feature_jobs import FeatureJob
+from target_service.features import FeatureJob
 
 if TYPE_CHECKING:
     from target_service.feature_stream import FeatureStream
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_HEADS = 16
-"""Projections that are here or being uploaded: each costs every step time."""
+"""Projections that are kept or being uploaded: each takes time of every step."""
 MAX_HEADS_BYTES = 1 << 30
 """Bytes of all of them: two of three taps of 8192."""
 MAX_PIECE_BYTES = 16 << 20
@@ -35,27 +35,27 @@ MAX_PIECE_BYTES = 16 << 20
 MAX_PROBE_TOKENS = 128
 """Tokens of a probe, which holds up steps."""
 PIECE_S = 15.0
-"""Seconds that a piece may be awaited."""
+"""Seconds after which an upload is refused if no piece arrives."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """A projection that is here, or that the engine is taking in."""
+    """A projection that is kept, or that the engine is taking in."""
 
-    num_bytes: int
-    taps: Sequence[int]
-    streams: set[FeatureStream] = field(default_factory=set)
+    projection: OpeningMap
+    streams: set[FeatureStream]
     is_ready: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True)
 class _Upload:
     """A projection that a stream sends."""
 
-    digest: bytes
-    num_bytes: int
-    timer: asyncio.TimerHandle
-    data: bytearray = field(default_factory=bytearray)
+    spec: tpb.HeadSpec
+    pieces: asyncio.Queue[tpb.HeadWeights]
+    reading: asyncio.Task[None]
+    num_missing: int
+    """Bytes that have not arrived. It bounds what is queued."""
 
 
 class Heads:
@@ -72,13 +72,17 @@ class Heads:
     ) -> None:
         """refusal: why the target gives no features; None where it does. spare: of the target's device."""
         self._engine = engine
-        self._metrics = metrics
         self._shape = (hidden_size, num_layers)
         self._refusal = refusal
         self._spare = spare
         self._heads: dict[bytes, _Head] = {}
         self._uploads: dict[FeatureStream, _Upload] = {}
-        self._reading: set[asyncio.Task[None]] = set()
+        metrics.head_bytes.set_function(lambda: self._num_bytes)
+
+    @property
+    def _num_bytes(self) -> int:
+        """Bytes of all projections. May be read by any thread."""
+        return sum(head.projection.num_bytes for head in list(self._heads.values()))
 
     def is_ready(self, stream: FeatureStream, digest: bytes) -> bool:
         """Return whether a stream may subscribe to features of this head."""
@@ -89,6 +93,8 @@ class Heads:
         """Register a head, again or for the first time; an upload of the stream begins anew. Raises InvalidRequest."""
         self._end_upload(stream)
         self._check_features()
+        if not spec.num_bytes:
+            raise InvalidRequest("the head's projection has num_bytes 0, must have at least 1")
         for digest, head in self._heads.items():
             if stream in head.streams and digest != spec.digest:
                 raise InvalidRequest("this stream has another head; register each on a stream of its own")
@@ -96,7 +102,9 @@ class Heads:
             self._join(stream, spec.digest)
             return
         self._check_memory(spec.num_bytes)
-        self._uploads[stream] = _Upload(spec.digest, spec.num_bytes, self._await_piece(stream))
+        pieces = asyncio.Queue[tpb.HeadWeights]()
+        reading = asyncio.create_task(self._read(stream, spec, pieces))
+        self._uploads[stream] = _Upload(spec, pieces, reading, spec.num_bytes)
         stream.reply(spec.digest, tpb.HEAD_STATE_WEIGHTS_WANTED)
 
     def check_probe(self, num_tokens: int, taps: Sequence[int]) -> None:
@@ -113,21 +121,17 @@ class Heads:
         if self._refusal is not None:
             raise InvalidRequest(f"the target gives no features: {self._refusal}")
 
-    def _check_memory(self, num_bytes: int, taps: Sequence[int] = (), upload: _Upload | None = None) -> None:
-        """Raise InvalidRequest where there is no memory for a projection beside those that are here or uploaded.
+    def _check_memory(self, num_bytes: int, taps: Sequence[int] = ()) -> None:
+        """Raise InvalidRequest where there is no memory for a projection beside those that are kept or uploaded.
 
         taps: its own, once they are known. Those of all heads are counted with the steps that they are tapped in.
-        upload: its own.
         """
-        tapped, num, num_held = set(taps), 0, 0
+        tapped, num_held = set(taps), self._num_bytes
         for head in self._heads.values():
-            tapped.update(head.taps)
-            num += 1
-            num_held += head.num_bytes
-        for other in self._uploads.values():
-            if other is not upload:
-                num += 1
-                num_held += other.num_bytes
+            tapped.update(head.projection.spec.taps)
+        for upload in self._uploads.values():
+            num_held += upload.spec.num_bytes
+        num = len(self._heads) + len(self._uploads)
         num_tapped = self._spare.tap_bytes * len(tapped)
         max_bytes = max(0, min(MAX_HEADS_BYTES, self._spare.num_bytes - num_tapped))
         if num >= MAX_HEADS or num_held + num_bytes > max_bytes:
@@ -139,79 +143,50 @@ class Heads:
             )
 
     def add_piece(self, stream: FeatureStream, piece: tpb.HeadWeights) -> None:
-        """Take in a piece of the projection that the stream uploads. One that breaks a rule ends the upload."""
+        """Take in a piece of the projection that the stream uploads."""
         upload = self._uploads.get(stream)
-        if upload is None or upload.digest != piece.digest:
+        if upload is None or upload.spec.digest != piece.digest or upload.num_missing <= 0:
             why = "weights came that were not asked for; register the head first"
             stream.reply(piece.digest, tpb.HEAD_STATE_REFUSED, why)
-            return
-        upload.timer.cancel()
-        num_received, num_new = len(upload.data), len(piece.data)
-        max_bytes = min(MAX_PIECE_BYTES, upload.num_bytes - num_received)
-        if piece.offset != num_received or not 1 <= num_new <= max_bytes:
-            why = f"{num_new} bytes from byte {piece.offset} came, must be 1 to {max_bytes} from byte {num_received}"
-            self._refuse(stream, why)
-            return
-        upload.data += piece.data
-        if len(upload.data) < upload.num_bytes:
-            upload.timer = self._await_piece(stream)
-            return
-        reading = asyncio.create_task(self._read(stream, upload))
-        self._reading.add(reading)
-        reading.add_done_callback(self._reading.discard)
+        else:
+            upload.num_missing -= len(piece.data)
+            upload.pieces.put_nowait(piece)
 
-    def _await_piece(self, stream: FeatureStream) -> asyncio.TimerHandle:
-        why = f"no weights came for {PIECE_S:g} s; register again"
-        return asyncio.get_running_loop().call_later(PIECE_S, self._refuse, stream, why)
-
-    def _refuse(self, stream: FeatureStream, why: str) -> None:
-        """End a stream's upload."""
-        upload = self._end_upload(stream)
-        if upload is not None:
-            log.warning("refused a head of %d bytes: %s", upload.num_bytes, why)
-            stream.reply(upload.digest, tpb.HEAD_STATE_REFUSED, why)
-
-    def _end_upload(self, stream: FeatureStream) -> _Upload | None:
+    def _end_upload(self, stream: FeatureStream) -> None:
         upload = self._uploads.pop(stream, None)
         if upload is not None:
-            upload.timer.cancel()
-        return upload
+            upload.reading.cancel()
 
-    async def _read(self, stream: FeatureStream, upload: _Upload) -> None:
-        """Check a projection that is complete, in another thread, and give it to the engine."""
-        digest = upload.digest
+    async def _read(self, stream: FeatureStream, spec: tpb.HeadSpec, pieces: asyncio.Queue[tpb.HeadWeights]) -> None:
+        """Read a projection that a stream uploads, check it, give it to the engine, and answer all streams that have
+        registered it by then.
+        """
+        digest, streams = spec.digest, {stream}
         try:
-            projection = await asyncio.to_thread(_projection_of, upload, *self._shape)
-            if digest not in self._heads:
-                self._check_memory(projection.num_bytes, projection.spec.taps, upload)
-        except InvalidRequest as error:
-            if self._uploads.get(stream) is upload:
-                self._refuse(stream, error.message)
-            return
-        if self._uploads.get(stream) is upload:  # else the stream has ended, or begun anew
-            self._end_upload(stream)
-            if digest not in self._heads:
-                self._add(digest, projection)
-            self._join(stream, digest)
-
-    def _add(self, digest: bytes, projection: OpeningMap) -> None:
-        head = self._heads[digest] = _Head(projection.num_bytes, projection.spec.taps)
-
-        def respond(why: str | None) -> None:
-            if self._heads.get(digest) is not head:
-                return  # all its streams have ended
-            state = tpb.HEAD_STATE_READY
-            if why is not None:
-                state = tpb.HEAD_STATE_REFUSED
+            data = await _joined(spec.num_bytes, pieces)
+            projection = await asyncio.to_thread(_projection_of, data, digest, *self._shape)
+            del self._uploads[stream]
+            if digest in self._heads:
+                self._join(stream, digest)
+                return
+            self._check_memory(projection.num_bytes, projection.spec.taps)
+            head = self._heads[digest] = _Head(projection, streams)
+            log.info("a draft registered head %s, %d bytes", label_of(digest), projection.num_bytes)
+            await self._engine.call(FeatureJob, lambda features: features.add_head(digest, projection))
+        except Exception as error:  # whatever fails, such as memory: the draft waits for an answer
+            why = f"the target failed to take the head: {type(error).__name__}: {error}"
+            if isinstance(error, InvalidRequest):
+                why = error.message
+            log.warning("refused a head of %d bytes: %s", spec.num_bytes, why)
+            self._uploads.pop(stream, None)
+            if digest in self._heads and self._heads[digest].streams is streams:
                 del self._heads[digest]
-                log.warning("refused a head of %d bytes: %s", head.num_bytes, why)
-            head.is_ready = why is None
-            for stream in head.streams:
-                stream.reply(digest, state, why or "")
-            self._count_bytes()
-
-        self._engine.submit(FeatureJob(lambda features: features.add_head(digest, projection, respond)))
-        log.info("a draft registered head %s, %d bytes", label_of(digest), head.num_bytes)
+            for each in streams:
+                each.reply(digest, tpb.HEAD_STATE_REFUSED, why)
+            return
+        head.is_ready = True
+        for each in streams:
+            each.reply(digest, tpb.HEAD_STATE_READY)
 
     def _join(self, stream: FeatureStream, digest: bytes) -> None:
         head = self._heads[digest]
@@ -228,14 +203,29 @@ class Heads:
                 del self._heads[digest]
                 self._engine.submit(FeatureJob(lambda features, digest=digest: features.drop_head(digest)))
                 log.info("head %s has no draft any more", label_of(digest))
-        self._count_bytes()
-
-    def _count_bytes(self) -> None:
-        self._metrics.head_bytes.set(sum(head.num_bytes for head in self._heads.values()))
 
 
-def _projection_of(upload: _Upload, hidden_size: int, num_layers: int) -> OpeningMap:
-    data = bytes(upload.data)
-    if digest_of(data) != upload.digest:
-        raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {upload.digest.hex()}")
+async def _joined(num_bytes: int, pieces: asyncio.Queue[tpb.HeadWeights]) -> bytearray:
+    """Return the bytes of an upload. Raises InvalidRequest for a piece that breaks a rule, and where one is missing."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        try:
+            async with asyncio.timeout(PIECE_S):
+                piece = await pieces.get()
+        except TimeoutError:
+            raise InvalidRequest(f"no weights came for {PIECE_S:g} s; register again") from None
+        start, num_new = len(data), len(piece.data)
+        max_bytes = min(MAX_PIECE_BYTES, num_bytes - start)
+        if piece.offset != start or not 1 <= num_new <= max_bytes:
+            raise InvalidRequest(
+                f"{num_new} bytes from byte {piece.offset} came, must be 1 to {max_bytes} from byte {start}"
+            )
+        data += piece.data
+    return data
+
+
+def _projection_of(joined: bytearray, digest: bytes, hidden_size: int, num_layers: int) -> OpeningMap:
+    data = bytes(joined)  # a copy of up to 1 GiB, which the event loop has no time for
+    if digest_of(data) != digest:
+        raise InvalidRequest(f"the weights that came have digest {digest_of(data).hex()}, not {digest.hex()}")
     return OpeningMap.from_bytes(data, hidden_size, num_layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import NamedTuple
 
 from outrider.engine.sampling.reported import Reported
@@ -16,15 +16,15 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.kinds import TokenKind
 
 
-class Finish(Enum):
-    """Why an answer ended."""
+class Finish(IntEnum):
+    """Why an answer ended, as the protocol numbers it."""
 
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
 
 
-class Fallback(Enum):
-    """Why a step that was to have drafts had none."""
+class Fallback(IntEnum):
+    """Why a step that was to have drafts had none, as the protocol numbers it."""
 
     LATE = tpb.FALLBACK_REASON_LATE
     REFUSED = tpb.FALLBACK_REASON_REFUSED
@@ -40,13 +40,13 @@ class VerifyJob:
     base_len: int
     committed_ids: tuple[int, ...]
     tickets: Sequence[tuple[int, bool]]
-    """Of each draft its ticket, and whether it has been told of the slot; at least one. The first names the lease."""
+    """Ticket of each draft worker, and whether that drafts for the slot; at least one. The first names the lease."""
     until_len: int
     arrived_s: float
     respond: Callable[[Verdict | JobError], None]
-    """Takes a verdict a step."""
+    """Called with one verdict a step."""
     levels: tuple[Level, ...] = ()
-    """Of a beam search, all that is decided."""
+    """Levels of a beam search that are decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,19 @@ class ExtendJob:
 
 @dataclass(frozen=True, slots=True)
 class RefusedDelivery:
-    """Note that a delivery under this ticket broke a rule."""
+    """Record that a delivery under this ticket broke a rule."""
 
     ticket: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Durations of one step, and what its forward was fed."""
+class Timings(NamedTuple):
+    """Durations of one step in microseconds, and what its forward was fed. Its fields are the message's."""
 
-    wait_s: float
-    queue_s: float
-    forward_s: float
-    accept_s: float
+    wait_us: int
+    queue_us: int
+    forward_us: int
+    accept_us: int
     batch_size: int
     num_batch_tokens: int
     """Tokens fed by the forward, all slots and pieces of prompts together."""
@@ -84,17 +83,17 @@ class DraftOutcome(NamedTuple):
     """The outcome of one drafter's draft tokens in a step. Its fields are the message's."""
 
     num_drafted: int = 0
-    """Nodes verified, but for those that another drafter proposed, too, and is tested before it."""
+    """Nodes verified, except those of a drafter that is tested before it."""
     num_accepted: int = 0
     """Nodes accepted among num_drafted."""
     is_verified: bool = False
-    """Something of it was verified, perhaps of another, too."""
+    """Some of its nodes were verified, perhaps counted for another drafter."""
     hit: bool | None = None
-    """Whether delivered draft tokens were buffered when the slot could go on; None where none had come yet."""
+    """Whether draft tokens were buffered when the slot became ready; None before the first delivery."""
     is_refused: bool = False
     """A delivery broke a rule."""
     num_wasted: int = 0
-    """Draft tokens on the committed path that came after their step, since the last verdict."""
+    """Draft tokens on the committed path that arrived after their step, since the last verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,11 @@ class Verdict:
     """One a token, or a level."""
     finish: Finish | None
     outcomes: Sequence[DraftOutcome]
-    """Of each draft, in the order of the tickets, and last of what the target itself drafted."""
+    """Outcome of each draft worker, in the order of the tickets, and last of the target's own drafter."""
     drafter: Drafter | None
-    """Who drafted what was verified; None of a plain step, and of what the grammar left no choice of."""
+    """Who drafted; None for a plain step, and for tokens that the grammar forced."""
     depth: int
-    """Most draft tokens that might have been accepted: their number but for a tree."""
+    """Most draft tokens that might have been accepted: depth of the draft tree."""
     fallback: Fallback | None
     timings: Timings
     num_cached_tokens: int
@@ -126,7 +125,7 @@ class Verdict:
     """Of the prompt's tokens from the second on, in a slot's first verdict where they are asked for, each with its
     rank, 1 for the likeliest."""
     explanation: pb.Explanation | None = None
-    """Where the slot asks for it. It is for the user alone, so it is made as it is sent."""
+    """Where the slot asks for it. No worker reads it, so it is the message that the user's answer carries."""
     levels: Sequence[Level] = ()
     """Of a beam search, in place of token_ids."""
     hypotheses: Sequence[Hypothesis] = ()

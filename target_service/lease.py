@@ -29,6 +29,10 @@ class DraftSource:
     shares: SlotShares
     """How often its draft tokens are accepted."""
 
+    def chain_probs(self, max_len: int) -> list[float]:
+        """Return the acceptance probability of each draft token of a chain of max_len."""
+        return [self.shares.chain_prob(depth) for depth in range(1, max_len + 1)]
+
 
 @dataclass(eq=False, slots=True)
 class DeliveredDrafts(DraftSource):
@@ -50,10 +54,10 @@ class DeliveredDrafts(DraftSource):
     """Mean seconds from some draft tokens to the next ones of the same length, while the slot is starved."""
     arrived_s: float = 0.0
     """Monotonic time of the last delivery."""
-    refused: str | None = None
-    """The rule that a delivery broke since the last verdict."""
-    skipped_len: int = 0
-    """Committed length of the step that excludes this draft; later deliveries count for the next step."""
+    is_refused: bool = False
+    """A delivery broke a rule since the last verdict."""
+    is_skipped: bool = False
+    """The slot's next step excludes this draft, whatever of it arrives before."""
     reads_features: bool = False
     """It has subscribed to features of the slot's committed tokens."""
 
@@ -71,7 +75,7 @@ class DeliveredDrafts(DraftSource):
 
     def begin_step(self, committed_len: int, has_drafts: bool, now: float) -> None:
         """Record that the slot is ready for its step at `committed_len`. has_drafts: some are buffered for it."""
-        self.refused = None
+        self.is_refused = self.is_skipped = False
         self.buffer.num_wasted = 0
         if self.hit is not None:
             self.hit = has_drafts
@@ -112,7 +116,7 @@ class Lease:
     @property
     def length(self) -> int:
         """Number of committed tokens, or of tokens of each live beam."""
-        return len(self.slot.committed) if self.beams is None else self.beams.length
+        return len(self.slot.committed) if self.beams is None else self.beams.tree.length
 
     @property
     def max_drafts(self) -> int:

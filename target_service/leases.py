@@ -1,4 +1,6 @@
-"""The leases of a target: which slots step by themselves, and where what drafts deliver goes. On the engine thread."""
+"""The leases of a target: which slots step by themselves, and which draft buffer takes a delivery. Runs on the engine
+thread.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,24 @@ log = get_logger(__name__)
 
 
 class Leases:
-    """At most one a slot. Its size may be read from other threads, and deliveries left for it by any."""
+    """At most one lease a slot. Other threads may read its size and call `hand_in`."""
 
     def __init__(self, max_bytes: int, metrics: WorkerMetrics, answer: Callable[[Callable[[], None]], None]) -> None:
-        """max_bytes: of the draft buffers of all slots, each of which has an equal part. answer: posts an answer."""
+        """max_bytes: of the draft buffers of all slots, which share it equally. answer: posts an answer."""
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._post = answer
         self._opened: dict[SlotKey, tuple[Speculation, tuple[Drafter, ...]]] = {}
+        """Of each open slot, how its output is drafted for, and who drafts in the target."""
         self._leases: dict[SlotKey, Lease] = {}
         self._by_ticket: dict[int, Lease] = {}
         self._delivered: deque[tuple[Delivery, float]] = deque()
-        self._num_bytes_left = 0
-        """Of all that was delivered. The gRPC loop's thread alone counts it."""
+        self._num_bytes_handed_in = 0
+        """Bytes of all deliveries. The gRPC loop's thread alone counts them."""
         self._num_bytes_taken = 0
-        """Of what was taken in of it. The engine thread alone counts it."""
+        """Bytes of the deliveries that were inserted or dropped. The engine thread alone counts them."""
         self._shares: dict[tuple[Any, ...], RankShares] = {}
-        self._told_of_room = False
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -56,32 +59,34 @@ class Leases:
 
     def may_be_drafted(self, key: SlotKey) -> bool:
         """Return whether steps of the slot may have drafts."""
-        opened = self._opened.get(key)
-        return opened is not None and not opened[0].is_plain
+        return not self.speculation_of(key).is_plain
 
     def speculation_of(self, key: SlotKey) -> Speculation:
-        """Return how the answer of an open slot is drafted for."""
-        return self._opened[key][0]
+        """Return how the output of an open slot is drafted for."""
+        speculation, _ = self._opened[key]
+        return speculation
 
     def running(self) -> list[Lease]:
-        """Return those that may take another step."""
+        """Return the leases that may take another step."""
         return [lease for lease in self._leases.values() if lease.is_running]
 
     def opened(self, job: OpenJob) -> None:
-        """Remember how a slot's answer is drafted for."""
-        self._opened[job.owner, job.slot_id] = (job.speculation, job.own_drafters)
+        """Remember how the output of a slot is drafted for. A lease of an older slot of that id ends."""
+        key = (job.owner, job.slot_id)
+        self.end(key, "the slot was opened again")
+        self._opened[key] = (job.speculation, job.own_drafters)
+
+    def slots_of(self, owner: int) -> list[SlotKey]:
+        """Return the open slots of a gateway's stream."""
+        return [key for key in self._opened if key[0] == owner]
 
     def closed(self, key: SlotKey) -> None:
         """Forget a slot, whose lease ends."""
         self.end(key, "the slot was closed")
         self._opened.pop(key, None)
 
-    def opened_by(self, owner: int) -> list[SlotKey]:
-        """Return the open slots of a stream."""
-        return [key for key in self._opened if key[0] == owner]
-
     def begin(self, job: VerifyJob, slot: Slot, beams: Beams | None = None) -> Lease:
-        """Let the slot step by itself. beams: what is searched in it."""
+        """Let the slot step by itself. beams: its search, in place of sampled tokens."""
         speculation, own_drafters = self._opened[slot.key]
         drafts = list[DeliveredDrafts]()
         for index, (ticket, is_drafted) in enumerate(job.tickets):
@@ -94,12 +99,13 @@ class Leases:
         lease = Lease(job, slot, speculation, drafts, own_sources, job.arrived_s, beams)
         lease.begin_step(job.arrived_s)
         self._leases[slot.key] = lease
-        self._by_ticket |= dict.fromkeys((draft.ticket for draft in drafts), lease)
+        for draft in drafts:
+            self._by_ticket[draft.ticket] = lease
         return lease
 
     def _slot_shares(self, slot: Slot, drafter: int | Drafter) -> SlotShares:
-        """Return the acceptance probabilities of a slot's drafter, which begin with those of all slots that sample
-        alike. drafter: of a draft worker its index.
+        """Return the acceptance probabilities of a slot's drafter, at first those of all slots that sample alike.
+        drafter: a draft worker's index, or a drafter of the target's own.
         """
         params = slot.params
         width = 0 if params.beams is None else params.beams.width
@@ -107,6 +113,7 @@ class Leases:
         return SlotShares(self._shares.setdefault(kind, RankShares()))
 
     def extend(self, job: ExtendJob, now: float) -> None:
+        """Let a lease run on; an Extend of an older lease has no effect."""
         lease = self._leases.get((job.owner, job.slot_id))
         if lease is None or lease.first.ticket != job.ticket or job.until_len <= lease.job.until_len:
             return
@@ -115,19 +122,19 @@ class Leases:
         lease.job = replace(lease.job, until_len=job.until_len)
 
     def hand_in(self, nodes: Delivery) -> bool:
-        """Leave what a draft delivered for the engine thread to take in, from the gRPC loop's; return False where more
-        waits there than may be parked. One alone is taken whatever its size.
+        """Queue a delivery for the engine thread, from the gRPC loop's; return False where the queue holds as many
+        bytes as draft buffers may. An empty queue takes a delivery of any size.
         """
-        waiting = self._num_bytes_left - self._num_bytes_taken
+        waiting = self._num_bytes_handed_in - self._num_bytes_taken
         if waiting and waiting + nodes.num_bytes > self._max_bytes:
             return False
-        self._num_bytes_left += nodes.num_bytes
+        self._num_bytes_handed_in += nodes.num_bytes
         self._delivered.append((nodes, time.monotonic()))
         return True
 
     def take_delivered(self, *, in_step: bool = False) -> None:
-        """Park what was left. in_step: what came while a step ran, which lies ready for the next when this one commits;
-        of what is for no lease yet, a Verify may be waiting to be handled.
+        """Insert the deliveries that were handed in. in_step: they arrived while a step ran, and serve the next one;
+        those without a lease stay queued, since their Verify may not have been handled yet.
         """
         for _ in range(len(self._delivered)):
             nodes, arrived_s = self._delivered.popleft()
@@ -138,7 +145,7 @@ class Leases:
                 self._deliver(nodes, arrived_s, in_step)
 
     def _deliver(self, nodes: Delivery, arrived_s: float, in_step: bool) -> None:
-        """Park nodes under the lease that they name."""
+        """Insert the nodes into the buffer of their ticket."""
         lease = self._by_ticket.get(nodes.ticket)
         if lease is None:
             self._metrics.note_parked("expired", len(nodes.ids))
@@ -152,23 +159,25 @@ class Leases:
         draft.buffer.num_wasted += inserted.num_late
         self._metrics.note_parked("late", inserted.num_late)
         self._metrics.note_parked("pruned", inserted.num_dropped)
-        if inserted.is_full and not self._told_of_room:
-            self._told_of_room = True
+        if inserted.is_full and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "drafts are dropped: %d answers share %d bytes, and a draft token brings %d; let laws be cut "
                 "(draft_logprobs topk:128), or free memory of the host before the target starts",
-                *(len(self._leases), self._max_bytes, nodes.num_bytes // max(1, len(nodes.ids))),
+                len(self._leases),
+                self._max_bytes,
+                nodes.num_bytes // max(1, len(nodes.ids)),
             )
         if nodes.ids:
             draft.arrived(nodes.root_len, arrived_s)
 
     def refuse(self, ticket: int, why: str) -> None:
-        """Note that a delivery broke a rule: nobody waits for the rest."""
+        """Record that a delivery broke a rule: no step waits for the rest."""
         lease = self._by_ticket.get(ticket)
         self._metrics.proposals_refused.inc()
         if lease is not None:
             draft = lease.of_ticket(ticket)
-            draft.refused = why
+            draft.is_refused = True
             draft.is_active = False
             slot_id = lease.slot.key[1]
             log.warning("refused a delivery for slot %d: %s", slot_id, why, extra=about(slot=slot_id))
@@ -180,7 +189,7 @@ class Leases:
             self.answer(lease.job, JobError(fault, f"verify cancelled: {why}" if fault is Fault.CANCELLED else why))
 
     def finish(self, key: SlotKey) -> Lease | None:
-        """End the slot's lease, if it has one: its answer is complete."""
+        """End the slot's lease, if it has one, and return it: its output is complete."""
         lease = self._leases.pop(key, None)
         if lease is not None:
             self._metrics.note_parked("pruned", sum(len(draft.buffer.tree) for draft in lease.drafts))

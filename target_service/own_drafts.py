@@ -16,8 +16,8 @@ from outrider.wire.drafters import Drafter
 
 
 class OwnDrafts:
-    """Keeps the drafters of each slot, in the order in which they are asked. It must hear of every change of the
-    committed tokens.
+    """Keeps the drafters of each slot, in the order in which they draft. Every change of the committed tokens goes
+    through it.
     """
 
     def __init__(self, drafters: Mapping[Drafter, TargetDrafter], *, takes_trees: bool = False) -> None:
@@ -33,10 +33,6 @@ class OwnDrafts:
         """Proposals by drafter and limit of draft tokens, until tokens are committed. A slot that waits for its part of
         a step is asked again in each, and drafting anew would take the time of all."""
 
-    def __len__(self) -> int:
-        """Return how many slots are drafted for."""
-        return len(self._slots)
-
     @property
     def offered(self) -> tuple[Drafter, ...]:
         return tuple(drafter for drafter in Drafter if drafter in self._drafters)
@@ -51,14 +47,14 @@ class OwnDrafts:
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Draft for a slot that has been opened, perhaps in place of an older one."""
-        self.drop(slot.key)
+        self.close(slot.key, is_ended=False)
         if job.own_drafters:
             self._slots[slot.key] = {name: self._drafters[name] for name in job.own_drafters}
         for drafter in self._of(slot.key).values():
             drafter.open(job, slot)
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        """Follow a slot whose committed tokens were set: the first num_same of them are those from before."""
+        """Follow a slot whose committed tokens were set: the first num_same of them are the previous ones."""
         self._candidates.pop(slot.key, None)
         for drafter in self._of(slot.key).values():
             drafter.commit(slot, num_same)
@@ -119,10 +115,6 @@ class OwnDrafts:
         self._candidates.pop(key, None)
         for drafter in self._slots.pop(key, {}).values():
             drafter.close(key, is_ended=is_ended)
-
-    def drop(self, key: SlotKey) -> None:
-        """Stop drafting for a slot that begins anew or must not be remembered."""
-        self.close(key, is_ended=False)
 
     def _of(self, key: SlotKey) -> Mapping[Drafter, TargetDrafter]:
         return self._slots.get(key, {})

@@ -1,4 +1,4 @@
-"""Medusa's and blockwise heads in the target itself: they read what its last step left, and nothing travels."""
+"""Medusa's and blockwise heads in the target itself: they read features of its last step, which nobody sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.chain import propose_by_logits
+from outrider.engine.speculation.drawing import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey
@@ -25,23 +25,24 @@ from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import TargetConfig
 from target_service.features import Features
 
+DIGEST = b"own"
+"""Names the projection of the target's own heads. No draft registers it: what drafts register goes with them."""
+
 
 class OwnHeads(TargetDrafter):
     """The heads of a slot read the feature of its last token but one."""
 
     def __init__(self, loaded: LoadedHead, features: Features) -> None:
-        """Have the target make features for them from now on."""
+        """Make features for them from the next step on. Raises InvalidRequest where there is no memory for that."""
         self._heads = loaded.network
         self._features = features
         self._slots: dict[SlotKey, Slot] = {}
         self._logits: dict[SlotKey, HostLogits] = {}
         """Logits [heads, V] after the last committed token, where the heads have run since it was committed."""
-        self._digest = b"own"  # none that a draft registers, whose projection may be the same and goes with it
-        features.add_head(self._digest, loaded.opening, lambda error: None)
+        features.add_head(DIGEST, loaded.opening)
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._slots[slot.key] = slot
-        self._logits.pop(slot.key, None)
 
     def commit(self, slot: Slot, num_same: int) -> None:
         self._logits.pop(slot.key, None)
@@ -54,7 +55,7 @@ class OwnHeads(TargetDrafter):
         return self._feature(slot) is not None
 
     def _feature(self, slot: Slot) -> Tensor | None:
-        return self._features.feature(self._digest, slot.key, len(slot.committed) - 2)
+        return self._features.feature(DIGEST, slot.key, len(slot.committed) - 2)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
         if slot.key not in self._logits and self.has_next(slot):
@@ -90,7 +91,7 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
         )
     settings = config.model_copy(update={"model": config.heads})
     loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
-    _take_room(runner, loaded, config.heads)
+    _take_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)
     states, best_ids = features.see(ids, taps)
@@ -101,8 +102,8 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
     return OwnHeads(loaded, features)
 
 
-def _take_room(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
-    """Count the heads with the target's memory."""
+def _take_memory(runner: ModelRunner, loaded: LoadedHead, heads: str) -> None:
+    """Take the bytes of the heads from the memory that is spare. Raises ConfigError where they are more."""
     facts, spare = loaded.facts, runner.spare
     num_bytes = facts.num_parameters * getattr(torch, facts.dtype).itemsize + loaded.opening.num_bytes + spare.tap_bytes
     if num_bytes > spare.num_bytes:

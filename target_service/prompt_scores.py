@@ -1,7 +1,7 @@
-"""Scores the tokens of prompts: the log-prob of each after those before it, from the logits of the prompt's own pieces.
+"""Scores the tokens of prompts: the log-prob of each after those before it, by the logits of the prompt's own pieces.
 
-Nothing is computed twice for it: a slot that asks is fed its prompt as any, but takes none of it from the prefix cache,
-and its pieces ask for logits. Called by the verifier.
+Nothing is computed twice for it: the prompt of such a slot is fed as any, but none of it is taken from the prefix
+cache, and its pieces bring logits. Called by the verifier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.engine.worker.slots import Scoring, Slot
 
 
 def refuses_scoring(job: OpenJob) -> JobError | None:
-    """Return why a slot's prompt cannot be scored as it asks; None when it can, or does not ask."""
+    """Return the error for a slot whose prompt cannot be scored as requested; None for others."""
     if job.num_prompt_logprobs is None:
         return None
     if job.params.beams is not None:
@@ -36,8 +36,8 @@ def begin_scoring(job: OpenJob, slot: Slot) -> None:
 
 
 def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
-    """Note the log-probs of prompt tokens that a forward brings. Return the slots whose logits are not finite. logits:
-    [P, V] float32, of the pieces, in order.
+    """Record the log-probs of prompt tokens that follow from a forward. Return the slots whose logits are not finite.
+    logits: [P, V] float32, of the pieces, in order.
     """
     scored = list[tuple[Slot, Scoring]]()
     rankings = list[Tensor]()
@@ -45,8 +45,7 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
         slot, scoring = piece.slot, piece.slot.scoring
         if not len(own) or scoring is None:
             continue
-        first = piece.row.num_tokens - piece.row.num_logits + 1
-        assert first == 1 + len(scoring.found), f"{len(scoring.found)} are scored, the next is {first}"
+        first = 1 + len(scoring.found)
         ids = slot.committed[first : first + min(len(own), slot.num_unscored)]
         scored.append((slot, scoring))
         rankings.append(packed_ranks(own[: len(ids)], ids, scoring.num_best))
@@ -63,6 +62,6 @@ def note_scores(pieces: Sequence[Piece], logits: Tensor) -> list[Slot]:
 
 
 def take_scores(slot: Slot) -> Sequence[tuple[Reported, int]]:
-    """Return them once, with the slot's first verdict."""
+    """Return the log-probs of a slot's prompt tokens once, for its first verdict."""
     scoring, slot.scoring = slot.scoring, None
     return () if scoring is None else scoring.found

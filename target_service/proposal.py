@@ -49,11 +49,6 @@ class Proposal:
     """Rows that the slot's drafter has fed beside the tree, for later steps' sake."""
 
     @property
-    def is_matched(self) -> bool:
-        """Whether draft tokens are accepted as far as they equal the target's own."""
-        return not self.draws
-
-    @property
     def drafted_by(self) -> list[DraftSource]:
         """The sources of which some draft tokens are verified."""
         return [source for source, ranks in self.sources.items() if ranks]

@@ -11,7 +11,7 @@ from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.metrics import WorkerMetrics
-from target_service.commit import commit_tokens, kind_of_next
+from target_service.commit import commit_tokens, kinds_of
 from target_service.features import Features
 from target_service.jobs import Fallback, Verdict
 from target_service.lease import Lease
@@ -45,33 +45,31 @@ def commit_sampled(
     metrics: WorkerMetrics,
 ) -> Verdict:
     """Commit what a slot accepted, up to the end of its output. beside: the logits after its rows beside."""
-    lease, proposal, row, slot = share.lease, share.proposal, share.row, share.lease.slot
-    tree, path = proposal.tree, decided.path
+    lease = share.lease
+    proposal = share.proposal
+    slot = lease.slot
+    tree = proposal.tree
+    path = decided.path
     committed_len = len(slot.committed)
     if proposal.rows_beside is not None and beside is not None:
         own_drafts.read(slot, beside, path, proposal.rows_beside)
     kept = _keep_path(share, path, runner)
-    commit = commit_tokens(
-        slot.params,
-        runner.facts.eos_token_ids,
-        committed_len - slot.num_prompt,
-        tree.prefix(decided.last),
-        decided.next_id,
-        kind_of_next(len(tree), not tree.children(decided.last)),
-    )
-    num_tokens = len(commit.token_ids)
+    num_output = committed_len - slot.num_prompt
+    decided_ids = [*tree.prefix(decided.last), decided.next_id]
+    token_ids, finish = commit_tokens(slot.params, runner.facts.eos_token_ids, num_output, decided_ids)
+    num_tokens = len(token_ids)
     if explanation is not None and num_tokens <= len(path):  # it ended before it was rejected
         explanation.ClearField("rejection")
-    slot.commit_from(committed_len, commit.token_ids)
+    slot.commit_from(committed_len, token_ids)
     slot.settle()
-    num_cut = max(0, len(path) - num_tokens)  # accepted behind the end of the output
-    features.stays(slot.key, row, kept[: len(kept) - num_cut])
-    foretold = own_drafts.append(slot, commit.token_ids)
+    num_kept = len(kept) - len(path) + num_tokens  # not what lies behind the output's end
+    features.stays(slot.key, share.row, kept[:num_kept])
+    foretold = own_drafts.append(slot, token_ids)
     return Verdict(
         committed_len=committed_len,
-        token_ids=commit.token_ids,
-        kinds=commit.kinds,
-        finish=commit.finish,
+        token_ids=token_ids,
+        kinds=kinds_of(len(path), len(tree), not tree.children(decided.last))[:num_tokens],
+        finish=finish,
         outcomes=learn(lease, proposal, path, num_tokens, foretold, metrics),
         drafter=drafter_of(proposal),
         depth=tree.max_depth,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.beam import Level
+from outrider.engine.speculation.beam import Hypothesis, Level
 from outrider.engine.step_plan import Row
 from outrider.wire.drafters import Drafter
-from outrider.wire.kinds import TokenKind
 from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams, Fed
-from target_service.commit import kind_of_next
+from target_service.commit import kinds_of
 from target_service.jobs import DraftOutcome, Fallback, Finish, Verdict
 from target_service.lease import Lease
 from target_service.verdicts import StepTimes
@@ -39,30 +37,34 @@ def commit_search(
 ) -> Verdict:
     """Commit the levels that a search has decided. Raises OutOfBlocks."""
     lease, beams, fed, _, fallback = search
-    slot, draft = lease.slot, lease.first
-    length, is_done, num_accepted = beams.length, beams.search.is_done, len(levels) - 1
-    if is_done:
+    slot = lease.slot
+    draft = lease.first
+    length = beams.tree.length
+    num_drafted = len(fed.drafts)
+    num_accepted = len(levels) - 1
+    finish: Finish | None = None
+    hypotheses: Sequence[Hypothesis] = ()
+    if beams.search.is_done:
         slot.truncate(len(slot.committed))
         finish = Finish.STOP if levels[-1].live else Finish.LENGTH
+        hypotheses = beams.search.hypotheses()
     else:
-        finish = None
         metrics.note_parked("pruned", beams.advance(slot, fed, levels, runner))
-    metrics.note_parked("verified", fed.num_drafts)
+    metrics.note_parked("verified", num_drafted)
     beams.drafts.learn(draft.shares, fed.depth, num_accepted)
-    is_verified, is_refused = fed.num_drafts > 0, draft.refused is not None
-    outcome = DraftOutcome(fed.num_drafts, num_accepted, is_verified, draft.hit, is_refused, draft.buffer.num_wasted)
-    last = kind_of_next(fed.num_drafts, len(levels) > fed.depth)
+    is_verified = num_drafted > 0
+    outcome = DraftOutcome(num_drafted, num_accepted, is_verified, draft.hit, draft.is_refused, draft.buffer.num_wasted)
     return Verdict(
         committed_len=length,
         token_ids=(),
-        kinds=[*repeat(TokenKind.ACCEPTED, num_accepted), last],
+        kinds=kinds_of(num_accepted, num_drafted, len(levels) > fed.depth),
         finish=finish,
-        outcomes=[outcome, *repeat(DraftOutcome(), len(lease.drafts))],
-        drafter=Drafter.MODEL if is_verified else None,
+        outcomes=[outcome] + [DraftOutcome()] * len(lease.drafts),
+        drafter=Drafter.MODEL if num_drafted else None,
         depth=fed.depth,
         fallback=fallback,
         timings=times.timings(lease),
         num_cached_tokens=slot.num_adopted or 0,
         levels=levels,
-        hypotheses=beams.search.hypotheses() if is_done else (),
+        hypotheses=hypotheses,
     )

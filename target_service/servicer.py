@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -21,13 +21,10 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.codec import BadTensor
 from outrider.wire.transport.streams import check_batch
-from target_service.feature_jobs import FeatureJob
 from target_service.feature_stream import FeatureStream
+from target_service.features import FeatureJob, Features
 from target_service.heads import Heads
 from target_service.jobs import ExtendJob, RefusedDelivery, Verdict, VerifyJob
-
-if TYPE_CHECKING:
-    from target_service.features import Features
 
 
 class TargetServicer(WorkerFacts, target_pb2_grpc.TargetServiceServicer):
@@ -143,33 +140,24 @@ def verify_job(owner: int, message: tpb.Verify, vocab_size: int, respond: Respon
 
 
 def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
-    timings = verdict.timings
     message = tpb.Verdict(
         committed_len=verdict.committed_len,
         token_ids=verdict.token_ids,
         kinds=[kind.value for kind in verdict.kinds],
         num_drafted=verdict.num_drafted,
         num_accepted=verdict.num_accepted,
+        finish_reason=verdict.finish,
+        fallback=verdict.fallback,
+        drafter=verdict.drafter,
         depth=verdict.depth,
-        wait_us=_us(timings.wait_s),
-        queue_us=_us(timings.queue_s),
-        forward_us=_us(timings.forward_s),
-        accept_us=_us(timings.accept_s),
-        batch_size=timings.batch_size,
-        num_batch_tokens=timings.num_batch_tokens,
         num_cached_tokens=verdict.num_cached_tokens,
         num_foretold=verdict.num_foretold,
         logprobs=[_logprobs(*reported) for reported in verdict.logprobs],
         prompt_logprobs=[_logprobs(*reported, rank) for reported, rank in verdict.prompt_logprobs],
         levels=map(level_to_proto, verdict.levels),
         explanation=verdict.explanation,
+        **verdict.timings._asdict(),
     )
-    if verdict.finish is not None:
-        message.finish_reason = verdict.finish.value
-    if verdict.fallback is not None:
-        message.fallback = verdict.fallback.value
-    if verdict.drafter is not None:
-        message.drafter = verdict.drafter
     for outcome in verdict.outcomes:
         message.outcomes.add(**outcome._asdict())
     for answer in verdict.hypotheses:
@@ -179,7 +167,3 @@ def _reply(verdict: Verdict) -> dict[str, tpb.Verdict]:
 
 def _logprobs(logprob: float, top_ids: Sequence[int], top_logprobs: Sequence[float], rank: int = 0) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(logprob=logprob, top_ids=top_ids, top_logprobs=top_logprobs, rank=rank)
-
-
-def _us(seconds: float) -> int:
-    return int(seconds * 1e6)

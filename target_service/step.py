@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -35,7 +34,7 @@ from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import best_tokens
 from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.decide import decide, until_grammar_fails
-from target_service.drafting import Candidates, Drafting
+from target_service.drafting import Candidates, Drafting, Merge
 from target_service.explaining import ExplainRequest, explain
 from target_service.features import Features
 from target_service.hold import PendingDraft, note_missing, waits_alone
@@ -62,19 +61,21 @@ class Step:
         engine: EngineThread,
         metrics: WorkerMetrics,
         max_prefill_tokens: int,
-        drafting: Drafting,
         own_drafts: OwnDrafts,
         features: Features,
+        merge: Merge,
     ) -> None:
         self._runner = runner
         self._keeper = keeper
         self._leases = leases
         self._engine = engine
-        self._metrics = metrics
         self._max_prefill_tokens = max_prefill_tokens
-        self._drafting = drafting
         self._own_drafts = own_drafts
         self._features = features
+        self._metrics = metrics
+        self._drafting = Drafting(
+            own_drafts, keeper, leases, metrics, runner.facts.vocab_size, runner.supports_trees, merge
+        )
         self._budget = VerifyBudget()
         self._scheduler = StepScheduler(keeper.table, runner.pool, metrics, max_prefill_tokens)
         self._held_until: float | None = None
@@ -95,9 +96,10 @@ class Step:
         """Run one forward over every slot whose lease runs, and the pieces of prompts that fit beside them. Returns
         whether there was anything to do.
         """
+        self._in_step = []
         self._leases.take_delivered()
         running = self._leases.running()
-        ready = [lease for lease in running if not needs_prefill(lease.slot)]
+        ready = self._in_step = [lease for lease in running if not needs_prefill(lease.slot)]
         candidates = self._candidates(ready, now)
         if not candidates and len(running) == len(ready) and self._held_until is not None:
             self._ended_s = None
@@ -118,7 +120,7 @@ class Step:
         for share in all_shares:
             share.lease.slot.fed(share.row.new_ids)
         num_all_tokens = num_step_tokens + sum(piece.num_tokens for piece in turn.pieces)
-        times = StepTimes(started_s, 0.0, 0.0, len(all_shares), num_all_tokens)
+        times = StepTimes(started_s, len(all_shares), num_all_tokens)
         num_sampled = sum(share.row.num_logits for share in shares)
         num_committed = self._decide(shares, logits[:num_sampled], times)
         num_committed += self._search(searches, logits[num_sampled:num_decided], times)
@@ -148,7 +150,6 @@ class Step:
         """Return what the slots of this step might verify: none while it is held for draft tokens, and not those that
         wait for theirs by themselves. What is waited for in vain is not waited for again until some arrive.
         """
-        self._in_step = list(ready)
         candidates, pending = list[Candidates](), list[PendingDraft]()
         for lease in ready:
             candidates.append(self._drafting.candidates(lease))
@@ -158,9 +159,9 @@ class Step:
         waiting = waits_alone(pending, now)
         for lease in ready:
             if self._held_until is not None or lease.slot.key in waiting:
-                lease.held_from_s = now if lease.held_from_s is None else lease.held_from_s
+                if lease.held_from_s is None:
+                    lease.held_from_s = now
                 lease.slot.asked_s = now  # it does not rest
-        self._in_step = []
         if self._held_until is not None:
             return []
         self._held_until = min(waiting.values(), default=None)
@@ -168,7 +169,6 @@ class Step:
         going = list[Candidates]()
         for found in candidates:
             if found.lease.slot.key not in waiting:
-                self._in_step.append(found.lease)
                 going.append(self._drafting.with_rows_beside(self._drafting.or_forced(found)))
         return going
 
@@ -205,7 +205,7 @@ class Step:
             self._in_step.append(lease)
             if lease.beams is not None:
                 fed = lease.beams.feed(lease.slot, choice.num_drafts)
-                fallback = self._drafting.fallback(lease, fed.num_drafts, is_left_out=bool(lease.first.hit))
+                fallback = self._drafting.fallback(lease, len(fed.drafts), is_left_out=bool(lease.first.hit))
                 searches.append(SearchShare(lease, lease.beams, fed, fed.row, fallback))
             else:
                 proposal = self._drafting.proposal(found, choice)
@@ -225,7 +225,7 @@ class Step:
         own, beside = split_logits(proposals, logits)
         states = [self._keeper.sampling_state(share.lease.slot) for share in shares]
         decisions = decide(proposals, states, own)
-        times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        times.forwarded_s = times.started_s + self._runner.forward_s()
         decided = list[tuple[StepShare, Decided]]()
         explained = list[ExplainRequest]()
         end = 0
@@ -244,13 +244,22 @@ class Step:
             if share.lease.speculation.explain:
                 explained.append(ExplainRequest(share.proposal, state, sound, start))
         explanations = explain(explained, own) if explained else {}
-        times = replace(times, decided_s=time.monotonic())
+        times.decided_s = time.monotonic()
         self._leases.take_delivered(in_step=True)
-        rest = self._runner, self._own_drafts, self._features, self._metrics
         num_committed = 0
         for share, sound in decided:
             key = share.lease.slot.key
-            verdict = commit_sampled(share, sound, beside.get(key), explanations.get(key), times, *rest)
+            verdict = commit_sampled(
+                share,
+                sound,
+                beside.get(key),
+                explanations.get(key),
+                times,
+                self._runner,
+                self._own_drafts,
+                self._features,
+                self._metrics,
+            )
             self._answer(share.lease, verdict)
             num_committed += len(verdict.token_ids)
         return num_committed
@@ -261,7 +270,7 @@ class Step:
             return 0
         self._leases.take_delivered(in_step=True)
         best = best_tokens(logits, max(search.beams.search.num_candidates for search in searches))
-        times = replace(times, forwarded_s=times.started_s + self._runner.forward_s())
+        times.forwarded_s = times.started_s + self._runner.forward_s()
         num_committed = end = 0
         for search in searches:
             start, end = end, end + search.row.num_logits
@@ -273,7 +282,7 @@ class Step:
             except NonFiniteLogits as error:
                 self._end(search.lease.slot, f"verify failed: {error.message}")
                 continue
-            times = replace(times, decided_s=time.monotonic())
+            times.decided_s = time.monotonic()
             self._answer(search.lease, commit_search(search, levels, times, self._runner, self._metrics))
             num_committed += len(levels)
         return num_committed
@@ -297,15 +306,18 @@ class Step:
             self._end(lease.slot, f"the target's step failed: {error}")
         for piece in self._pieces:
             # Without its KV the slot is of no use; its next verify will be answered with UNKNOWN_SLOT.
-            key = piece.slot.key
             self._end(piece.slot, f"feeding the prompt failed: {error}")
-            self._leases.closed(key)
-            self._features.closed(key)
-            self._own_drafts.drop(key)
-            self._keeper.close(CloseJob(*key))
+            self.forget(piece.slot.key, is_ended=False)
+            self._keeper.close(CloseJob(*piece.slot.key))
         self._in_step = []
         self._pieces = ()
         self._ended_s = None
+
+    def forget(self, key: SlotKey, *, is_ended: bool = True) -> None:
+        """End what goes on for a slot that is closed. is_ended: its output is complete and sound."""
+        self._leases.closed(key)
+        self._own_drafts.close(key, is_ended=is_ended)
+        self._features.closed(key)
 
     def _end(self, slot: Slot, why: str) -> None:
         """End the slot's lease, if it has one, and trust nothing that is cached of it."""

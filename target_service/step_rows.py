@@ -17,6 +17,7 @@ from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
 from outrider.engine.sampling.reported import Reported
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.wire.params import SamplingParams
 from target_service.proposal import Proposal
 
 
@@ -37,18 +38,17 @@ class Decided:
         return self.path[-1] if self.path else ROOT
 
 
-def walk(tree: DraftTree, next_id: Callable[[int], int], max_accepted: int | None = None) -> Decided:
+def walk(tree: DraftTree, next_id: Callable[[int], int]) -> Decided:
     """Accept draft tokens as far as they are what the target says.
 
-    next_id(node): the target's token after a node or ROOT, asked for along one path. max_accepted: length of the path
-    at which it ends, whatever follows.
+    next_id(node): the target's token after a node or ROOT, computed along one path alone.
     """
     node = ROOT
     path = list[int]()
     while True:
         token_id = next_id(node)
         child = tree.child(node, token_id)
-        if child is None or len(path) == max_accepted:
+        if child is None:
             return Decided(tuple(path), token_id)
         path.append(child)
         node = child
@@ -72,6 +72,7 @@ class StepRows:
         """[D]."""
         self.distributions: list[RowLaw | None] = []
         """What each was drawn from; None: what is left of that of the draw before it, [D]."""
+        params, rounds, positions = list[SamplingParams](), list[int](), list[int]()
         for proposal in proposals:
             start = self.starts[-1]
             self.positions.append(len(proposal.slot.committed))
@@ -86,20 +87,17 @@ class StepRows:
                 self.draw_places.append(place)
                 self.draw_ids.append(proposal.tree.ids[draw.node])
                 self.distributions.append(draw.distribution)
+                params.append(proposal.slot.params)
+                rounds.append(self.positions[start])
+                positions.append(self.positions[start + 1 + parent])
             self.starts.append(len(self.positions))
             self.draw_starts.append(len(self.draw_rows))
-        self.uniforms: NDArray[np.float64] = self._uniforms(proposals) if self.draw_rows else np.empty(0)
+        self.uniforms: NDArray[np.float64] = np.empty(0)
         """Number by which each draw is accepted: that of its position and place, independent of all draws and of those
         of earlier rounds. Only one node of a depth is ever walked to, so that all of equal depth share theirs. [D]."""
-
-    def _uniforms(self, proposals: Sequence[Proposal]) -> NDArray[np.float64]:
-        params, rounds = [], []
-        for proposal in proposals:
-            params += [proposal.slot.params] * len(proposal.draws)
-            rounds += [len(proposal.slot.committed)] * len(proposal.draws)
-        positions = [self.positions[row] for row in self.draw_rows]
-        places = self.draw_places if any(self.draw_places) else None
-        return host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)[0]
+        if params:
+            places = self.draw_places if any(self.draw_places) else None
+            (self.uniforms,) = host_slot_uniforms(params, rounds, positions, [Purpose.ACCEPT], places)
 
 
 def is_block(proposal: Proposal) -> bool:

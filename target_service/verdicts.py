@@ -9,20 +9,20 @@ from outrider.engine.speculation.candidates import outcomes
 from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from target_service.jobs import DraftOutcome, Timings
-from target_service.lease import DeliveredDrafts, DraftSource, Lease
+from target_service.lease import DeliveredDrafts, Lease
 from target_service.proposal import Proposal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTimes:
     """Monotonic times, in seconds, at which a step's forward began and ended and its decision was made."""
 
     started_s: float
-    forwarded_s: float
-    decided_s: float
     num_slots: int
     num_tokens: int
     """Tokens that the forward was fed, those of prompts among them."""
+    forwarded_s: float = 0.0
+    decided_s: float = 0.0
 
     def timings(self, lease: Lease) -> Timings:
         """Return the durations of the step for one slot."""
@@ -30,13 +30,17 @@ class StepTimes:
         if lease.held_from_s is not None:
             held_s = max(0.0, self.started_s - lease.held_from_s)
         return Timings(
-            wait_s=held_s,
-            queue_s=max(0.0, self.started_s - lease.ready_s - held_s),
-            forward_s=self.forwarded_s - self.started_s,
-            accept_s=self.decided_s - self.forwarded_s,
+            wait_us=_us(held_s),
+            queue_us=_us(max(0.0, self.started_s - lease.ready_s - held_s)),
+            forward_us=_us(self.forwarded_s - self.started_s),
+            accept_us=_us(self.decided_s - self.forwarded_s),
             batch_size=self.num_slots,
             num_batch_tokens=self.num_tokens,
         )
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)
 
 
 def learn(
@@ -68,12 +72,7 @@ def learn(
     if all(isinstance(source, DeliveredDrafts) or source.drafter is None for source in verified):
         for own in lease.own_sources.values():
             own.shares.forget()
-    delivered, drafted, accepted = set[int](), dict[DraftSource | None, int](), dict[DraftSource | None, int]()
-    for node in range(len(tree)):
-        first = proposal.source_of(node)
-        drafted[first] = drafted.get(first, 0) + 1
-        accepted[first] = accepted.get(first, 0) + (node in path)
-    found = list[DraftOutcome]()
+    delivered, found = set[int](), list[DraftOutcome]()
     committed = lease.slot.committed
     committed_len = len(committed) - num_tokens
     for draft in lease.drafts:
@@ -86,20 +85,20 @@ def learn(
         metrics.note_parked("late", num_late)
         if note is not None and is_verified and len(path) > num_tokens:
             note(None)  # behind the end of the output nothing was accepted
-        delivered.update(proposal.sources.get(draft, ()))
-        is_refused, num_wasted = draft.refused is not None, draft.buffer.num_wasted
-        counts = drafted.pop(draft, 0), accepted.pop(draft, 0)
-        found.append(DraftOutcome(*counts, is_verified, draft.hit, is_refused, num_wasted))
+        nodes = proposal.sources.get(draft, {}).keys() - delivered
+        delivered |= nodes
+        num_accepted = len(nodes.intersection(path))
+        state = draft.hit, draft.is_refused, draft.buffer.num_wasted
+        found.append(DraftOutcome(len(nodes), num_accepted, is_verified, *state))
     metrics.note_parked("verified", len(delivered))
-    num_own = sum(drafted.values())
-    found.append(DraftOutcome(num_own, sum(accepted.values()), num_own > 0))
+    num_own = len(tree) - len(delivered)
+    found.append(DraftOutcome(num_own, len(path) - len(delivered.intersection(path)), num_own > 0))
     return found
 
 
 def drafter_of(proposal: Proposal) -> Drafter | None:
     """Return the name of those who drafted; None for nobody, and for the grammar."""
     names = [source.drafter for source in proposal.drafted_by if source.drafter is not None]
-    if len(names) < 2:
-        return names[0] if names else None
-    own = next((name for name in names if name is not Drafter.MODEL), Drafter.MODEL)
-    return own.merged()
+    if len(names) > 1:
+        return names[-1].merged()  # the target's own is tested last
+    return names[0] if names else None

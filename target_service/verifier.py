@@ -1,4 +1,4 @@
-"""The target's engine worker: takes the jobs of its gateways, and steps all slots whose lease runs (`step`).
+"""The target's engine worker: handles the jobs of its gateways, and steps all slots whose lease runs (`step`).
 
 Runs on the engine thread.
 """
@@ -6,22 +6,23 @@ Runs on the engine thread.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.engine_thread import EngineThread
-from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, SlotKey, TruncateJob
+from outrider.engine.worker.jobs import CloseJob, Fault, JobError, OpenJob, OwnerGone, TruncateJob
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
-from outrider.wire.metrics import WorkerMetrics
 from target_service.beams import Beams
-from target_service.drafting import Drafting, Merge
-from target_service.feature_jobs import FeatureJob
-from target_service.features import Features
+from target_service.features import FeatureJob, Features
 from target_service.jobs import ExtendJob, RefusedDelivery, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.prompt_scores import begin_scoring, refuses_scoring
 from target_service.step import Step
+
+if TYPE_CHECKING:
+    from outrider.engine.drafters import SearchDrafts
 
 
 class Verifier:
@@ -29,17 +30,17 @@ class Verifier:
 
     def __init__(
         self,
+        step: Step,
         runner: ModelRunner,
         keeper: SlotKeeper[Slot],
         leases: Leases,
         engine: EngineThread,
-        metrics: WorkerMetrics,
         max_prefill_tokens: int,
         own_drafts: OwnDrafts,
         features: Features,
-        merge: Merge,
+        make_search_drafts: type[SearchDrafts],
     ) -> None:
-        """merge: makes one tree of what several drafters propose."""
+        self._forget = step.forget
         self._runner = runner
         self._keeper = keeper
         self._leases = leases
@@ -47,12 +48,10 @@ class Verifier:
         self._max_prefill_tokens = max_prefill_tokens
         self._own_drafts = own_drafts
         self._features = features
-        metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
-        drafting = Drafting(own_drafts, merge, keeper, metrics, runner.facts.vocab_size, runner.supports_trees)
-        self._step = Step(runner, keeper, leases, engine, metrics, max_prefill_tokens, drafting, own_drafts, features)
-        self.next_wake = self._step.next_wake
-        self.step = self._step.run
-        self.fail_step = self._step.fail
+        self._make_search_drafts = make_search_drafts
+        self.next_wake = step.next_wake
+        self.step = step.run
+        self.fail_step = step.fail
 
     def handle(self, job: object) -> None:
         """Run one job. Raises TypeError for one that is none."""
@@ -61,8 +60,8 @@ class Verifier:
                 self._leases.extend(job, time.monotonic())
             case VerifyJob():
                 self._verify(job)
-            case FeatureJob():
-                self._features.handle(job)
+            case FeatureJob(run):
+                run(self._features)
             case RefusedDelivery(ticket, why):
                 self._leases.refuse(ticket, why)
             case OpenJob():
@@ -73,17 +72,11 @@ class Verifier:
                 self._forget((job.owner, job.slot_id))
                 self._keeper.close(job)
             case OwnerGone():
-                for key in self._leases.opened_by(job.owner):
+                for key in self._leases.slots_of(job.owner):
                     self._forget(key)
                 self._keeper.close_owner(job)
             case _:
                 raise TypeError(f"unknown job {job!r}")
-
-    def _forget(self, key: SlotKey) -> None:
-        """End what goes on for a slot that is closed."""
-        self._leases.closed(key)
-        self._own_drafts.close(key)
-        self._features.closed(key)
 
     def _open(self, job: OpenJob) -> None:
         refused = self._own_drafts.refuses(job.drafter)
@@ -96,7 +89,6 @@ class Verifier:
             return
         slot = self._keeper.open(job)
         if slot is not None:
-            self._leases.end(slot.key, "the slot was opened again")
             self._leases.opened(job)
             self._features.closed(slot.key)
             self._own_drafts.open(job, slot)
@@ -118,7 +110,7 @@ class Verifier:
             self._leases.answer(job, committed)
             return
         slot = committed
-        length = len(slot.committed) if beams is None else beams.length
+        length = len(slot.committed) if beams is None else beams.tree.length
         if job.until_len <= length or (beams is not None and beams.search.is_done):
             why = f"until_len is {job.until_len}, must be more than the {length} tokens committed"
             self._leases.answer(job, JobError(Fault.INVALID, why))
@@ -130,7 +122,8 @@ class Verifier:
             num_same += 1
         self._own_drafts.commit(slot, num_same)
         self._features.cut(key, num_same)
-        self._features.lease_began(self._leases.begin(job, slot, beams))
+        self._leases.begin(job, slot, beams)
+        self._features.begun(ticket for ticket, _ in job.tickets)
 
     def _beams_of(self, slot: Slot, job: VerifyJob) -> Beams | None:
         """Return a slot's search, brought to the levels of a message; None where it has none."""
@@ -144,6 +137,7 @@ class Verifier:
             self._runner.facts.eos_token_ids,
             self._leases.speculation_of(slot.key),
             self._max_prefill_tokens,
+            self._make_search_drafts,
         )
 
     def _truncate(self, job: TruncateJob) -> None:

@@ -34,7 +34,7 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     log_phase("importing torch")
     import torch
 
-    from outrider.engine.drafters import merge, target_drafters
+    from outrider.engine.drafters import SearchDrafts, merge, target_drafters
     from outrider.engine.loading.loaded import Loaded, load
     from outrider.engine.loading.loader import CPU_FRACTION
     from outrider.engine.loading.memory import free_memory_bytes
@@ -47,29 +47,58 @@ def start_worker(config: TargetConfig, ranks_folder: str | None = None) -> Worke
     from target_service.own_drafts import OwnDrafts
     from target_service.own_heads import load_own_heads
     from target_service.servicer import TargetServicer
+    from target_service.step import Step
     from target_service.verifier import Verifier
 
     def make(base: Base[Loaded]) -> Parts:
-        metrics, loaded = base.metrics, base.loaded
-        vocab_size = loaded.runner.facts.vocab_size
+        metrics = base.metrics
+        loaded = base.loaded
+        runner = loaded.runner
+        vocab_size = runner.facts.vocab_size
         memory_bytes = int(CPU_FRACTION * free_memory_bytes(torch.device("cpu")))
         max_buffer_bytes = buffer_bytes(config.max_slots, vocab_size, memory_bytes)
         leases = Leases(max_buffer_bytes, metrics, base.engine.answer)
         loaded.num_tickets = lambda: len(leases)
-        features = Features(loaded.runner, leases, base.engine.answer)
+        features = Features(runner, leases)
         tokenizer_json = loaded.tokenizer.tokenizer_json
-        drafters = target_drafters(config, loaded.runner, tokenizer_json)
+        drafters = target_drafters(config, runner, tokenizer_json)
         if config.heads is not None:
-            drafters[Drafter.HEADS] = load_own_heads(config, loaded.runner, tokenizer_json, features)
-        own_drafts = OwnDrafts(drafters, takes_trees=loaded.runner.supports_trees)
+            drafters[Drafter.HEADS] = load_own_heads(config, runner, tokenizer_json, features)
+        own_drafts = OwnDrafts(drafters, takes_trees=runner.supports_trees)
         loaded.drafters = own_drafts.offered
-        rest = (metrics, loaded.max_prefill_tokens, own_drafts, features, merge)
-        verifier = Verifier(loaded.runner, base.keeper, leases, base.engine, *rest)
+        metrics.kept_feature_bytes.set_function(lambda: features.num_kept_bytes)
+        step = Step(
+            runner,
+            base.keeper,
+            leases,
+            base.engine,
+            metrics,
+            loaded.max_prefill_tokens,
+            own_drafts,
+            features,
+            merge,
+        )
+        verifier = Verifier(
+            step,
+            runner,
+            base.keeper,
+            leases,
+            base.engine,
+            loaded.max_prefill_tokens,
+            own_drafts,
+            features,
+            SearchDrafts,
+        )
 
         def add_services(server: Any) -> list[str]:
-            runner = loaded.runner
-            shape = (runner.facts.hidden_size, runner.facts.num_layers)
-            registered = Heads(base.engine, metrics, *shape, runner.features_refusal, runner.spare)
+            registered = Heads(
+                base.engine,
+                metrics,
+                runner.facts.hidden_size,
+                runner.facts.num_layers,
+                runner.features_refusal,
+                runner.spare,
+            )
             servicer = TargetServicer(base.service, vocab_size, leases.hand_in, registered, metrics)
             target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
             return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]

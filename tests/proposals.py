@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from outrider.engine.sampling.penalties import NonFiniteLogits
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.draft_tree import DraftTree
 from outrider.wire.params import SamplingParams
+from target_service import decide as host_rules
+from target_service import decide_on_device as device_rules
 from target_service.decide import accept_by_draws
 from target_service.proposal import Draw, Proposal
 from target_service.step_rows import Decided
@@ -94,7 +98,16 @@ def accept_token(
     own = acceptance.picked(left.log(), row_keys.flatten(0, 1)).view(num_slots, num_rows)
     num_accepted = (accepted_ids.view(num_slots, num_rows) >= 0).long().cumprod(dim=1).sum(dim=1)
     next_ids = own.gather(1, num_accepted[:, None])[:, 0]
-    return Accepted(num_accepted, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
+    return Accepted(num_accepted, next_ids)
+
+
+@contextmanager
+def by_token() -> Iterator[None]:
+    """Decide chains by token, as under lenience."""
+    with pytest.MonkeyPatch.context() as patch:
+        for rules in (host_rules, device_rules):
+            patch.setattr(rules, "is_block", lambda proposal: False)
+        yield
 
 
 def sure(decisions: Sequence[Decided | NonFiniteLogits]) -> list[Decided]:

@@ -22,6 +22,7 @@ from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
 from outrider.wire.errors import DeadlineExceeded, InvalidRequest, WorkerFault, WorkerLost
 from outrider.wire.health import Outcome
+from outrider.wire.kinds import TokenKind
 from outrider.wire.log import get_logger
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.speculation import Speculation
@@ -30,6 +31,11 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 _REOPEN = (pb.WORKER_ERROR_CODE_UNKNOWN_SLOT, pb.WORKER_ERROR_CODE_STALE_EPOCH, pb.WORKER_ERROR_CODE_CANCELLED)
+
+
+_KINDS = frozenset(kind.value for kind in TokenKind)
+_DRAFTERS = frozenset(("", *Drafter))
+"""Labels that a verdict may name whoever drafted by; "" where nobody did, or the request's grammar."""
 
 
 MAX_FAULTS = 2
@@ -155,6 +161,10 @@ class Verification:
             return None
         verdict: tpb.Verdict = reply.verdict
         num_committed = self._session.num_committed_by(verdict)
+        why = self._unsound(verdict, num_committed)
+        if why is not None:
+            self._mend_unsound(why)
+            return None
         if verdict.committed_len != self._session.committed_len or not num_committed:
             self._note_other_length(verdict, num_committed)
             return None
@@ -162,6 +172,34 @@ class Verification:
         self.slot.agreed_len = verdict.committed_len + num_committed
         self._num_faults, self._avoid = 0, None
         return verdict
+
+    def _unsound(self, verdict: tpb.Verdict, num_committed: int) -> str | None:
+        """Return why a verdict cannot be one of this lease; None where it can. What passes is safe to index by."""
+        num_outcomes, num_expected = len(verdict.outcomes), len(self.tickets) + 1
+        if num_outcomes != num_expected:
+            return (
+                f"its verdict has {num_outcomes} outcomes, must have {num_expected}: one for each draft worker and one "
+                "for the target itself"
+            )
+        if verdict.drafter not in _DRAFTERS:
+            return f"its verdict names drafter {verdict.drafter[:100]!r}, which is none"
+        if len(verdict.kinds) != num_committed or not _KINDS.issuperset(verdict.kinds):
+            return f"its verdict has kinds {verdict.kinds[:100]}, must have {num_committed}, each of {sorted(_KINDS)}"
+        if len(verdict.logprobs) not in (0, num_committed):
+            return f"its verdict has {len(verdict.logprobs)} logprobs, must have {num_committed} or none"
+        num_scored = self._session.num_prompt - 1
+        if self._session.num_prompt_logprobs is not None and len(verdict.prompt_logprobs) != num_scored:
+            return f"its verdict has {len(verdict.prompt_logprobs)} prompt_logprobs, must have {num_scored}"
+        for entry in (*verdict.logprobs, *verdict.prompt_logprobs):
+            if len(entry.top_ids) != len(entry.top_logprobs):
+                return (
+                    f"its verdict has log-probs with {len(entry.top_ids)} top_ids and {len(entry.top_logprobs)} "
+                    "top_logprobs, must have as many of both"
+                )
+        for name, value in (("depth", verdict.depth), ("num_accepted", verdict.num_accepted)):
+            if value > MAX_DRAFT_TOKENS:
+                return f"its verdict has {name} {value}, must be at most {MAX_DRAFT_TOKENS}"
+        return None
 
     async def _next_reply(self, target: Connection, verdicts: Replies[tpb.TargetReply]) -> tpb.TargetReply:
         while True:
@@ -228,7 +266,7 @@ class Verification:
         if reply.error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
             target.drop()  # we talk to a life that is over
             raise WorkerLost("lost the worker: it was started again")
-        self._fault(reply.error)
+        self._fault(reply.error.message)
         raise self._elsewhere("fault")
 
     def _elsewhere(self, reason: str) -> GoElsewhere:
@@ -248,20 +286,29 @@ class Verification:
         if error.code == pb.WORKER_ERROR_CODE_STALE_EPOCH:
             target.drop()  # we talk to a life that is over
         elif error.code == pb.WORKER_ERROR_CODE_INTERNAL:
-            self._fault(error)
+            self._fault(error.message)
             self.why_again = "fault"
         elif error.code == pb.WORKER_ERROR_CODE_GRAMMAR:
             raise InvalidRequest(f"the target cannot go on: {error.message}", param="grammar")
         elif error.code not in _REOPEN:
             raise WorkerFault(f"the target failed: {error.message}")
 
-    def _fault(self, error: pb.WorkerError) -> None:
+    def _mend_unsound(self, why: str) -> None:
+        """Never apply such a verdict: go on elsewhere, where there is another target. Raises WorkerFault when it is the
+        request's last chance.
+        """
+        self.end_lease()
+        self.slot.open_again()
+        self._fault(why)
+        self.why_again = "fault"
+
+    def _fault(self, why: str) -> None:
         """The target failed. Raises WorkerFault when it is the request's last chance."""
         self.member.health.note(Outcome.REFUSED)
         self._avoid = self.member.name
         self._num_faults += 1
         if self._num_faults >= MAX_FAULTS:
-            raise WorkerFault(f"the target failed: {error.message}")
+            raise WorkerFault(f"the target failed: {why}")
 
     def _time_left(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())

@@ -5,6 +5,7 @@ methods of `outrider.papers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.papers.beam_drafts import BeamDrafts
 from outrider.papers.beam_growth import BeamGrowth
-from outrider.papers.cascade import CascadeTable
+from outrider.papers.cascade import open_cascade
 from outrider.papers.lookahead import LookaheadDrafter
 from outrider.papers.lookahead_embeddings import PassDrafter
 from outrider.papers.merging import merge as merge
@@ -39,8 +40,8 @@ OF_TEXT: dict[Drafter, Callable[[Sequence[int]], SequenceDrafter]] = {
     Drafter.BIGRAM: Bigram,
 }
 """Tables that are counted in a text."""
-search_drafts = BeamDrafts
-"""Makes what holds the draft tokens of a beam search in the target."""
+SearchDrafts = BeamDrafts
+"""Holds the draft tokens of a beam search in the target."""
 
 
 def target_drafters(config: TargetConfig, runner: ModelRunner, tokenizer_json: bytes) -> dict[Drafter, TargetDrafter]:
@@ -121,4 +122,4 @@ def growth_of(params: SamplingParams) -> type[GrowingTree] | type[BeamGrowth]:
 
 def rows_ahead(table: SequenceDrafter) -> OpenAhead:
     """Return who opens the rows ahead of a draft worker's slots, as a table fills them."""
-    return CascadeTable(table).open
+    return partial(open_cascade, table, {})

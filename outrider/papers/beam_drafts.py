@@ -1,17 +1,15 @@
-"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered under the live ones.
+"""Draft tokens for a beam search in the target: levels of a draft worker's own beams, delivered below the live ones.
 
-A step that is fed a level of them decides one level more, where all live beams of that level are among it.
+A step that feeds a level of them decides one level more, where all live beams of that level are among its nodes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from outrider.engine.speculation.beam import draft_shape
 from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.candidates import Offer
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, TREE_ROOT, Delivery, InsertedNodes, NodeKind
+from outrider.engine.speculation.nodes import MAX_BUFFERED_NODES, Delivery, InsertedNodes, NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
@@ -21,12 +19,10 @@ class BeamDrafts:
     """Draft tokens of one search, nodes of its tree below the live beams."""
 
     def __init__(self, tree: BeamTree, max_len: int, params: SamplingParams, speculation: Speculation) -> None:
-        """max_len: most tokens of a beam."""
-        assert params.beams is not None, "no beam search is asked for"
+        """max_len: of a beam, in tokens."""
         self._tree = tree
         self._max_len = max_len
-        self._width, self._max_depth = draft_shape(params.beams.width, speculation)
-        self._offered: list[list[int]] = []
+        self._width, self._max_depth = draft_shape(params, speculation)
         self.is_ended = False
         """No more draft tokens come under the live beams."""
 
@@ -37,23 +33,17 @@ class BeamDrafts:
 
     @property
     def depth(self) -> int:
-        """Number of levels that are here."""
+        """Number of levels that have arrived and that a step may use."""
         return len(self._levels())
-
-    @property
-    def num_nodes(self) -> int:
-        beams = {*self._tree.inner(), *self._tree.live} - {ROOT}
-        return len(self._tree) - len(beams)
 
     def insert(self, delivery: Delivery) -> InsertedNodes:
         """Take in a delivery, under the beams that were live at its root_len."""
         tree = self._tree
-        if self.num_nodes + len(delivery.ids) > MAX_BUFFERED_NODES:
+        if len(tree.drafts()) + len(delivery.ids) > MAX_BUFFERED_NODES:
             return InsertedNodes(num_dropped=len(delivery.ids))
-        live_depth = tree.length - tree.num_settled
         node_of: dict[int, int | None] = {}
-        for beam, live in enumerate(tree.live_at(delivery.root_len)):
-            node_of[TREE_ROOT - beam] = live
+        for beam, live in enumerate(tree.live_at.get(delivery.root_len, ())):
+            node_of[ROOT - beam] = live
         num_late = num_dropped = 0
         for index, (token_id, above, kind) in enumerate(
             zip(delivery.ids, delivery.parents, delivery.kinds, strict=True)
@@ -63,7 +53,7 @@ class BeamDrafts:
                 num_dropped += kind is not NodeKind.KNOWN
                 continue
             node = tree.child(parent, token_id)
-            if tree.depth(parent) < live_depth:
+            if tree.depth(parent) < tree.live_depth:
                 num_late += node is not None and kind is NodeKind.GUESS
             elif kind is NodeKind.GUESS:
                 node = tree.find_or_add(parent, token_id)
@@ -75,7 +65,7 @@ class BeamDrafts:
     def _levels(self) -> list[list[int]]:
         """Return the levels that a step may use, each best first; none that cannot hold all live beams."""
         tree, levels = self._tree, list[list[int]]()
-        above: Sequence[int] = tree.live
+        above = tree.live
         while len(levels) < self.max_depth:
             below = list[int]()
             for node in above:
@@ -84,27 +74,26 @@ class BeamDrafts:
                 break
             below.sort(key=tree.ranks.__getitem__)
             above = below[: self._width]
-            levels.append(list(above))
+            levels.append(above)
         return levels
 
     def offers(self, shares: SlotShares, max_drafts: int) -> list[Offer]:
-        """Return what the next step might feed, level by level, as the budget takes it."""
-        self._offered = self._levels()
+        """Return at most max_drafts draft tokens that the next step might feed, level by level."""
         offers = list[Offer]()
         prob = 1.0
-        for level in self._offered:
+        for level in self._levels():
             prob *= shares.share(0)
             for node in level:
                 offers.append(Offer(prob / len(level), ((0, node),)))
         return offers[: max(0, max_drafts)]
 
     def chosen(self, num_drafts: int) -> tuple[list[int], int]:
-        """Return the first num_drafts nodes that were offered, and their number of levels; of the last level as many as
-        there are live beams, or none.
+        """Return the first num_drafts nodes that are offered, and their number of levels; of the last level at least as
+        many as there are live beams, or none.
         """
         nodes = list[int]()
         depth = 0
-        for level in self._offered:
+        for level in self._levels():
             taken = level[: max(0, num_drafts - len(nodes))]
             if len(taken) < len(self._tree.live):
                 break
@@ -117,7 +106,7 @@ class BeamDrafts:
         depth = self.depth
         if depth >= self.max_depth or self.is_ended:
             return None
-        return shares.share(0) ** (depth + 1)
+        return shares.chain_prob(depth + 1)
 
     def learn(self, shares: SlotShares, depth: int, num_accepted: int) -> None:
         """Learn from a step that was fed `depth` levels and accepted num_accepted of them."""

@@ -1,7 +1,7 @@
-"""Draft tokens for a beam search: beams of the draft under the live ones, level by level, as it guesses the target's.
+"""Draft tokens for a beam search in a draft worker: beams of the draft below the live ones, level by level.
 
-Sums begin with the target's own, which tell how the live beams stand to each other. Levels are chosen anew under every
-level that the target decides; what was fed and is chosen again is not fed again.
+Sums of log-probs begin with the target's own, by which the live beams are compared. Levels are chosen anew after every
+level that the target decides; a node that was fed and is chosen again is not fed again.
 """
 
 from __future__ import annotations
@@ -16,34 +16,30 @@ from outrider.engine.speculation.beam_tree import BeamTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
 from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 from outrider.engine.speculation.growth import CheckCommit, Growth, GrowthSetup
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.plan import LEAST_CHANCE
 from outrider.engine.worker.jobs import Fault, JobError
 from outrider.wire.params import SamplingParams
 
 
 class BeamGrowth(BeamTree, Growth):
-    """What is decided are the levels of the search."""
+    """Grows under the live beams of a search, whose levels are what an Advance decides."""
 
     def __init__(self, setup: GrowthSetup) -> None:
         slot, speculation = setup.slot, setup.speculation
         slot.commit_from(slot.num_prompt, ())  # what all beams begin with follows from their levels
         super().__init__(slot.committed)
-        params = slot.params
-        assert params.beams is not None, "no beam search is asked for"
         self._slot = slot
-        self._width, self._depth = draft_shape(params.beams.width, speculation)
+        self._width, self._depth = draft_shape(slot.params, speculation)
         self._is_fixed = speculation.is_fixed
         self._shares = setup.shares
-        self._stop_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            self._stop_ids.update(setup.eos_token_ids)
+        self._stop_ids = slot.params.stop_ids(setup.eos_token_ids)
         self._levels: list[list[int]] = []
         """Draft tokens by depth, best first."""
-        self._totals: dict[int, float] = {}
-        """Their sums of log-probs, in nats."""
+        self._sums = self._totals = [0.0]
+        """Sums of log-probs of the live beams, and of the last level, in nats."""
         self._known: dict[int, list[tuple[int, float]]] = {}
-        """By fed node or ROOT: the likeliest tokens after it with their probabilities, best first."""
+        """By fed node or ROOT: the likeliest tokens after it that end no beam, with log-probs in nats, best first."""
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -65,7 +61,7 @@ class BeamGrowth(BeamTree, Growth):
 
     @property
     def roots(self) -> Mapping[int, int]:
-        return {node: TREE_ROOT - beam for beam, node in enumerate(self.live)}
+        return {node: ROOT - beam for beam, node in enumerate(self.live)}
 
     @property
     def is_awaited(self) -> bool:
@@ -91,22 +87,20 @@ class BeamGrowth(BeamTree, Growth):
             return []
         if not self.is_root_fed:
             return [(1.0, ROOT)]
-        prob, nodes = 1.0, self.unfed()
+        prob, nodes = 1.0, self.unfed([*self.inner(), *self.live])
         if not nodes:
-            prob = self._shares.share(0) ** len(self._levels)
+            prob = self._shares.chain_prob(len(self._levels))
             if self._is_fixed or prob >= LEAST_CHANCE:
-                fed = {ROOT, *self.fed}
-                nodes = [node for node in self._frontier if node not in fed]
+                nodes = self.unfed(self._frontier)
         return [(prob, node) for node in nodes[:max_num]]
 
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
         assert distribution.best is not None, "a model drafts for a search"
         ids, probs = distribution.best(LogitRow(distribution.state, ()), self._width + len(self._stop_ids))
-        self.learn(distribution.node, ids, probs)
-
-    def learn(self, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
-        """Take the likeliest tokens after a node that is fed, best first."""
-        self._known[node] = [(token_id, prob) for token_id, prob in zip(ids, probs, strict=True) if prob > 0.0]
+        known = self._known[distribution.node] = []
+        for token_id, prob in zip(ids, probs, strict=True):
+            if prob > 0.0 and token_id not in self._stop_ids:
+                known.append((token_id, math.log(prob)))
 
     def finish_step(self) -> None:
         """Make the levels of which all is known."""
@@ -117,16 +111,17 @@ class BeamGrowth(BeamTree, Growth):
             self.is_end_known = True
             self.ended.append(self.live[0])
 
-    def _add_level(self) -> list[int]:
-        """Add the best continuations of the last level; return them, none where nothing is likely enough."""
+    def _add_level(self) -> bool:
+        """Add the best continuations of the last level; return whether any is likely enough."""
         above = self._frontier
-        totals = [self._totals[node] for node in above] if self._levels else self.sums
         found = list[tuple[float, int, int]]()
-        for place, (node, total) in enumerate(zip(above, totals, strict=True)):
-            for token_id, prob in self._known[node]:
-                if token_id not in self._stop_ids:
-                    found.append((-(total + math.log(prob)), place, token_id))
+        for place, (node, total) in enumerate(zip(above, self._totals, strict=True)):
+            for token_id, log_prob in self._known[node]:
+                found.append((-(total + log_prob), place, token_id))
+        if not found:
+            return False
         level = list[int]()
+        self._totals = []
         for rank, (cost, place, token_id) in enumerate(sorted(found)[: self._width]):
             child = self.child(above[place], token_id)
             if child is None:
@@ -134,11 +129,10 @@ class BeamGrowth(BeamTree, Growth):
                 self.unsent.append(child)
             self.kinds[child] = NodeKind.GUESS
             self.ranks[child] = rank
-            self._totals[child] = -cost
+            self._totals.append(-cost)
             level.append(child)
-        if level:
-            self._levels.append(level)
-        return level
+        self._levels.append(level)
+        return True
 
     # what is decided
 
@@ -162,41 +156,34 @@ class BeamGrowth(BeamTree, Growth):
     def go_on(self, decided: Sequence[Level]) -> list[int]:
         for level in decided:
             ids = self.advance([level])
+            self._sums = [total for _, _, total in level.live]
             self._slot.commit_from(len(self._slot.committed), ids)
             if self._levels:
                 is_hit = set(self.live) <= set(self._levels[0])
                 self._shares.note(0 if is_hit else None)
                 self._levels = self._levels[1:] if is_hit else []
         self._choose_anew()
-        below = [node for level in self._levels for node in level]
-        return self.keep([*self.inner(), *self.live, *below])
+        return self.keep(range(len(self)))
 
     def _choose_anew(self) -> None:
-        """Let only those draft tokens go on that are chosen by the sums as they are now."""
-        unsent, self.unsent, self.kinds = self.unsent, [], {}
-        self._begin_levels()
+        """Keep only those draft tokens that are chosen by the sums as they are now."""
+        self._levels = []
+        self._totals = self._sums
+        self.kinds = {}
+        self.ended = []
+        self.is_end_known = False
         self.finish_step()
-        self.unsent = [*(node for node in unsent if node in self.kinds), *self.unsent]
-        self._drop_others()
+        self.unsent = [node for node in self.unsent if node in self.kinds]
+        self.reroot(ROOT, set(self.drafts()) - set(self.kinds))
 
-    def _begin_levels(self) -> None:
-        self._levels, self.is_end_known, self.ended = [], False, []
-
-    def _drop_others(self) -> None:
-        """Drop all draft tokens but those of the levels."""
-        path = {ROOT, *self.inner(), *self.live}
-        self._settle(path, set(range(len(self))) - path - set(self.kinds))
-
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         kept = super().reroot(node, dropped)
-        new_index = {old: index for index, old in enumerate([node, *kept], start=ROOT)}
+        new_index = kept | {node: ROOT}
         self._levels = [[new_index[each] for each in level if each in new_index] for level in self._levels]
-        self._totals = moved(self._totals, new_index)
         self._known = moved(self._known, new_index)
         return kept
 
     def restart(self) -> None:
         self.forget_cache()
-        self._begin_levels()
-        self._known, self.unsent, self.kinds = {}, [], {}
-        self._drop_others()
+        self._known = {}
+        self._choose_anew()

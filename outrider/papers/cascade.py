@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.engine.speculation.draft_tree import ROOT
@@ -21,19 +22,16 @@ from outrider.engine.worker.jobs import OpenJob
 from outrider.engine.worker.slots import BareSlot
 
 
-class CascadeTable:
-    """The table of a draft worker."""
-
-    def __init__(self, table: SequenceDrafter) -> None:
-        self._table = table
-        self._shares: dict[tuple[bool, bool], RankShares] = {}
-
-    def open(self, job: OpenJob, slot: BareSlot) -> Cascade | None:
-        """Return the guesses about a slot; None for a search, which draws nothing."""
-        if job.params.beams is not None:
-            return None
-        kind = (job.params.greedy, job.params.determined)
-        return Cascade(self._table, job, slot, SlotShares(self._shares.setdefault(kind, RankShares())))
+def open_cascade(
+    table: SequenceDrafter, shares: dict[tuple[bool, bool], RankShares], job: OpenJob, slot: BareSlot
+) -> Cascade | None:
+    """Return a table's guesses about a slot; None for a search, which draws nothing. shares: how often the table's
+    guesses are right, by kind of sampling.
+    """
+    if job.params.beams is not None:
+        return None
+    kind = (job.params.greedy, job.params.determined)
+    return Cascade(table, job, slot, SlotShares(shares.setdefault(kind, RankShares())))
 
 
 class Cascade:
@@ -62,19 +60,17 @@ class Cascade:
 
     def offers(self, tree: Growth, node: int) -> Iterator[tuple[float, int]]:
         assert isinstance(tree, GrowingTree), "a search draws nothing"
-        walk, is_right, behind, num_ahead = self.follower.walk(), 1.0, node, 0
+        walk, behind = self.follower.walk(), node
         for token_id in tree.prefix(node):
             walk.step(token_id)
-        while (counts := walk.next()) is not None:
-            num_ahead += 1
-            prob_ahead = tree.prob_ahead(node, num_ahead)
-            if prob_ahead is None:
+        for num_ahead in count(1):
+            prob_ahead, counts = tree.prob_ahead(node, num_ahead), walk.next()
+            if prob_ahead is None or counts is None:
                 return
             ids, nums = counts
             guess = RowAhead(ROOT - 1 - len(self._guesses), behind, int(ids[nums.argmax()]))
             self._guesses[behind] = guess
-            is_right *= self._shares.share(0)
-            yield is_right * prob_ahead, guess.node
+            yield prob_ahead * self._shares.share(0) ** num_ahead, guess.node
             walk.step(guess.token_id)
             behind = guess.node
 

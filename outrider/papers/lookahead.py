@@ -10,7 +10,6 @@ of another's text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from random import Random
 
 from torch import Tensor
@@ -27,46 +26,36 @@ from outrider.wire.drafters import Drafter
 from outrider.wire.lookahead_shape import LookaheadShape
 
 MAX_STARTS = 1024
-"""First tokens of n-grams that are kept, about 500 bytes for each with G = 5; then the one met longest ago goes."""
+"""First tokens of n-grams that are kept, about 600 bytes for each with G = 5; then the one met longest ago goes."""
 
 
 class Window:
-    """The window and the pool of one sequence. Neither knows a position: what is committed otherwise than it seemed
-    leaves both of use.
+    """The window and the pool of one sequence. Neither knows a position: when other tokens are committed than were
+    expected, both stay of use.
     """
 
     def __init__(self, shape: LookaheadShape, token_ids: Sequence[int]) -> None:
         """Begin with any of these tokens: the sequence's, and what an encoder reads."""
-        self.shape = shape
-        self.last_id: int | None = None
-        """Token that the window followed, where it has yet to learn what the target said."""
-        self._levels = list[list[int]]()
-        """By depth, the window's tokens by column; the first of all stands for the sequence's last token."""
-        for _ in range(shape.ngram - 1):
-            self._levels.append(Random(len(token_ids) + len(self._levels)).choices(token_ids, k=shape.window))
-        self._pool = dict[int, list[tuple[int, ...]]]()
+        self._shape = shape
+        self.ids = Random(len(token_ids)).choices(token_ids, k=shape.num_window_tokens + 1)
+        """Tokens of the window, level by level, W each; the first is the last committed token once it is fed."""
+        self._pool = dict[int, list[list[int]]]()
         """By first token, what follows it in n-grams, the latest first."""
 
-    @property
-    def ids(self) -> list[int]:
-        """The window's tokens, level by level: what is fed after the sequence's last token."""
-        return list(chain.from_iterable(self._levels))[1:]
-
-    def learn(self, new_ids: list[int]) -> None:
+    def learn(self, new_ids: Sequence[int]) -> None:
         """Take what the target says after each column, in order, and move on by a token."""
-        assert self.last_id is not None, "the window was not fed"
-        self._levels[0][0] = self.last_id
-        self.last_id = None
-        for start, *following in zip(*self._levels, new_ids, strict=True):
+        ids = [*self.ids, *new_ids]
+        for column in range(len(new_ids)):
+            start, *following = ids[column :: self._shape.window]
             known = self._pool.pop(start, [])
-            if tuple(following) in known:
-                known.remove(tuple(following))
-            self._pool[start] = [tuple(following), *known[: self.shape.guesses - 1]]
+            if following in known:
+                known.remove(following)
+            self._pool[start] = [following, *known[: self._shape.guesses - 1]]
             if len(self._pool) > MAX_STARTS:
                 del self._pool[next(iter(self._pool))]
-        self._levels = [*self._levels[1:], new_ids]
+        self.ids = ids[self._shape.window :]
 
-    def after(self, last_id: int) -> Sequence[tuple[int, ...]]:
+    def after(self, last_id: int) -> Sequence[Sequence[int]]:
         """Return what may follow a token, N - 1 ids each, the latest first; none where no n-gram begins with it."""
         return self._pool.get(last_id, ())
 
@@ -79,10 +68,10 @@ class LookaheadDrafter(TargetDrafter):
         reach past it, and is not fed.
         """
         self._shape = LookaheadShape.parse(shape)
-        self._max_committed = context_limit - (self._shape.window - 1) - (self._shape.ngram - 2)
+        self._context_limit = context_limit
         self._windows: dict[SlotKey, Window] = {}
         self._best_ids = DeferredCopies[SlotKey]()
-        """What the target said most likely after each column, [W]."""
+        """What the target says most likely after each column, [W], until the window has learnt it."""
 
     def open(self, job: OpenJob, slot: Slot) -> None:
         self._windows[slot.key] = Window(self._shape, [*job.source_ids, *slot.committed])
@@ -111,25 +100,22 @@ class LookaheadDrafter(TargetDrafter):
         return CandidateTree(tree.select(best), [None] * len(best), shares.share(0))
 
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
-        if len(slot.committed) > self._max_committed:
+        ids, shape = self._window(slot.key).ids[1:], self._shape
+        if len(slot.committed) + shape.window + shape.ngram - 3 > self._context_limit:
             return None
-        ids, shape, num_drafts = self._window(slot.key).ids, self._shape, len(parents)
-        placed = list[int]()
-        for index in range(len(ids)):
-            # a token of the first level follows the column before, others the one above; ROOT is the first of all
-            parent = index - 1 if index < shape.window - 1 else index - shape.window
-            placed.append(ROOT if parent == ROOT else num_drafts + parent)
+        places = [ROOT, *range(len(parents), len(parents) + len(ids))]
+        # a token of the first level follows the column before, the others the one above
+        placed = places[: shape.window - 1] + places[: -shape.window]
         return ExtraRows(Drafter.LOOKAHEAD, ids, placed, shape.guesses, shape.ngram - 1)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        self._windows[slot.key].last_id = slot.committed[-1]
+        self._windows[slot.key].ids[0] = slot.committed[-1]
         self._best_ids.add(slot.key, logits[-self._shape.window :].argmax(dim=-1))  # after the last level
 
     def _window(self, key: SlotKey) -> Window:
         """Return a slot's window, which has learnt what the last step said."""
-        window = self._windows[key]
-        if window.last_id is not None:
-            best_ids = self._best_ids.get(key)
-            assert best_ids is not None, "a step has said nothing"
+        window, best_ids = self._windows[key], self._best_ids.get(key)
+        if best_ids is not None:
             window.learn(best_ids.tolist())
+            self._best_ids.drop(key)
         return window

@@ -15,8 +15,8 @@ from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.host_sampling import HostLogits
 from outrider.engine.sampling.penalties import SamplingState
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.chain import propose_by_logits
 from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.drawing import propose_by_logits
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.token_tree import depths
@@ -37,8 +37,8 @@ class PassDrafter(TargetDrafter):
         """first_id: of the look-ahead ids, which follow each other."""
         self._first_id = first_id
         self._num_ids = num_ids
-        self._known: dict[SlotKey, tuple[int, int]] = {}
-        """Number of committed tokens, and of the tokens after them of which there are logits."""
+        self._lengths: dict[SlotKey, int] = {}
+        """Number of committed tokens of each slot for which there are logits of the tokens after them."""
         self._logits = DeferredCopies[SlotKey]()
         """Of these tokens, [num_tokens, V] float32."""
 
@@ -54,21 +54,22 @@ class PassDrafter(TargetDrafter):
         return cls(runner.facts.vocab_size, runner.facts.num_lookahead)
 
     def commit(self, slot: Slot, num_same: int) -> None:
-        committed_len, _ = self._known.get(slot.key, (0, 0))
-        if committed_len > num_same:
+        if self._lengths.get(slot.key, 0) > num_same:
             self.close(slot.key, is_ended=False)
 
     def close(self, key: SlotKey, *, is_ended: bool) -> None:
-        self._known.pop(key, None)
+        self._lengths.pop(key, None)
         self._logits.drop(key)
 
     def has_next(self, slot: Slot) -> bool:
-        committed_len, num_tokens = self._known.get(slot.key, (0, 0))
-        return committed_len == len(slot.committed) and num_tokens > 0
+        return self._lengths.get(slot.key) == len(slot.committed)
 
     def propose(self, slot: Slot, state: SamplingState, shares: SlotShares, max_tokens: int) -> CandidateTree:
-        logits = self._logits.get(slot.key) if self.has_next(slot) else None
-        rows = None if logits is None else HostLogits(logits)
+        rows = None
+        if self.has_next(slot):  # others' logits come to the host with these
+            logits = self._logits.get(slot.key)
+            assert logits is not None, "a length is noted with its logits"
+            rows = HostLogits(logits)
         return propose_by_logits(slot, state, shares, max_tokens, rows)
 
     def _num_after(self, slot: Slot, depth: int) -> int:
@@ -83,20 +84,23 @@ class PassDrafter(TargetDrafter):
         """
         ids, placed = list[int](), list[int]()
         for node, depth in enumerate([0, *(1 + depth for depth in depths(parents))], start=ROOT):
-            num = self._num_after(slot, depth)
+            num, parent = self._num_after(slot, depth), node
             if len(ids) + num > MAX_DRAFT_TOKENS:
                 break
             for index in range(num):
-                placed.append(len(parents) + len(ids) - 1 if index else node)
+                placed.append(parent)
+                parent = len(parents) + len(ids)
                 ids.append(self._first_id + index)
         if not ids:
             return None
         return ExtraRows(Drafter.PASS, ids, placed, width=1, depth=self._num_ids)
 
     def read(self, slot: Slot, logits: Tensor, path: Sequence[int], rows: ExtraRows) -> None:
-        end = path[-1] if path else ROOT
-        first = num = 0
+        end = ROOT
+        if path:
+            end = path[-1]
+        self.close(slot.key, is_ended=False)
         if end in rows.parents:
-            first, num = rows.parents.index(end), self._num_after(slot, len(path))
-        self._known[slot.key] = (len(slot.committed) + len(path) + 1, num)
-        self._logits.add(slot.key, logits[first : first + num])
+            first = rows.parents.index(end)
+            self._lengths[slot.key] = len(slot.committed) + len(path) + 1
+            self._logits.add(slot.key, logits[first : first + self._num_after(slot, len(path))])

@@ -12,6 +12,7 @@ drew is one node and two draws.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from outrider.engine.speculation.candidates import CandidateTree, Offer, join
@@ -49,24 +50,22 @@ def _overlaid(trees: Sequence[CandidateTree]) -> list[Offer]:
     A token that several propose after one node has the largest of theirs, which its descendants' are multiplied by.
     """
     merged = join(trees, _in_turn(trees))
-    factors = [0.0] * len(merged.tree)
-    proposed: list[list[tuple[int, int]]] = [[] for _ in factors]
-    remaining = dict[int, float]()
+    parents = merged.tree.parents
+    factors = [0.0] * len(parents)
+    """Acceptance probability of each node after its parent."""
+    proposed: list[tuple[tuple[int, int], ...]] = [()] * len(parents)
+    remaining = defaultdict[int, float](lambda: 1.0)
     for index, (candidates, node_of) in enumerate(zip(trees, merged.nodes, strict=True)):
         own = candidates.tree
-        parents = set[int]()
+        probs = [*own.probs, 1.0]  # the last is that of ROOT
         for own_node, node in node_of.items():
-            parent = merged.tree.parents[node]
-            factor = own.probs[own_node] * remaining.get(parent, 1.0)
-            if parent != ROOT:
-                factor /= own.probs[own.parents[own_node]]
-            factors[node] = max(factors[node], factor)
-            proposed[node].append((index, own_node))
-            parents.add(parent)
-        for parent in parents:
-            remaining[parent] = remaining.get(parent, 1.0) * (1.0 - candidates.prob)
+            factor = probs[own_node] / probs[own.parents[own_node]]
+            factors[node] = max(factors[node], remaining[parents[node]] * factor)
+            proposed[node] += ((index, own_node),)
+        for parent in {parents[node] for node in node_of.values()}:
+            remaining[parent] *= 1.0 - candidates.prob
     offers = list[Offer]()
-    for factor, parent, nodes in zip(factors, merged.tree.parents, proposed, strict=True):
+    for factor, parent, nodes in zip(factors, parents, proposed, strict=True):
         above = 1.0 if parent == ROOT else offers[parent].prob
-        offers.append(Offer(above * factor, tuple(nodes)))
+        offers.append(Offer(above * factor, nodes))
     return offers

@@ -6,7 +6,7 @@ drafts drawn from it are exact under every acceptance rule.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -36,36 +36,28 @@ class Bigram(Unigram):
     def __init__(self, text_ids: Sequence[int]) -> None:
         """Count the tokens of a text. Raises ValueError when there is none."""
         super().__init__(text_ids)
-        following: dict[int, Counter[int]] = {}
+        following = defaultdict[int, Counter[int]](Counter)
         for one, other in pairwise(text_ids):
-            following.setdefault(one, Counter())[other] += 1
+            following[one][other] += 1
         for token_id, counts in following.items():
             self._after[token_id] = sorted_counts(counts)
 
 
 class TextFollower(Followed):
-    """Follows a sequence by its last token, which is all that matters."""
+    """Follows a sequence by its last token, which is all that matters. Its walk is a follower of that token alone."""
 
     def __init__(self, table: Unigram, token_ids: Sequence[int]) -> None:
         super().__init__(token_ids)
         self._table = table
 
-    def walk(self) -> TextWalk:
-        return TextWalk(self._table, self.ids[-1])
-
     def has_next(self) -> bool:
         return True
 
-
-class TextWalk:
-    """Guesses by the last token."""
-
-    def __init__(self, table: Unigram, last_id: int) -> None:
-        self._table = table
-        self._last_id = last_id
+    def walk(self) -> TextFollower:
+        return TextFollower(self._table, self.ids[-1:])
 
     def next(self) -> Counts:
-        return self._table.after(self._last_id)
+        return self._table.after(self.ids[-1])
 
     def step(self, token_id: int) -> None:
-        self._last_id = token_id
+        self.ids.append(token_id)

@@ -198,7 +198,7 @@ class Eagle3:
             "num_attention_heads": layers.num_attention_heads,
             "num_key_value_heads": layers.num_key_value_heads,
             "head_dim": layers.head_dim,
-            "rms_norm_eps": facts.epsilon,
+            "rms_norm_eps": layers.rms_norm_eps,
             "rope_parameters": dict(layers.rope_parameters),
             "max_position_embeddings": layers.max_position_embeddings,
             "vocab_size": facts.vocab_size,

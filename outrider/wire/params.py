@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -191,6 +191,13 @@ class SamplingParams:
     def determined(self) -> bool:
         """Return whether the next token is a function of those before it: drafts are guesses, whatever their law."""
         return self.greedy or self.acceptance is AcceptanceRule.COUPLED
+
+    def stop_ids(self, eos_token_ids: Iterable[int]) -> set[int]:
+        """Return the ids that end an output. eos_token_ids: the model's, which end it unless they are ignored."""
+        stop_ids = set(self.stop_token_ids)
+        if not self.ignore_eos:
+            stop_ids.update(eos_token_ids)
+        return stop_ids
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first field that is out of range."""

@@ -32,8 +32,7 @@ from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.settings.config import DraftConfig, TargetConfig
 from outrider.wire.speculation import Speculation
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
-from target_service.features import Features
+from target_service.features import FeatureJob, Features, FeatureSubscription
 from target_service.jobs import ExtendJob, Verdict, VerifyJob
 from target_service.worker import start_worker as start_target
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -131,8 +130,8 @@ class Pair:
             return Worker(base, make(base))
 
         class Deliverer:
-            def __init__(self, *args: Any, offer: HeadOffer | None = None, **kwargs: Any) -> None:
-                self.close = self.stub = None
+            def __init__(self, metrics: Any, submit: Any, certificates: Any, offer: HeadOffer | None) -> None:
+                self.close = self.stub = self.register = None
                 pair._offer = offer
 
             def send(self, address: str, target_epoch: int, nodes: Delivery) -> None:
@@ -151,10 +150,9 @@ class Pair:
     has_room = True
 
     def _add_head(self, offer: HeadOffer) -> None:
-        facts, answers = self.target.worker._runner.facts, list[Any]()
+        facts = self.target.worker._runner.facts
         opening = OpeningMap.from_bytes(offer.data, facts.hidden_size, facts.num_layers)
-        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening, answers.append)))
-        assert answers == [None], answers
+        self.target.handle(FeatureJob(lambda features: features.add_head(offer.digest, opening)))
         self._digest = offer.digest
 
     def send_features(self, subscription: FeatureSubscription, start: int, num_tokens: int, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """A new kind of head is a file with its network and its reader, a row of the table, and a test.
 
-The head of this test has a KV cache of its own and proposes a block: one attention of a block over the features of the
+The head of this test has a KV cache of its own and proposes a block: one layer of a block over the features of the
 committed tokens. Below are the file and the row; the test has real workers draft and verify with it.
 docs/add-a-head.md leads through it.
 """
@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from draft_service.block_drafter import MaskDrafter
 from outrider.engine.checkup import Task, check_draft, read_model
@@ -24,7 +25,7 @@ from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.families import Family, family_of
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
-from outrider.engine.heads.llama_head import HeadAttention, LlamaFacts, LlamaHead
+from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.wire.errors import ConfigError
@@ -42,23 +43,25 @@ class GlanceConfig(LlamaFacts):
 
 
 class GlanceHead(LlamaHead, BlockHead):
-    """A block's tokens attend once to the features of the committed tokens and to each other."""
+    """A block's tokens attend once to the features of the committed tokens and to each other; their embeddings count
+    twice.
+    """
 
     facts: GlanceConfig
 
     def __init__(self, facts: GlanceConfig) -> None:
         super().__init__(facts)
-        self.self_attn = HeadAttention(self.config, 0, facts.width, has_norms=False, is_causal=False)
+        self.layers = nn.ModuleList([Qwen3DecoderLayer(self.config, 0)])
 
     @property
     def block(self) -> BlockShape:
         return self.facts.block
 
-    def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        embedded = self.embed_tokens(input_ids)  # [1, Q, d]
-        read = torch.cat([features.to(embedded.dtype), embedded], dim=1)  # [1, C + Q, d]
-        attended: Tensor = self.self_attn(embedded, read, self.rotary_emb(embedded, position_ids), cache)
-        return embedded + attended
+    def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        embedded = self.embed_tokens(input_ids)  # [1, T, d]
+        rotary = self.rotary_emb(embedded, position_ids)
+        output = self.layers[0](embedded, past_key_values=cache, position_embeddings=rotary, is_causal=False)
+        return embedded + output
 
 
 def read_glance(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -101,9 +104,12 @@ def target(tmp_path: Path) -> str:
 
 def write_head(target: str, folder: Path, **config: Any) -> str:
     """Write a random head, which leaves the embedding and the lm_head to its target; return its folder."""
-    width, generator = TargetFiles(target).width, torch.Generator().manual_seed(7)
-    shapes = {"fc": (width, width), "norm": (width,)}
-    shapes |= {f"self_attn.{name}_proj": (width, width) for name in "qkvo"}
+    width, generator = TargetFiles(target).width, torch.Generator().manual_seed(8)
+    shapes: dict[str, tuple[int, ...]] = {"fc": (width, width), "norm": (width,)}
+    shapes |= {f"layers.0.self_attn.{name}_proj": (width, width) for name in "qkvo"}
+    shapes |= {f"layers.0.self_attn.{name}_norm": (width // 2,) for name in "qk"}
+    shapes |= {f"layers.0.mlp.{name}_proj": (width, width) for name in ("gate", "up", "down")}
+    shapes |= {f"layers.0.{name}_layernorm": (width,) for name in ("input", "post_attention")}
     tensors = {f"{name}.weight": torch.randn(shape, generator=generator) / width**0.5 for name, shape in shapes.items()}
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -113,6 +119,7 @@ def write_head(target: str, folder: Path, **config: Any) -> str:
         "block_size": BLOCK,
         "mask_token_id": VOCAB_SIZE - 1,
         "hidden_size": width,
+        "intermediate_size": width,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
@@ -146,7 +153,7 @@ def test_a_new_head_drafts_for_its_target(target: str, tmp_path: Path, monkeypat
     state = pair.draft.base.loaded
     assert state.info().kv_bytes_per_token > 0 and state.info().attention_path == "paged"
     labels = {way.label for way in pair.test_wiring().others}
-    assert "reading after the final norm" in labels
+    assert "reading the hidden states [-1] (-1 = normed)" in labels
     plain, *_ = output_of(pair, is_drafted=False)
     drafted, num_drafted, num_accepted = output_of(pair, is_drafted=True)
     assert drafted == plain and num_drafted > NUM_TOKENS and num_accepted > 0

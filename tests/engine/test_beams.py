@@ -19,13 +19,18 @@ from draft_service.jobs import AdvanceJob
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.speculation.beam import Hypothesis, Level
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.candidates import Offer
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
+from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import MAX_NARROW, CloseJob, Fault, JobError, OpenJob
+from outrider.engine.worker.slots import Slot
 from outrider.wire.kinds import EarlyStopping
 from outrider.wire.params import BeamParams, SamplingParams
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import NumDraftTokens, Speculation
+from target_service.beams import Beams
 from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, NUM_SLOTS, SMALL, Base, Target, prompt
 from tests.tiny_models import perturbed_copy, tiny_llama
@@ -156,7 +161,7 @@ class Foretold(Searching):
         start, ids, parents, ranks = len(self.levels[slot]), list[int](), list[int](), list[int]()
         if self.dice.random() < self.wrong / 4:
             return
-        above: dict[int, int] = {beam: TREE_ROOT - beam for beam in range(len(self.levels[slot][-1].live))}
+        above: dict[int, int] = {beam: ROOT - beam for beam in range(len(self.levels[slot][-1].live))}
         for level in self.known[slot][start : start + self.depth]:
             here = dict[int, int]()
             for rank, (parent, token_id, _) in enumerate(level.live):
@@ -270,10 +275,21 @@ def test_what_was_lost_is_fed_again_in_pieces(
         return forward(step)
 
     monkeypatch.setattr(runner, "forward", noted)
+    offers, withheld = Beams.offers, list[tuple[int, int]]()
+
+    def offered(search: Beams, slot: Slot, shares: SlotShares) -> list[Offer]:
+        found = offers(search, slot, shares)
+        if not search._next_nodes(slot)[1]:
+            withheld.append((len(found), len(search.drafts.offers(shares, 99))))
+        return found
+
+    monkeypatch.setattr(Beams, "offers", offered)
     for beams, slot in SEARCHES:
         target.search(slot, prompt(slot), params(beams))
     expected = {slot: by_transformers(folder, tuple(prompt(slot)), beams, MAX_TOKENS) for beams, slot in SEARCHES}
     assert target.finish() == expected
+    assert withheld and not any(num for num, _ in withheld), "no draft tokens are asked for with a piece"
+    assert any(num_here for _, num_here in withheld) == (max_draft_tokens > 0)
     pieces = [row for row in rows if row.parents is not None and not row.num_logits]
     assert len(pieces) > 10 and max(row.num_new for row in pieces) == most
     assert max(row.num_new for row in rows) <= most + max_draft_tokens
@@ -410,11 +426,11 @@ def test_a_part_of_a_level_that_cannot_hold_all_live_beams_is_not_fed(runner: Mo
         target.step()
     lease = target.leases.get((1, 0))
     assert lease is not None and lease.beams is not None
-    parents = [*(TREE_ROOT - beam for beam in range(4)), TREE_ROOT, 0, 1, 2, 3, 3]
+    parents = [*(ROOT - beam for beam in range(4)), ROOT, 0, 1, 2, 3, 3]
     ids, ranks, kinds = list(range(50, 60)), [*range(5), *range(5)], [NodeKind.GUESS] * 10
     length = NUM_PROMPT + len(target.levels[0])
     target.leases.hand_in(Delivery(target.ticket, length, ids, parents, ranks, kinds, None))
     target.leases.take_delivered()
     assert len(lease.beams.offers(lease.slot, lease.first.shares)) == 10
-    fed = [lease.beams.feed(lease.slot, count).num_drafts for count in (0, 3, 4, 5, 8, 9, 10)]
+    fed = [len(lease.beams.feed(lease.slot, count).drafts) for count in (0, 3, 4, 5, 8, 9, 10)]
     assert fed == [0, 0, 4, 5, 5, 9, 10]

@@ -50,7 +50,7 @@ class Draft:
         def asked(address: str, epoch: int, request: RowsRequest) -> None:
             self.requests.append(request.start)
 
-        self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, vocab_size, asked)
+        self.grower = Grower(make_drafter, keeper, engine, self.take, metrics, asked)
         self.committed, self.buffer = list(prompt), DraftBuffer()
         params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
@@ -98,7 +98,7 @@ class TestMedusa:
     @pytest.fixture
     def draft(self, heads: MedusaHeads) -> Draft:
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
-            return lambda growing: MedusaDrafter(heads, keeper, lambda: None)
+            return lambda growing: MedusaDrafter(heads, keeper)
 
         return Draft(
             make, OpenSlots(partial(HeadSlot, WIDTH, 1, pool=KVPool(1), keeps_cache=False), 4, 99), VOCAB_SIZE, PROMPT
@@ -168,7 +168,7 @@ class TestPard:
 
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             return lambda growing: MaskDrafter(
-                Feeder(runner, keeper, metrics, 32, growing, lambda: None), keeper, BlockShape(self.NUM, self.MASK)
+                Feeder(runner, keeper, metrics, 32, growing), BlockShape(self.NUM, self.MASK)
             )
 
         slots = SlotTable(runner.pool, 4, runner.facts.context_limit)

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draft_service.jobs import AdvanceJob
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
 from outrider.drafting.ngram import Ngram
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.row_cost import RowCost
 from outrider.engine.worker.jobs import CloseJob
 from outrider.wire.kinds import AcceptanceRule, DraftLogprobs
@@ -43,14 +46,13 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 class Cost(RowCost):
     """What no clock decides."""
 
-    reach = 32
-
     def __init__(self, base: float = 1.0) -> None:
         super().__init__()
+        self.reach = 32
         self._base = base
 
-    def seconds(self, num_rows: int) -> float:
-        return self._base**num_rows
+    def seconds(self, num_rows: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        return self._base ** np.asarray(num_rows)
 
     def note(self, num_rows: int, seconds: float) -> None: ...
 
@@ -70,7 +72,7 @@ class Draft(Base):
         paths, laws = list[tuple[int, ...]](), dict[tuple[int, ...], bytes]()
         size = 0 if not isinstance(nodes.rows, DenseRows) else len(nodes.rows.data) // nodes.rows.num_rows
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = (nodes.root_len,) if parent == TREE_ROOT else paths[parent]
+            before = (nodes.root_len,) if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
             law = b""
             if kind is NodeKind.LAW:

@@ -19,7 +19,7 @@ from tests.mutants.operators import Operator, call
 from tests.random_heads import random_medusa
 from tests.tiny_models import tiny_llama
 
-DECIDE, PAGED = "target_service:decide_on_device", "outrider.engine.paths.paged_attention"
+DECIDE, PAGED = "target_service:_DeviceStep.read", "outrider.engine.paths.paged_attention"
 TO_DEVICE = "outrider.engine.cuda:to_device"
 CHAIN_CASE, TREE_CASE, BANS_CASE = Case("chain", GREEDY), Case("tree", GREEDY, TREE), Case("bans", BANS)
 DRAWN_CASE = Case("drawn", DRAWN)
@@ -52,8 +52,8 @@ FAULTS = (
     ),
     Fault(
         "a tensor is made where tensors are made by default",
-        "target_service:_DeviceStep._block_ids",
-        call("arange", "device", to="_f(_0)"),
+        "target_service:_DeviceStep.__init__",
+        call("zeros", "device", to="_f(_0, dtype=_dtype)"),
         TWO_DEVICES,
         DRAWN_CASE,
     ),
@@ -66,7 +66,7 @@ FAULTS = (
     Fault(
         "all logits come to the host",
         DECIDE,
-        call("cpu", to="torch.cat([logits.flatten().double(), _self]).cpu()[logits.numel() :]"),
+        call("cpu", to="torch.cat([self._logits.flatten().double(), _self]).cpu()[self._logits.numel() :]"),
         "bytes came to the host",
     ),
     Fault(
@@ -79,14 +79,14 @@ FAULTS = (
         "a copy to the host is read before it came",
         DECIDE,
         call("cpu", to='_self.to("cpu", non_blocking=True)'),
-        f"{NOT_WAITED}|NonFiniteLogits|verify failed|nothing to draw|invalid value",
+        f"{NOT_WAITED}|NonFiniteLogits|verify failed|out of range|invalid value",
         DRAWN_CASE,
     ),
     Fault("what goes up is not pinned", TO_DEVICE, call("pin_memory", to="_self"), WAITS),
     Fault("what goes up is waited for", TO_DEVICE, call("to", "pin_memory", to="_f(_0)"), WAITS),
     Fault(
         "an index of the host is copied by the operation that it indexes",
-        "target_service:_DeviceStep.next_ids",
+        "target_service:_DeviceStep._up",
         call("to_device", to="torch.from_numpy(_0)"),
         WAITS,
     ),
@@ -131,7 +131,7 @@ def test_a_planted_fault_is_caught(device: FakeCuda, pair: Pair, fault: Fault) -
         check(fault.case, rounds(device, pair, fault.case, 1))  # what comes is the fault's doing
     with (
         planted(Mutant(fault.function, fault.operator, fault.why, ())),
-        pytest.raises((RuntimeError, RuntimeWarning, TypeError, AssertionError), match=fault.error),
+        pytest.raises((RuntimeError, RuntimeWarning, TypeError, AssertionError, IndexError), match=fault.error),
         opened(pair, fault.case),
     ):
         check(fault.case, rounds(device, pair, fault.case, 1))

@@ -52,9 +52,9 @@ def dspark(kind: str) -> Callable[[str, Path], str]:
 
 
 HEADS: dict[str, tuple[Callable[[str, Path], str], str]] = {
-    "EAGLE-1": (random_heads.random_eagle1, "HeadDrafter"),
-    "EAGLE-3": (random_heads.random_eagle3, "HeadDrafter"),
-    "MTP": (random_heads.random_mtp, "HeadDrafter"),
+    "EAGLE-1": (random_heads.random_eagle1, "ModelDrafter"),
+    "EAGLE-3": (random_heads.random_eagle3, "ModelDrafter"),
+    "MTP": (random_heads.random_mtp, "ModelDrafter"),
     "P-EAGLE": (random_heads.random_peagle, "MaskDrafter"),
     "Medusa": (random_heads.random_medusa, "MedusaDrafter"),
     "blockwise": (blockwise, "MedusaDrafter"),

@@ -21,7 +21,6 @@ from outrider.engine.heads.dflash import DFlashHead, read_dflash
 from outrider.engine.heads.families import DFLASH, family_of
 from outrider.engine.heads.head_files import HeadFiles
 from outrider.engine.heads.head_path import HeadPath
-from outrider.engine.heads.llama_head import HeadLayer
 from outrider.engine.heads.loader import load_head
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.heads.opening import OpeningMap
@@ -30,7 +29,7 @@ from outrider.engine.model_runner import ModelFacts, ModelRunner
 from outrider.engine.paths.forward_path import NORMED
 from outrider.engine.paths.paged_plan import PagedPlan
 from outrider.engine.step_plan import Row
-from outrider.wire.errors import ConfigError, InvalidRequest
+from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 from tests.engine.block_heads import BLOCK, MASK, BlockHead, default_taps
 from tests.engine.heads import DRAFT_VOCAB, LAYERS, SHAPE, VOCAB, WIDTH, hidden_states, target
@@ -223,13 +222,13 @@ def test_a_fault_of_the_reader_shows(fault: str, target_folder: str, tmp_path: P
     assert difference(Served(files).rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
 
 
-def test_rows_that_a_layer_norms_show(target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = HeadLayer.forward
+def test_features_that_a_layer_norms_show(target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_features = DFlashHead.read
 
-    def normed(self: Any, hidden: Tensor, before: Tensor, *rest: Any) -> Tensor:
-        return forward(self, hidden, self.input_layernorm(before), *rest)
+    def normed(self: Any, features: Tensor, *rest: Any) -> None:
+        read_features(self, self.layers[0].input_layernorm(features), *rest)
 
-    monkeypatch.setattr(HeadLayer, "forward", normed)
+    monkeypatch.setattr(DFlashHead, "read", normed)
     served = Served(read(CASES["z-lab"], target_folder, tmp_path))
     assert difference(served.rounds(), expected(made(CASES["z-lab"], target_folder))) > CLEAR
 
@@ -250,7 +249,10 @@ def set_tensor(name: str, value: Tensor) -> Spoil:
 
 
 REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "other taps than fc reads": (set_block(target_layer_ids=[1, 3, 5]), r"fc\.weight .* 128 .* 3 x 64 = 192"),
+    "other taps than fc reads": (
+        set_block(target_layer_ids=[1, 3, 5]),
+        r"fc\.weight of .* \[64, 128\], .* must be \[64, 192\]",
+    ),
     "a tap that is not there": (set_block(target_layer_ids=[1, 8]), r"\[2, 9\] .* 8 layers"),
     "two keys that disagree": (
         set_config(aux_hidden_state_layer_ids=[1, 5]),
@@ -265,21 +267,24 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     ),
     "a block of one": (set_config(block_size=1), "block_size of .* is 1"),
     "two block sizes": (set_block(block_size=7), "block_size of .* is both 5 and 7"),
-    "no mask": (set_block(mask_token_id=None), "mask_token_id of .* is None, must be a whole number from 0 to 96"),
-    "a mask past the vocabulary": (set_block(mask_token_id=VOCAB), "mask_token_id of .* is 97"),
+    "no mask": (
+        set_block(mask_token_id=None),
+        "mask_token_id or dspark_noise_token_id of .* is None, must be a whole number from 0 to 96",
+    ),
+    "a mask past the vocabulary": (set_block(mask_token_id=VOCAB), "mask_token_id .* is 97"),
     "a smaller vocabulary": (set_config(vocab_size=90), "90 ids .* 97"),
     "no hidden norm": (lambda c, t: t.__delitem__("hidden_norm.weight"), r"hidden_norm\.weight of .* missing"),
-    "no map": (lambda c, t: t.__delitem__("fc.weight"), r"no matrix fc\.weight"),
+    "no map": (lambda c, t: t.__delitem__("fc.weight"), r"fc\.weight of .* is missing, .* must be \[64, 128\]"),
     "a tensor nobody reads": (
         set_tensor("layers.0.self_attn.g_proj.weight", torch.zeros(4, 64)),
-        r"DFlashHead does not have: layers\.0\.self_attn\.g_proj",
+        r"Unexpected key.*layers\.0\.self_attn\.g_proj",
     ),
     "norms of each tap": (set_tensor("aux_hidden_norms.0.weight", torch.ones(64)), r"aux_hidden_norms\.0"),
     "a missing tensor": (
         lambda c, t: t.__delitem__("layers.1.self_attn.k_norm.weight"),
-        r"not all tensors: layers\.1\.self_attn\.k_norm\.weight",
+        r"Missing key.*layers\.1\.self_attn\.k_norm\.weight",
     ),
-    "another width": (set_config(intermediate_size=80), r"gate_proj\.weight .* \[96, 64\].* \[80, 64\]"),
+    "another width": (set_config(intermediate_size=80), r"gate_proj\.weight: .*\[96, 64\].*\[80, 64\]"),
     "not a number": (set_tensor("norm.weight", torch.full((64,), torch.nan)), r"norm\.weight of .* not finite"),
     "sinks": (set_block(attention_sink_bias=True), "attention_sink_bias of .* attention sinks"),
     "unnamed windows": (set_block(use_swa=True, swa_window_size=8), "use_swa of .* layer_types do not name"),
@@ -377,6 +382,6 @@ def test_rows_of_features_that_do_not_fit_are_refused(target_folder: str, tmp_pa
     served = Served(read(CASES["z-lab"], target_folder, tmp_path))
     table = served.runner.pool.new_table()
     for features in (torch.zeros(3, WIDTH), torch.zeros(2, WIDTH + 1)):
-        with pytest.raises(InvalidRequest, match=r"must be at most \[2, 64\]"):
+        with pytest.raises(AssertionError, match="features of"):
             served.runner.forward([Row(table, [3, 4], 0, 0, [], features=features)])
     assert table.num_tokens == 0

@@ -85,10 +85,10 @@ class Drafting(Draft):
         def make(keeper: SlotKeeper[Any], metrics: WorkerMetrics) -> MakeDrafter:
             def drafter(growing: Any) -> MaskDrafter:
                 shape = head.block
-                feeder = Feeder(self.runner, keeper, metrics, 32, growing, lambda: None)
+                feeder = Feeder(self.runner, keeper, metrics, 32, growing)
                 if head.markov_head is None:
-                    return MaskDrafter(feeder, keeper, shape)
-                return SequentialDrafter(feeder, keeper, shape, path)
+                    return MaskDrafter(feeder, shape)
+                return SequentialDrafter(feeder, shape)
 
             return drafter
 
@@ -179,7 +179,7 @@ def _following(draft: Drafting, path: Sequence[int]) -> list[int]:
     node = ROOT
     for token_id in path:
         node = tree.child(node, token_id)
-    return [*(tree.ids[child] for child in tree.children(node)), *(token_id for token_id, _ in tree.ranked[node])]
+    return [*(tree.ids[child] for child in tree.children(node)), *tree.ranked[node]]
 
 
 def test_goes_on_below_a_hit(head: DFlashHead) -> None:
@@ -243,7 +243,7 @@ def test_memory_taken_away_is_asked_for_again(head: DFlashHead) -> None:
     draft.send(0, 74)
     draft.run()
     draft.slot.give_up()
-    draft.tell([38, 37], is_missed=True)
+    draft.tell([6, 5], is_missed=True)  # which no head proposes: nothing of the tree stays
     assert draft.requests[-1] == 0
     draft.run()
     draft.send(20, 76)  # the target remembers no more

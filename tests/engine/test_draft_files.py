@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from draft_service.loading import load_draft
 from outrider.engine.heads import families
 from outrider.engine.heads.checkpoint import Checkpoint
-from outrider.engine.heads.families import Family, family_of, pard_block
+from outrider.engine.heads.families import Family, family_of, is_same, pard_block
 from outrider.wire.errors import ConfigError
 from outrider.wire.settings.config import DraftConfig
 
@@ -64,7 +64,13 @@ def test_kinds_that_are_served(config: dict[str, Any], names: tuple[str, ...], k
 @pytest.mark.parametrize(
     ("config", "names", "words"),
     [
-        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of type 'dflash2'"),
+        ({"speculators_model_type": "dflash2"}, EAGLE1, "speculators model of another type, 'dflash2'"),
+        (
+            {"speculators_model_type": "dflash3", "architectures": ["DFlash3Speculator"]},
+            EAGLE1,
+            "speculators model of another type, 'dflash3'",
+        ),
+        ({"speculators_model_type": "independent"}, EAGLE3, "speculators model of another type, 'independent'"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, EAGLE1, "Domino"),
         ({"architectures": ["DFlash2DraftModel"]}, EAGLE1, "DFlash2"),
         ({"dflash_config": {"projector_type": "domino"}}, EAGLE1, "Domino"),
@@ -97,6 +103,15 @@ def test_a_target_that_drafts_for_itself_is_its_mtp_head(
     assert family_of(found, str(tmp_path.parent)) is family_of(found) is families.MODEL
 
 
+def test_two_names_of_one_file_are_one_model(tmp_path: Path) -> None:
+    """As two mounts of one folder are."""
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    one.touch()
+    other.hardlink_to(one)
+    assert is_same(str(one), str(other)) and is_same("owner/model", "owner/model")
+    assert not is_same(str(one), str(tmp_path)) and not is_same("owner/model", "owner/other")
+
+
 def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -> None:
     found = files(tmp_path, {**LLAMA, "num_nextn_predict_layers": 1}, MODEL)
     with pytest.raises(ConfigError, match=r"has 1 layers for multi-token prediction and whose files have none; get"):
@@ -106,7 +121,7 @@ def test_a_target_that_lost_its_mtp_head_is_no_draft_of_itself(tmp_path: Path) -
 @pytest.mark.parametrize("token", [97, -1, "<mask>"])
 def test_a_masked_position_must_be_an_id(token: object, tmp_path: Path) -> None:
     assert pard_block(files(tmp_path, {**LLAMA, "pard_token": 96})).mask_id == 96
-    with pytest.raises(ConfigError, match=r"pard_token of .* must be a whole number from 0 to 96"):
+    with pytest.raises(ConfigError, match=r"^pard_token of .* must be a whole number from 0 to 96"):
         pard_block(files(tmp_path, {**LLAMA, "pard_token": token}))
 
 

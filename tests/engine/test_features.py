@@ -14,10 +14,10 @@ import torch
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.worker.jobs import CloseJob, JobError, OwnerGone
-from outrider.wire.errors import Unavailable
+from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.speculation import Speculation
 from target_service import features as module
-from target_service.feature_jobs import FeatureSubscription
+from target_service.features import FeatureSubscription
 from target_service.jobs import Verdict, VerifyJob
 from tests.engine.test_turns import BLOCK_SIZE, LARGE, NUM_PROMPT, SMALL, Target, load, open_job, prompt
 from tests.tiny_models import tiny_llama
@@ -77,7 +77,6 @@ class Served(Target):
         super().__init__(runner, num_blocks, **options)
         self.link = Link()
         self.runner = runner
-        self.errors: list[str | None] = []
         self.add(HEAD, opening())
 
     def heard(self, slot: int, result: Verdict | JobError) -> None:
@@ -85,7 +84,7 @@ class Served(Target):
             super().heard(slot, result)
 
     def add(self, digest: bytes, made: OpeningMap) -> None:
-        self.features.add_head(digest, made, self.errors.append)
+        self.features.add_head(digest, made)
 
     def want(self, slot: int = 0, start: int = 0, link: Link | None = None, digest: bytes = HEAD) -> None:
         self.features.subscribe(FeatureSubscription(link or self.link, digest, slot, start))
@@ -107,7 +106,7 @@ def target(runner: ModelRunner) -> Any:
     yield served
     served.features.drop_head(HEAD)
     served.features.drop_head(OTHER)
-    assert served.features.num_kept_bytes == 0 and not served.features._buffers
+    assert not served.features._buffers
 
 
 def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(target: Served) -> None:
@@ -122,6 +121,18 @@ def test_rows_come_as_they_are_made_without_a_gap_whatever_was_asked_first(targe
     target.steps(2)
     assert target.link.ends(1) == target.fed_len(1)
     target.run()
+
+
+def test_a_verify_sends_what_is_kept_of_its_own_lease_alone(target: Served) -> None:
+    target.want(0)
+    target.link.has_room = False
+    target.open(0, prompt(0))
+    target.steps(4)
+    target.link.has_room = True
+    target.open(1, prompt(1))
+    assert not target.link.spans, "a verify of one slot takes no time for others"
+    target.lease(0, lambda result: target.heard(0, result))
+    assert target.link.ends(0) > 0
 
 
 def test_a_request_begins_where_it_says_and_one_that_is_repeated_repeats(target: Served) -> None:
@@ -179,7 +190,7 @@ def test_two_drafts_of_one_answer_each_get_the_rows_under_tickets_of_their_own(t
     target.want(8, link=first)
     target.steps(4)
     assert first.ends(8) == second.ends(9) == target.fed_len() > 0
-    target.features.end_link(first, lambda: None)
+    target.features.end_link(first)
     before = first.ends(8)
     target.steps(2)
     assert first.ends(8) == before and second.ends(9) == target.fed_len() > before
@@ -191,7 +202,7 @@ def test_a_link_that_is_gone_gets_nothing_more(target: Served) -> None:
     target.want(5)
     target.steps(4)
     before = list(target.link.spans)
-    target.features.end_link(target.link, lambda: None)
+    target.features.end_link(target.link)
     target.open(5, prompt(5))
     target.steps(4)
     assert target.link.spans == before
@@ -250,7 +261,7 @@ def test_the_rows_of_all_slots_are_bounded_and_those_of_the_idle_go_first(
     monkeypatch.setattr(module, "MAX_KEPT_BYTES", (2 * NUM_PROMPT + 10) * ROW_BYTES)
     target.open(1, prompt(1))
     target.steps(4)
-    kept = {key[1] for _, key in target.features._buffers}
+    kept = {key[1] for key in target.features._buffers}
     assert 1 in kept and target.features.num_kept_bytes <= module.MAX_KEPT_BYTES
     assert module.MAX_KEPT_TOKENS * ROW_BYTES > module.MAX_KEPT_BYTES
 
@@ -310,9 +321,9 @@ def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served
         target.open(slot, prompt(slot))
     target.steps(4)
     target.verifier.handle(CloseJob(1, 0))
-    assert {key[1] for _, key in target.features._buffers} == {1, 2}
+    assert {key[1] for key in target.features._buffers} == {1, 2}
     target.verifier.handle(replace(open_job(1, prompt(5)), speculation=target.speculation))
-    assert {key[1] for _, key in target.features._buffers} == {2}
+    assert {key[1] for key in target.features._buffers} == {2}
     target.verifier.handle(OwnerGone(1))
     assert not target.features._buffers
 
@@ -320,7 +331,6 @@ def test_a_slot_that_is_closed_opened_again_or_gone_keeps_no_rows(target: Served
 def test_two_heads_have_rows_of_their_own_and_one_that_goes_leaves_the_other(target: Served) -> None:
     other = Link()
     target.add(OTHER, opening((-1, 1, 0), seed=1))
-    assert target.errors == [None, None]
     target.open(0, prompt(0))
     target.open(1, prompt(1))
     target.want(0)
@@ -341,7 +351,7 @@ def test_a_head_that_goes_takes_its_rows_along_and_the_last_the_taps(target: Ser
     assert target.runner.features.shape[1] == 3
     target.features.drop_head(HEAD)
     target.steps(1)
-    assert target.runner.features.shape[1] == 1 and {head for head, _ in target.features._buffers} == {OTHER}
+    assert target.runner.features.shape[1] == 1 and set(target.features._buffers[1, 0]) == {OTHER}
     target.features.drop_head(OTHER)
     target.steps(1)
     assert not target.runner.features.numel() and not target.features._buffers
@@ -368,9 +378,9 @@ def test_a_head_that_the_runner_cannot_serve_is_refused_and_leaves_nothing(
 
     too_large = opening()
     monkeypatch.setattr(too_large, "to", no_memory)
-    target.add(OTHER, too_large)
-    error = target.errors[-1]
-    assert error is not None and "out of memory" in error and set(target.features._heads) == {HEAD}
+    with pytest.raises(InvalidRequest, match="out of memory"):
+        target.add(OTHER, too_large)
+    assert set(target.features._heads) == {HEAD}
 
 
 def test_a_probe_runs_between_steps_and_changes_nothing(target: Served) -> None:

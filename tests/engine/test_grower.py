@@ -10,7 +10,8 @@ import pytest
 
 from draft_service.jobs import AdvanceJob
 from outrider.engine.model_runner import ModelRunner
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.step_plan import Row
 from outrider.engine.worker.jobs import Fault, JobError, Opened, TruncateJob
 from outrider.wire.speculation import Speculation
@@ -34,7 +35,7 @@ class Draft(Base):
     def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         found: list[tuple[int, ...]] = []
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = (nodes.root_len,) if parent == TREE_ROOT else found[parent]
+            before = (nodes.root_len,) if parent == ROOT else found[parent]
             found.append((*before, token_id))
             if kind is not NodeKind.KNOWN:
                 self.paths[found[-1]] = rank

@@ -15,9 +15,9 @@ from transformers import DeepseekV3Config, LlamaConfig
 from draft_service import head_slot
 from draft_service.feeding import Feeder
 from draft_service.grower import Grower
-from draft_service.head_drafter import HeadDrafter
 from draft_service.head_slot import HeadSlot
 from draft_service.jobs import AdvanceJob, RowsJob, RowsRequest
+from draft_service.model_drafter import ModelDrafter
 from outrider.engine.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.heads.head_path import HeadPath
 from outrider.engine.heads.joined import JoinedConfig, JoinedHead
@@ -65,7 +65,15 @@ def mtp() -> JoinedHead:
         v_head_dim=6,
         first_k_dense_replace=1,
     )
-    return JoinedHead(JoinedConfig.of(layers, joins_normed=True))
+    return JoinedHead(
+        JoinedConfig(
+            layers=layers,
+            width=layers.hidden_size,
+            vocab_size=layers.vocab_size,
+            draft_vocab_size=layers.vocab_size,
+            joins_normed=True,
+        )
+    )
 
 
 def eagle3() -> Eagle3Head:
@@ -110,8 +118,8 @@ class Draft:
         self.table = SlotTable(self.runner.pool, 4, 512, partial(HeadSlot, WIDTH, 1))
         keeper = SlotKeeper(self.table, engine, metrics, VOCAB_SIZE, ())
         self.grower = Grower(
-            lambda growing: HeadDrafter(Feeder(self.runner, keeper, metrics, 32, growing, lambda: None), keeper, path),
-            *(keeper, engine, self.take, metrics, VOCAB_SIZE, self.asked),
+            lambda growing: ModelDrafter(Feeder(self.runner, keeper, metrics, 32, growing), path),
+            *(keeper, engine, self.take, metrics, self.asked),
         )
         self.committed, self.buffer, self.requests, self.said = list(prompt), DraftBuffer(), list[int](), list[Any]()
         self.request_id = 0

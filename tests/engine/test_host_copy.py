@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.block_drafter import own_part
+from draft_service.block_drafter import own_parts
 from outrider.engine.cuda.host_copy import DeferredCopies
 from outrider.engine.sampling.reported import packed_ranks, unpacked_ranks
 from target_service.beams import best_tokens
@@ -74,6 +74,6 @@ def test_parts_of_what_was_copied_keep_nothing_of_the_others(device: FakeCuda) -
     rows = torch.arange(12.0, device="cuda").view(4, 3)
     device.take()
     copied = rows.cpu()
-    parts = [own_part(copied, 0, 1), own_part(copied, 1, 3)]
+    parts = own_parts(copied, [1, 3])
     assert len(device.take().waits) == 1
     assert [part.untyped_storage().nbytes() for part in parts] == [12, 36]

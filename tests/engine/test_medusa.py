@@ -23,8 +23,8 @@ from outrider.wire.settings.config import DraftConfig
 from tests.engine.fake_cuda import fake_cuda
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target
 
-TOLERANCE = 1e-12
-"""Largest difference, as a share of the largest logit: float64 throughout."""
+TOLERANCE = 1e-6
+"""Largest difference, as a share of the largest logit: the heads run in float64, and their logits are float32."""
 NUM_HEADS, NUM_LAYERS = 3, 2
 LEGACY = {"medusa_num_heads": 2, "medusa_num_layers": 1}
 """As published: both counts are wrong."""
@@ -152,21 +152,24 @@ def test_a_token_map_leaves_the_other_ids_without_a_row(whole: bool, target_fold
 
 Spoil = Callable[[dict[str, Tensor]], Any]
 REFUSALS: dict[str, tuple[Spoil, str]] = {
-    "a head in between": (lambda t: [t.pop(name) for name in list(t) if ".1." in name[:10]], "not all tensors"),
-    "a missing projection": (lambda t: t.pop("lm_heads.2.weight"), r"not all tensors: lm_heads\.2\.weight"),
-    "a tensor nobody reads": (lambda t: t.update(gate=torch.ones(2)), "MedusaHeads does not have: gate"),
+    "a head in between": (lambda t: [t.pop(name) for name in list(t) if ".1." in name[:10]], "Missing key"),
+    "a missing projection": (lambda t: t.pop("lm_heads.2.weight"), r"Missing key.*lm_heads\.2\.weight"),
+    "a tensor nobody reads": (lambda t: t.update(gate=torch.ones(2)), "Unexpected key.*gate"),
     "another target's width": (
         lambda t: t.update({"blocks.0.layers.0.weight": torch.ones(WIDTH, 2 * WIDTH)}),
-        r"blocks\.0\.layers\.0\.weight .* \[64, 128\].*\[64, 64\]",
+        r"blocks\.0\.layers\.0\.weight: .*\[64, 128\].*\[64, 64\]",
     ),
     "another target's vocabulary": (
         lambda t: t.update({"lm_heads.0.weight": torch.ones(40, WIDTH)}),
-        r"lm_heads\.0\.weight .* is \[40, .* must be \[97, .* give the target",
+        r"lm_heads\.0\.weight: .*\[40, .*\[97, .* give the target",
     ),
     "a map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(70, 70 + VOCAB)), "leads to the id 97"),
     "a short map out of the vocabulary": (lambda t: t.update(token_map=torch.arange(90, 120)), "leads to the id 97"),
-    "a name without a number": (lambda t: t.update({"blocks.x.weight": torch.ones(2)}), "does not have: blocks.x"),
-    "a projection of no dimension": (lambda t: t.update({"lm_heads.0.weight": torch.tensor(1.0)}), "must be a list"),
+    "a name without a number": (lambda t: t.update({"blocks.x.weight": torch.ones(2)}), "Unexpected key.*blocks.x"),
+    "a projection of no dimension": (
+        lambda t: t.update({"lm_heads.0.weight": torch.tensor(1.0)}),
+        r"lm_heads\.0\.weight: .*\[1\]",
+    ),
     "not a number": (
         lambda t: t["blocks.0.layers.1.bias"].fill_(float("inf")),
         r"blocks\.0\.layers\.1\.bias .* finite",

@@ -22,7 +22,8 @@ from outrider.drafting.translation import Intersection, Translation
 from outrider.engine.model_runner import ModelRunner, UncachedModel
 from outrider.engine.sampling.grammar import Grammars
 from outrider.engine.sampling.wire_tensors import decode_laws
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.worker.jobs import SlotVocabulary
 from outrider.engine.worker.slots import SlotTable
 from outrider.wire.kinds import DraftLogprobs
@@ -110,7 +111,7 @@ class Draft(Base):
         for nodes in self.sent_nodes:
             paths: list[tuple[int, ...]] = []
             for token_id, parent, rank in zip(nodes.ids, nodes.parents, nodes.ranks, strict=True):
-                paths.append((*(() if parent == TREE_ROOT else paths[parent]), token_id))
+                paths.append((*(() if parent == ROOT else paths[parent]), token_id))
                 found[paths[-1]] = rank
         return sorted((each[-1] for each in found if each[:-1] == path), key=lambda each: found[(*path, each)])
 

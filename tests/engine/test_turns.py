@@ -22,14 +22,14 @@ from draft_service.model_drafter import ModelDrafter
 from draft_service.pushing import Send
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.ngram import Ngram
-from outrider.engine.drafters import merge, rows_ahead
+from outrider.engine.drafters import SearchDrafts, merge, rows_ahead
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.loading.loader import load_runner
 from outrider.engine.loading.lookahead_embeddings import append_embeddings
 from outrider.engine.model_runner import ModelRunner, UncachedModel
-from outrider.engine.speculation.draft_tree import DraftTree
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.followers import TableDrafter
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows, TargetDrafter
 from outrider.engine.step_plan import Row
 from outrider.engine.worker import scheduler
@@ -46,13 +46,14 @@ from outrider.wire.scheduling import Scheduling
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
-from target_service.feature_jobs import FeatureSubscription
-from target_service.features import Features
+from target_service.drafting import Drafting
+from target_service.features import Features, FeatureSubscription
 from target_service.hold import MAX_HOLD_S
 from target_service.jobs import Fallback, Verdict, VerifyJob
 from target_service.leases import Leases
 from target_service.own_drafts import OwnDrafts
 from target_service.proposal import Proposal
+from target_service.step import Step
 from target_service.verifier import Verifier
 from tests.random_heads import random_lookahead
 from tests.tiny_models import tiny_llama
@@ -114,12 +115,12 @@ class Base:
     def make_grower(self, runner: ModelRunner, send: Send, table: SequenceDrafter | None = None) -> Grower:
         rest = (runner, self.keeper, self.metrics, MAX_PREFILL)
         return Grower(
-            lambda growing: ModelDrafter(Feeder(*rest, growing, self.engine.flush), self.keeper),
+            lambda growing: ModelDrafter(Feeder(*rest, growing)),
             self.keeper,
             self.engine,
             send,
             self.metrics,
-            runner.facts.vocab_size,
+            lambda address, epoch, request: None,
             open_ahead=None if table is None else rows_ahead(table),
         )
 
@@ -161,9 +162,11 @@ class Target(Base):
             Drafter.PASS: PassDrafter(runner.facts.vocab_size, NUM_AHEAD),
         }
         self.own = OwnDrafts(self.drafters)
-        self.features = Features(runner, self.leases, self.engine.answer)
-        rest = (MAX_PREFILL, self.own, self.features, merge)
-        self.verifier = Verifier(runner, self.keeper, self.leases, self.engine, self.metrics, *rest)
+        self.features = Features(runner, self.leases)
+        shared = (runner, self.keeper, self.leases, self.engine)
+        rest = (MAX_PREFILL, self.own, self.features)
+        self.stepping = Step(*shared, self.metrics, *rest, merge)
+        self.verifier = Verifier(self.stepping, *shared, *rest, SearchDrafts)
         self.ids: dict[int, list[int]] = {}
 
     def open(self, slot: int, ids: list[int], **options: Any) -> None:
@@ -190,7 +193,7 @@ class Target(Base):
     def deliver(self, slot: int, root_len: int, ids: list[int], parents: list[int] | None = None) -> None:
         """Guesses: a chain, or a tree with these parents."""
         num = len(ids)
-        parents = list(range(TREE_ROOT, num - 1)) if parents is None else parents
+        parents = list(range(ROOT, num - 1)) if parents is None else parents
         ranks, kinds = [parents[:node].count(parent) for node, parent in enumerate(parents)], [NodeKind.GUESS] * num
         nodes = Delivery(slot, root_len, ids, parents, ranks, kinds, None, num_bytes=4 * num)
         self.leases.hand_in(nodes)
@@ -265,7 +268,7 @@ def test_followers_outlive_their_slots_memory_and_not_their_slots(runner: ModelR
     small = make(runner, SMALL)
     assert answers(small, prompts) == expected
     assert small.count("preemptions_total") > 0 and small.metrics_of("verify") > 0
-    assert len(small.own) == 0 and small.pool.num_in_use == 0
+    assert len(small.own._slots) == 0 and small.pool.num_in_use == 0
 
 
 @pytest.mark.parametrize("make", [WindowTarget, PassTarget])
@@ -291,16 +294,15 @@ def test_a_drafter_reads_what_the_target_says_behind_each_of_its_tokens(
         read(slot, logits, path, rows)
 
     verified = dict[SlotKey, DraftTree]()
-    drafting = target.verifier._step._drafting
-    make = drafting.proposal
+    make = Drafting.proposal
 
-    def made(*chosen: Any) -> Proposal:
-        found = make(*chosen)
+    def made(drafting: Drafting, *chosen: Any) -> Proposal:
+        found = make(drafting, *chosen)
         verified[found.slot.key] = found.tree
         return found
 
     monkeypatch.setattr(drafter, "read", compared)
-    monkeypatch.setattr(drafting, "proposal", made)
+    monkeypatch.setattr(Drafting, "proposal", made)
     for slot in range(2):
         target.open(slot, prompt(slot, 12), max_tokens=40)
     while target.table.num_in_use:
@@ -322,7 +324,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
     target.ids[1] = prompt(1, 150)
     target.verifier.handle(replace(open_job(1, target.ids[1]), scheduling=Scheduling(b"other")))
     target.lease(1, lambda result: target.heard(1, result))
-    slot, choose = target.table.get(1, 1), target.verifier._step._budget.choose
+    slot, choose = target.table.get(1, 1), target.stepping._budget.choose
     assert slot is not None
 
     def chosen(demands: Any, max_rows: int, num_free: int, absent: list[Scheduling]) -> Any:
@@ -331,7 +333,7 @@ def test_steps_leave_room_for_a_caller_as_long_as_its_prompt_is_being_fed(
             assert Scheduling(b"other") in absent
         return choose(demands, max_rows, num_free, absent)
 
-    monkeypatch.setattr(target.verifier._step._budget, "choose", chosen)
+    monkeypatch.setattr(target.stepping._budget, "choose", chosen)
     target.run()
     assert len(set(fed)) > 1, "it was fed in several steps"
 
@@ -356,10 +358,10 @@ def test_a_slot_whose_step_failed_goes_on_from_what_is_committed(
     with pytest.raises(RuntimeError):
         target.step()
     target.verifier.fail_step(RuntimeError("out of memory"))
-    assert isinstance(failed[0], JobError) and len(target.own) == 1 and len(target.leases) == 0
+    assert isinstance(failed[0], JobError) and len(target.own._slots) == 1 and len(target.leases) == 0
     monkeypatch.setattr(runner, "forward", forward)
     target.lease(0, lambda result: target.heard(0, result))
-    assert target.run()[0] == expected and len(target.own) == 0
+    assert target.run()[0] == expected and len(target.own._slots) == 0
 
 
 def test_prompts_that_begin_alike_share_memory_and_say_the_same(runner: ModelRunner) -> None:
@@ -485,7 +487,7 @@ class FixedTree(Fixed):
     speculation = Speculation(max_draft_tokens=4, tree=TreeShape.parse("2x1"))
 
 
-@pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [TREE_ROOT, TREE_ROOT, 0, 1], 2)])
+@pytest.mark.parametrize(("make", "parents", "depth"), [(Fixed, None, 2), (FixedTree, [ROOT, ROOT, 0, 1], 2)])
 def test_a_verdict_says_how_many_drafts_might_have_been_kept(
     runner: ModelRunner, make: type[Fixed], parents: list[int] | None, depth: int
 ) -> None:
@@ -518,7 +520,7 @@ class Draft(Base):
     def sent(self, address: str, epoch: int, nodes: Delivery) -> None:
         paths: list[tuple[int, ...]] = []
         for token_id, parent, rank, kind in zip(nodes.ids, nodes.parents, nodes.ranks, nodes.kinds, strict=True):
-            before = () if parent == TREE_ROOT else paths[parent]
+            before = () if parent == ROOT else paths[parent]
             paths.append((*before, token_id))
             if rank == 0 and kind in (NodeKind.GUESS, NodeKind.LAW):  # others are made when they turn likely
                 self.grown[nodes.ticket][(nodes.root_len, *before)] = token_id

@@ -365,6 +365,13 @@ def test_an_expanded_tensor_of_a_pickle_is_refused(tmp_path: Path) -> None:
     assert "0.0.linear.weight in" in refusal(lambda: files.names)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated")
+def test_a_quantised_tensor_of_a_pickle_is_refused(tmp_path: Path) -> None:
+    quantised = torch.quantize_per_tensor(torch.zeros(4, 4), 0.1, 0, torch.qint8)
+    files = Checkpoint(str(pickled_head(tmp_path / "head", {"0.0.linear.weight": quantised})), allow_pickle=True)
+    assert "0.0.linear.weight in it" in refusal(lambda: files.names)
+
+
 def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
     """64 KiB that unpack to 64 MiB."""
     head = pickled_head(tmp_path / "head", {"0.0.linear.weight": torch.zeros(2**20)})

@@ -123,7 +123,7 @@ def test_medusa_before_the_final_norm_is_caught(tmp_path: Path) -> None:
     seen = seen_with(best)
     assert score_head(loaded, seen).fault is None
     found = score_head(loaded, exchanged(seen))
-    assert found.winner is not None and found.winner.label == "reading before the final norm"
+    assert found.winner is not None and found.winner.label == f"reading the hidden states [{LAYERS}] (-1 = normed)"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ HASTY = ("@target_service.hold.MAX_HOLD_S=0.3",)
 """What is late is held back; the rest is in time on a slow machine, too."""
 OTHER_WORDS = ("2", "[1", "</s>", "]", "22", "<unk>", "12]", ",", ",1", "11")
 """Four of these are words of the target's, too: they are nodes of its drafts. `1` and `[` are unknown here."""
-AUTO_BUDGET_BYTES = 32 * 8 * 4 * VOCAB_SIZE
+AUTO_MAX_WHOLE_IDS = 32 * VOCAB_SIZE
 """`auto` sends whole laws of answers that begin beside few others, and cuts those of the rest."""
 
 
@@ -157,7 +157,7 @@ class Services:
         """pair: models, in place of those that most cases have. beside: the model of another pool of drafts."""
         cores = sorted(os.sched_getaffinity(0))
         common = ("--log-level", "error", "--cpu-cores")
-        budget = (f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={AUTO_BUDGET_BYTES}",)
+        budget = (f"@draft_service.grower.MAX_WHOLE_IDS={AUTO_MAX_WHOLE_IDS}",)
         target_model, draft_model = pair or (self.models.target, self.models.draft)
         of_drafters = self.models.of_drafters if pair is None else ("--drafter-text", self.models.text)
         own = ("--model", target_model, "--max-prefill-tokens", "4096", *of_drafters)

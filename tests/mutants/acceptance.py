@@ -63,8 +63,8 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service:own_draw",
-        operation("+", to="_0"),
+        "target_service:_decide_slot",
+        argument("coupled_place", 3, to="_0"),
         "the numbers that draw a bonus token are looked at again, at another position",
         DECIDED,
     ),
@@ -75,7 +75,7 @@ ACCEPTANCE = (
         DECIDED,
     ),
     Mutant(
-        "target_service:StepRows._uniforms",
+        "target_service:StepRows.__init__",
         argument("host_slot_uniforms", 1, to="[0] * len(_)"),
         "a round uses the numbers that the round before has looked at",
         DECIDED,

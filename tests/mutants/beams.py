@@ -24,13 +24,13 @@ STEPS, LOST, MOVED = (
 
 BEAMS = (
     Mutant(
-        "outrider.papers:BeamGrowth._add_level",
-        read("sums", to="[0.0] * len(_)"),
+        "outrider.papers:BeamGrowth._choose_anew",
+        read("_sums", to="[0.0] * len(_)"),
         "a draft's beams are sorted without the target's sums, and are not the target's",
         DRAFTED,
     ),
     Mutant(
-        "outrider.papers:BeamGrowth._add_level",
+        "outrider.papers:BeamGrowth.extend",
         always("_stop_ids"),
         "a draft's beams go on behind what ends them, in place of those that the target chooses",
         DRAFTED,
@@ -80,7 +80,7 @@ BEAMS = (
     ),
     Mutant(
         f"{TARGET}._next_nodes",
-        call("max", to="None", nth=(2, 2)),
+        comparison("<=", to="True"),
         "a search that lost its memory feeds its whole tree at once, however large",
         LOST,
     ),

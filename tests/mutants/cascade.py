@@ -1,7 +1,7 @@
 """A draft that is drafted for: a table's guesses and what is drawn."""
 
 from tests.mutants import Mutant
-from tests.mutants.operators import argument, call, drop, never
+from tests.mutants.operators import always, argument, call, drop, never
 
 CASCADE, GROWER = "outrider.papers:Cascade", "draft_service:Grower"
 DRAFTED_FOR = ("tests/engine/test_cascade.py",)
@@ -15,7 +15,7 @@ CASCADES = (
     ),
     Mutant(
         "draft_service:ModelDrafter._read",
-        call("enumerate", "len", to="_f(_0, _1 - 1)"),
+        call("of_logits", to="_f(_0, _1, _2, _3, _4 - (_1 < -1))"),
         "what follows a guess is drawn from the row before it",
         DRAFTED_FOR,
     ),
@@ -51,7 +51,7 @@ CASCADES = (
     ),
     Mutant(
         "draft_service:Feeder.feed",
-        call("_without_last", to="_0"),
+        always("any"),
         "guesses that there is no memory for fail the step",
         DRAFTED_FOR,
     ),

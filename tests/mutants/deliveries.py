@@ -95,7 +95,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{BUFFER}.insert",
-        call("get", to="_f(_0, ROOT)", nth=(1, 3)),
+        call("get", to="_f(_0, ROOT)", nth=(1, 2)),
         "what hangs under a token that got lost is verified after another",
         BUFFERED,
     ),
@@ -149,7 +149,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{DRAFTING}._delivered",
-        always("is_active"),
+        read("is_active", to="True"),
         "a draft that nobody waits for comes in time where the draws of another are waited for",
         UNIONS,
     ),
@@ -173,7 +173,7 @@ DELIVERIES = (
     ),
     Mutant(
         f"{DRAFTING}._draws",
-        argument("_refuse", 1, to="found.lease.first"),
+        argument("refuse", 0, to="found.lease.first.ticket"),
         "for what one draft delivers wrong another is given up",
         UNIONS,
     ),

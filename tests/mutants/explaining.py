@@ -30,7 +30,7 @@ EXPLAINING = (
         "target_service:Step._decide",
         call(
             "commit_sampled",
-            to="_f(_0, replace(_1, next_id=0) if _0.lease.speculation.explain else _1, _2, _3, _4, _5)",
+            to="_f(_0, Decided(_1.path, 0, _1.reported) if _0.lease.speculation.explain else _1, _2, _3, _4, _5)",
         ),
         "who asks gets another answer",
         SERVED,

@@ -11,7 +11,7 @@ from tests.mutants.operators import (
     drop,
     never,
     operation,
-    read,
+    subscript,
 )
 
 HEADS_ROOM = "outrider.engine.heads"
@@ -40,18 +40,18 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}.eagle3:_open",
-        call("bool", to="False", beside=("True",)),
+        argument("Eagle3Config", "carries_normed", to="False"),
         "speculators' norm_output is taken for SpecForge's, and 3.1 drafts worse from the second token on",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
+        f"{HEADS_ROOM}.eagle3:Eagle3Head.run_layers",
         display("embedded", to="[_1, _0]"),
         "feature and embedding are swapped",
         EAGLE3_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.eagle3:_FirstLayer.join",
+        f"{HEADS_ROOM}.eagle3:Eagle3Head.run_layers",
         never("norm_before_residual"),
         "heads whose first residual is normed draft worse",
         EAGLE3_TESTS,
@@ -107,7 +107,7 @@ HEADS = (
     Mutant(
         f"{HEADS_ROOM}:OpeningMap.exact",
         never("each"),
-        "3.1's norms of the taps are left out",
+        "3.1's norms of the taps are taken for one of all",
         ("tests/engine/test_opening.py",),
     ),
     Mutant(
@@ -141,15 +141,15 @@ HEADS = (
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}.llama_head:HeadLayer.forward",
-        read("before", to="self.input_layernorm(_)"),
-        "each layer norms the rows, and DFlash drafts worse",
+        f"{HEADS_ROOM}:BlockHead.read",
+        call("k_norm", to="_0"),
+        "keys of features are not normed, and DFlash drafts worse",
         DFLASH_TESTS,
     ),
     Mutant(
-        f"{HEADS_ROOM}:HeadPath.forward",
-        display("position_ids", to="[_1, _0]"),
-        "rows have the positions of the block",
+        f"{HEADS_ROOM}:BlockHead.run",
+        argument("fill", 1, to="_ - _.min()"),
+        "blocks have the positions of the features",
         DFLASH_TESTS,
     ),
     Mutant(
@@ -160,13 +160,13 @@ HEADS = (
     ),
     Mutant(
         f"{HEADS_ROOM}:BlockHead",
-        constant(0, to="1"),
+        constant(0, to="1", nth=(1, 4)),
         "blocks follow rows that are one off",
         DRAFTER_TESTS,
     ),
     Mutant(
-        "draft_service:SequentialDrafter._state_before",
-        comparison("==", "ROOT", to="True"),
+        "draft_service:SequentialDrafter._step",
+        subscript("states", to="self._sequential.begin()"),
         "a recurrent head begins its state anew at every place",
         DRAFTER_TESTS,
     ),

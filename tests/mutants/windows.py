@@ -16,7 +16,7 @@ WINDOWS = (
     ),
     Mutant(
         "outrider.papers:Window.learn",
-        subscript("_levels", "1", to="_0[:-1]"),
+        subscript("window", to="_0[:-_1]", nth=(2, 2)),
         "the window stands still while its columns move, and its n-grams are none",
         UNIT,
     ),
@@ -28,7 +28,7 @@ WINDOWS = (
     ),
     Mutant(
         f"{LOOKAHEAD}.rows_beside",
-        operation("+", to="_1"),
+        call("range", to="range(_1 - _0)"),
         "windows hang under the step's drafts",
         (*UNIT, *STEPS),
     ),
@@ -40,7 +40,7 @@ WINDOWS = (
     ),
     Mutant(
         f"{PASS}.rows_beside",
-        never(beside=("append", "parents")),
+        statement("parents", "+", to="pass"),
         "look-ahead ids hang side by side, and say what each says alone",
         PASS_TESTS,
     ),

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import grpc.aio
 import torch
 
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind, to_proto
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
@@ -250,12 +251,12 @@ def delivery(
     from; None for guesses. path: ids on the way, delivered before; -1 in parents and ends is the last of them.
     """
     num, start = len(ids), len(path)
-    parents = range(TREE_ROOT, num - 1) if parents is None else parents
+    parents = range(ROOT, num - 1) if parents is None else parents
     nodes = Delivery(
         ticket=ticket,
         root_len=root_len,
         ids=[*path, *ids],
-        parents=[*range(TREE_ROOT, start - 1), *(start + parent for parent in parents)],
+        parents=[*range(ROOT, start - 1), *(start + parent for parent in parents)],
         ranks=[*[0] * start, *([0] * num if ranks is None else ranks)],
         kinds=[*[NodeKind.KNOWN] * start, *[NodeKind.GUESS if log_probs is None else NodeKind.LAW] * num],
         rows=None if log_probs is None else encode_rows(log_probs, prefer_sparse=sparse),

@@ -10,7 +10,8 @@ import grpc.aio
 import torch
 from torch import Tensor
 
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind, from_proto
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import NodeKind, from_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
 from tests.wire_rows import decode_rows
@@ -37,7 +38,7 @@ class Grown:
 
     def _add(self, part: tpb.Delivery, vocab_size: int) -> None:
         nodes = from_proto(part, vocab_size)
-        paths: dict[int, Path] = {TREE_ROOT: ()}
+        paths: dict[int, Path] = {ROOT: ()}
         drawn: dict[Path, int] = {}  # the first of each parent
         for index, (token_id, parent) in enumerate(zip(nodes.ids, nodes.parents, strict=True)):
             path = paths[index] = (*paths[parent], token_id)

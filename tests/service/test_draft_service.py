@@ -46,7 +46,7 @@ BUDGET_SLOTS = 2
 @pytest.fixture(scope="module")
 def draft_worker(target_folder: str) -> Iterator[Process]:
     """Of the target's own model, so that one reference serves for both. `auto` has room for two slots' whole laws."""
-    budget = f"@draft_service.grower.FULL_LOGPROBS_BUDGET_BYTES={BUDGET_SLOTS * 8 * 4 * VOCAB}"
+    budget = f"@draft_service.grower.MAX_WHOLE_IDS={BUDGET_SLOTS * VOCAB}"
     with worker("draft_service", target_folder, "--max-slots", "8", budget) as process:
         yield process
 

@@ -23,8 +23,8 @@ from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.model_runner import UncachedModel
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
-from outrider.wire.transport.rpc import MAX_MESSAGE_BYTES
 from outrider.wire.tree_shape import TreeShape
 from tests.service.conftest import HOLD, HOLD_S, worker
 from tests.service.control_client import (
@@ -79,10 +79,10 @@ class Draft:
         self.rows: dict[tuple[int, int], Rows] = {}
         """By ticket and position, the last that came."""
         self.num_rows = 0
-        self.deliverer = Deliverer(MAX_MESSAGE_BYTES, lambda num: None, None, HeadOffer.of(made), self._take)
+        self.deliverer = Deliverer(WorkerMetrics("draft"), self._take, offer=HeadOffer.of(made))
         self._changed = asyncio.Event()
 
-    def _take(self, address: str, job: RowsJob) -> None:
+    def _take(self, job: RowsJob) -> None:
         assert job.target_epoch == self.client.epoch
         job.taken()
         self.num_rows += len(job.rows)
@@ -240,7 +240,7 @@ async def test_a_head_is_here_once_and_goes_with_its_last_draft(target: ControlC
 
 @pytest.mark.parametrize(
     ("made", "why"),
-    [(opening(hidden=HIDDEN + 2), "another target's head"), (opening((0, LAYERS + 1)), f"tap {LAYERS + 1}")],
+    [(opening(hidden=HIDDEN + 2), "another target's head"), (opening((0, LAYERS + 1)), f"taps \\[0, {LAYERS + 1}\\]")],
     ids=["width", "layers"],
 )
 async def test_a_head_of_another_target_makes_no_pair(
@@ -279,7 +279,7 @@ async def test_a_probe_says_what_the_target_says(
         torch.testing.assert_close(numbers(rows), truth, rtol=0.01, atol=0.01)
         assert list(probed.best_ids) == model.forward(PROMPT).argmax(dim=-1).tolist()
         probe.taps[0] = 9
-        with pytest.raises(grpc.aio.AioRpcError, match="tap 9; the target has 2 layers, hence taps -1 to 2"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"taps \[9, 0, 2\], 3 in all; the target has 2 layers"):
             await stub.Probe(probe, timeout=TIMEOUT_S)
 
 

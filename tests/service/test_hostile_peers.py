@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind, to_proto
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind, to_proto
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.v1 import target_pb2_grpc
@@ -179,8 +180,8 @@ def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Seq
     num, root_len = random.randint(0, 6), len(committed) - random.randint(0, 2)
     path = [*committed[root_len:], *random.choices(likely, k=random.choice([0, 0, 0, 1, 2]))]
     start = len(path)
-    parents = [random.choice([index - 1, random.randint(TREE_ROOT, index - 1)]) for index in range(start, start + num)]
-    parents = [*range(TREE_ROOT, start - 1), *parents]
+    parents = [random.choice([index - 1, random.randint(ROOT, index - 1)]) for index in range(start, start + num)]
+    parents = [*range(ROOT, start - 1), *parents]
     kinds = random.choice([[NodeKind.LAW] * num, [NodeKind.GUESS] * num, random.choices(list(NodeKind), k=num)])
     kinds = [*[NodeKind.KNOWN] * start, *kinds]
     num_laws = len({parent for parent, kind in zip(parents, kinds, strict=True) if kind is NodeKind.LAW})
@@ -193,7 +194,7 @@ def any_nodes(random: Random, ticket: int, committed: Sequence[int], likely: Seq
         ranks=random.choices([0, 0, 0, 1, 2, 255], k=start + num),
         kinds=kinds,
         rows=encode_rows(noise.log_softmax(1), prefer_sparse=False) if num_laws else None,
-        ends=[random.randrange(TREE_ROOT, start + num) for _ in range(random.choice([0, 0, 1, 2]))][: start + num],
+        ends=[random.randrange(ROOT, start + num) for _ in range(random.choice([0, 0, 1, 2]))][: start + num],
         vocab_size=320,
     )
 

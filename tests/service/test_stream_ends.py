@@ -11,11 +11,13 @@ import pytest
 
 from draft_service import target_link
 from draft_service.deliveries import Deliverer
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import draft_pb2 as dpb
 from outrider.v1 import draft_pb2_grpc, target_pb2_grpc
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.transport.serving import start_server
 from outrider.wire.transport.streams import ControlStreams
@@ -46,7 +48,13 @@ class SlowTarget(target_pb2_grpc.TargetServiceServicer):
 def with_law(ticket: int) -> Delivery:
     """One token and its law."""
     law = DenseRows(1, bytes(PART_BYTES))
-    return Delivery(ticket, 10, (3,), (TREE_ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
+    return Delivery(ticket, 10, (3,), (ROOT,), (0,), (NodeKind.LAW,), law, vocab_size=VOCAB_SIZE)
+
+
+def dropped(metrics: WorkerMetrics) -> int:
+    """Count the draft tokens that did not leave."""
+    value = metrics.registry.get_sample_value("outrider_worker_dropped_draft_tokens_total", {"worker": "draft"})
+    return int(value or 0)
 
 
 async def until(done: Any) -> None:
@@ -58,14 +66,14 @@ async def until(done: Any) -> None:
 async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest parts are dropped and counted; once it reads, what was queued arrives and new parts go out again."""
     monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 8 * PART_BYTES + 8 * 100)
-    target, dropped = SlowTarget(), []
+    target, metrics = SlowTarget(), WorkerMetrics("draft")
 
     def add(server: grpc.aio.Server) -> list[str]:
         target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
         return []
 
     server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(MAX_MESSAGE_BYTES, dropped.append)
+    deliverer = Deliverer(metrics, lambda job: None)
 
     def send(ticket: int) -> None:
         deliverer.send(address, 7, with_law(ticket))
@@ -76,7 +84,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
         for ticket in range(2, NUM_PARTS + 1):
             send(ticket)
             await asyncio.sleep(0.002)
-        num_dropped = sum(dropped)
+        num_dropped = dropped(metrics)
         assert NUM_PARTS // 2 <= num_dropped <= NUM_PARTS - 8 and deliverer._links[address]._backlog_bytes <= 8 * (
             PART_BYTES + 100
         )
@@ -86,7 +94,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
         await until(lambda: deliverer._links[address]._backlog_bytes == 0)
         send(99)
         await until(lambda: target.tickets[-1] == 99)
-        assert sum(dropped) == num_dropped
+        assert dropped(metrics) == num_dropped
     finally:
         await deliverer.close()
         await server.stop(None)
@@ -94,7 +102,7 @@ async def test_a_target_that_does_not_read_costs_a_bounded_backlog(monkeypatch: 
 
 async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_link, "MAX_BACKLOG_BYTES", 100)
-    target, dropped = SlowTarget(), []
+    target, metrics = SlowTarget(), WorkerMetrics("draft")
 
     def add(server: grpc.aio.Server) -> list[str]:
         target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
@@ -102,12 +110,12 @@ async def test_a_part_larger_than_the_backlog_goes_alone(monkeypatch: pytest.Mon
 
     target.may_read.set()
     server, address, _ = await start_server(add, "127.0.0.1", 0, MAX_MESSAGE_BYTES)
-    deliverer = Deliverer(MAX_MESSAGE_BYTES, dropped.append)
+    deliverer = Deliverer(metrics, lambda job: None)
     try:
         for ticket in (1, 2):
             deliverer.send(address, 7, with_law(ticket))
         await until(lambda: target.tickets == [1])
-        assert dropped == [1]
+        assert dropped(metrics) == 1
     finally:
         await deliverer.close()
         await server.stop(None)

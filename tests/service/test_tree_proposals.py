@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider.engine.sampling.noise import Purpose, host_slot_uniforms
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.kinds import DraftLogprobs
@@ -127,7 +128,7 @@ async def test_a_target_keeps_the_path_that_fits(
         ticket,
         len(PROMPT),
         [wrong[0], right[0], wrong[1], right[1], wrong[2], wrong[2]],
-        parents=[TREE_ROOT, TREE_ROOT, 1, 1, 2, 3],
+        parents=[ROOT, ROOT, 1, 1, 2, 3],
         ranks=[0, 1, 0, 1, 0, 0],
     )
     replies = target.follow(verify(1, len(PROMPT), ticket=ticket, num_steps=8))
@@ -144,9 +145,9 @@ async def test_a_target_keeps_the_path_that_fits(
             ticket,
             len(committed),
             [wrong[3], right[3]],
-            parents=[TREE_ROOT, TREE_ROOT],
+            parents=[ROOT, ROOT],
             ranks=[0, 1],
-            ends=[TREE_ROOT],
+            ends=[ROOT],
         )
         await deliver(target, second)
         (verdict,) = await replies.verdicts(1)
@@ -174,7 +175,7 @@ async def test_a_sampled_tree_is_verified_whole(target: ControlClient) -> None:
         len(PROMPT),
         (10, 20, 30, 10, 40, 50, 60),
         uniform_rows(4),
-        parents=(TREE_ROOT, TREE_ROOT, 0, TREE_ROOT, 0, 2, 1),
+        parents=(ROOT, ROOT, 0, ROOT, 0, 2, 1),
         ranks=(0, 1, 0, 0, 1, 0, 0),
     )
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
@@ -191,7 +192,7 @@ async def test_a_tree_is_cut_to_the_room_that_is_left(
     shape = TreeShape((2, 1))
     await target.opened(1, PROMPT, max_tokens=max_tokens, speculation=Speculation(max_draft_tokens=8, tree=shape))
     ticket = new_ticket()
-    parents = (TREE_ROOT, TREE_ROOT, 0, 1)
+    parents = (ROOT, ROOT, 0, 1)
     item = delivery(target, ticket, len(PROMPT), (10, 20, 30, 40), parents=parents, ranks=(0, 1, 0, 0))
     verdict = await drafted(target, verify(1, len(PROMPT), ticket=ticket), item)
     assert verdict.num_drafted == num_drafted

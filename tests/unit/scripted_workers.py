@@ -95,8 +95,9 @@ class ScriptedTarget(ScriptedConnection):
         return self.all_of("verify")[-1]
 
     def says(self, committed_len: int, ids: list[int], kinds: str, **facts: Any) -> None:
-        """Give a verdict under the last lease. kinds: a letter for each token: a, r, b or p."""
+        """Give a verdict under the last lease. kinds: a letter for each token: a, r, b or p, or x for none."""
         names = {kind.name[0].lower(): kind.value for kind in TokenKind if kind.counted is kind}
+        names["x"] = 99
         facts |= {"committed_len": committed_len, "token_ids": ids, "kinds": [names[letter] for letter in kinds]}
         verdict = verdict_of(len(self.lease.tickets), **facts)
         self.subscriptions[-1].put(tpb.TargetReply(verdict=verdict))

@@ -201,7 +201,7 @@ class HostRound(Round):
         ]
         found = [self.decide_one(row, noise) for row, noise in zip(rows.tolist(), noises, strict=True)]
         num_accepted, next_ids = torch.tensor(found).T
-        return acceptance.Accepted(num_accepted, next_ids, torch.ones_like(rows, dtype=torch.bool))
+        return acceptance.Accepted(num_accepted, next_ids)
 
     def decide_one(self, row: int, noise: Noise) -> tuple[int, int]:
         n = self.num_drafted

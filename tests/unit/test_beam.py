@@ -157,7 +157,8 @@ def test_levels_that_cannot_be_are_refused(messages: list[dict[str, Any]], why: 
 )
 def test_what_a_draft_grows(asked: tuple[int, NumDraftTokens, int], shape: tuple[int, int]) -> None:
     width, num_draft_tokens, max_draft_tokens = asked
-    assert draft_shape(width, Speculation(num_draft_tokens, max_draft_tokens)) == shape
+    params = SamplingParams(temperature=0.0, beams=BeamParams(width))
+    assert draft_shape(params, Speculation(num_draft_tokens, max_draft_tokens)) == shape
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.wire.kinds import TokenKind
 from outrider.wire.params import SamplingParams
-from target_service.commit import Commit, commit_tokens, kind_of_next
+from target_service.commit import commit_tokens, kinds_of
 from target_service.decide import until_grammar_fails
 from target_service.jobs import Finish
 from target_service.step_rows import Decided
@@ -21,14 +21,18 @@ RUN = (*DRAFTS, NEXT)
 ALL_KEPT = (*[TokenKind.ACCEPTED] * 4, TokenKind.BONUS)
 
 
+Commit = tuple[list[int], list[TokenKind], Finish | None]
+"""Token ids, their kinds, and why they are the last."""
+
+
 def commit(num_output: int = 0, drafts: tuple[int, ...] = DRAFTS, kept: int = 4, **params: object) -> Commit:
     made = SamplingParams(**{"max_tokens": 100, **params})
-    last = kind_of_next(len(drafts), kept == len(drafts))
-    return commit_tokens(made, EOS, num_output, drafts[:kept], NEXT, last)
+    token_ids, finish = commit_tokens(made, EOS, num_output, (*drafts[:kept], NEXT))
+    return token_ids, kinds_of(kept, len(drafts), kept == len(drafts))[: len(token_ids)], finish
 
 
 def cut(token_ids: Sequence[int], kinds: Sequence[TokenKind], finish: Finish | None = None) -> Commit:
-    return Commit(list(token_ids), list(kinds), finish)
+    return list(token_ids), list(kinds), finish
 
 
 @pytest.mark.parametrize("kept", range(5))
@@ -54,16 +58,14 @@ def test_stop_ids_cut_anywhere(at: int) -> None:
 def test_end_of_sequence_cuts_anywhere(at: int, eos: int) -> None:
     run = [eos if j == at else token for j, token in enumerate(RUN)]
     params = SamplingParams(max_tokens=100)
-    rest = EOS, 0, run[:4], run[4], TokenKind.BONUS
-    assert commit_tokens(params, *rest).token_ids == run[: at + 1]
-    ignoring = commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), *rest)
-    assert ignoring == cut(tuple(run), ALL_KEPT)
+    assert commit_tokens(params, EOS, 0, run) == (run[: at + 1], Finish.STOP)
+    assert commit_tokens(SamplingParams(max_tokens=100, ignore_eos=True), EOS, 0, run) == (run, None)
 
 
 def test_an_end_that_a_grammar_asks_for_is_one_before_min_tokens() -> None:
     """It comes so early only where nothing else may; a text without a grammar has no such place."""
     for grammar, token_ids in (("x", DRAFTS[:2]), ("", RUN)):
-        assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar).token_ids == list(token_ids)
+        assert commit(stop_token_ids=DRAFTS[1:2], min_tokens=9, grammar=grammar)[0] == list(token_ids)
 
 
 @pytest.mark.parametrize("room", range(1, 5))
@@ -75,10 +77,10 @@ def test_max_tokens_cuts_anywhere(room: int, num_output: int) -> None:
 
 @pytest.mark.parametrize("at", range(5))
 def test_a_stop_on_the_last_token_allowed_is_a_stop(at: int) -> None:
-    found = commit(max_tokens=at + 1, stop_token_ids=(RUN[at],))
-    assert (found.finish, found.token_ids[-1]) == (Finish.STOP, RUN[at])
+    token_ids, _, finish = commit(max_tokens=at + 1, stop_token_ids=(RUN[at],))
+    assert (finish, token_ids[-1]) == (Finish.STOP, RUN[at])
     if at:
-        assert commit(max_tokens=at, stop_token_ids=(RUN[at],)).finish is Finish.LENGTH
+        assert commit(max_tokens=at, stop_token_ids=(RUN[at],))[2] is Finish.LENGTH
 
 
 @pytest.mark.parametrize("min_tokens", range(6))
@@ -86,7 +88,7 @@ def test_stops_before_min_tokens_do_not_count(min_tokens: int) -> None:
     """The token after min_tokens outputs is the first that may end."""
     found = commit(stop_token_ids=RUN, min_tokens=min_tokens)
     if min_tokens < 5:
-        assert found.token_ids == list(RUN[: min_tokens + 1]) and found.finish is Finish.STOP
+        assert found[0] == list(RUN[: min_tokens + 1]) and found[2] is Finish.STOP
     else:
         assert found == cut(RUN, ALL_KEPT)
 

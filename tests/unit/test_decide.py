@@ -37,7 +37,7 @@ from tests import block_rule
 from tests.engine.fake_cuda import fake_cuda
 from tests.grammars import ONE, REGEX, compiled, grammars_of
 from tests.live_bytes import LiveBytes
-from tests.proposals import PlainSlot, chain_proposal, sure
+from tests.proposals import PlainSlot, by_token, chain_proposal, sure
 
 VOCAB = 40
 GRAMMARS = grammars_of(width=VOCAB)
@@ -149,7 +149,7 @@ def one_in_words(r: Proposal, laws: np.ndarray) -> Decided:
     def own(j: int, weights: np.ndarray) -> int:
         return block_rule.gumbel_max(weights, r.slot.params, start + j)
 
-    if r.is_matched:
+    if not r.draws:
         said = [own(j, law) for j, law in enumerate(laws)]
         kept = [a == b for a, b in zip(said, r.tree.ids, strict=False)]
         return accepted(n := [*kept, False].index(False), said[n])
@@ -282,17 +282,19 @@ class TestDecide:
     @pytest.mark.parametrize("kind", [0, 2, len(KINDS) - 2], ids=["greedy", "by token", "coupled"])
     def test_rows_past_a_rejection_are_not_looked_at_on_the_host(self, kind: int) -> None:
         step = make_step([kind], [4], seed=3)
-        wanted = sure(decide(step.ready, step.states, step.logits, by_block=False))
-        assert len(wanted[0].path) < 4
-        step.logits[len(wanted[0].path) + 1 :] = math.nan
-        assert decide(step.ready, step.states, step.logits, by_block=False) == wanted
+        with by_token():
+            wanted = sure(decide(step.ready, step.states, step.logits))
+            assert len(wanted[0].path) < 4
+            step.logits[len(wanted[0].path) + 1 :] = math.nan
+            assert decide(step.ready, step.states, step.logits) == wanted
 
     @given(step=STEPS)
     @settings(max_examples=15)
     def test_token_by_token_host_and_device_agree(self, step: Step) -> None:
-        by_token = decide(step.ready, step.states, step.logits, by_block=False)
-        assert by_token == decide_on_device(step.ready, step.states, step.logits, by_block=False)
-        for r, token, block in zip(step.ready, by_token, in_words(step), strict=True):
+        with by_token():
+            found = decide(step.ready, step.states, step.logits)
+            assert found == decide_on_device(step.ready, step.states, step.logits)
+        for r, token, block in zip(step.ready, found, in_words(step), strict=True):
             assert len(r.tree.ids) > 1 or token == block  # of one draft the rules are one
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -306,6 +307,58 @@ async def test_a_verdict_for_another_length_is_never_applied_and_the_target_is_s
         answer.target.says(3, [2], "p")
         assert [token.id for token in (await first).tokens] == [2]
         assert answer.metric("outrider_retries_total", reason="length") == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"outcomes": [tpb.DraftOutcome()]}, "has 1 outcomes, must have 2"),
+        ({"drafter": "nobody"}, "drafter 'nobody'"),
+        ({"kinds": ""}, r"has kinds \[\], must have 1"),
+        ({"kinds": "pp"}, "must have 1"),
+        ({"kinds": "x"}, r"has kinds \[99\]"),
+        ({"logprobs": [pb.TokenLogprobs()] * 2}, "has 2 logprobs, must have 1"),
+        ({"logprobs": [pb.TokenLogprobs(top_ids=[1])]}, "1 top_ids and 0 top_logprobs"),
+        ({"depth": 10**9}, "depth 1000000000"),
+        ({"num_accepted": 10**9}, "num_accepted 1000000000"),
+    ],
+)
+async def test_a_verdict_that_cannot_be_of_this_lease_is_never_applied_and_the_second_ends_the_request(
+    facts: dict[str, Any], why: str
+) -> None:
+    answer = Answer()
+    async with answer.begun() as first:
+        answer.target.says(3, [1], **{"kinds": "p", **facts})
+        await settled()
+        assert answer.target.names.count("open") == 2 and answer.target.lease.base_len == 3
+        assert answer.metric("outrider_retries_total", reason="fault") == 1
+        answer.target.says(3, [1], **{"kinds": "p", **facts})
+        with pytest.raises(WorkerFault, match=why):
+            await first
+
+
+async def test_an_answer_leaves_a_target_whose_verdict_cannot_be() -> None:
+    answer = Answer({"a": ScriptedTarget(), "b": ScriptedTarget()})
+    async with answer.begun() as first:
+        (bad,) = [each for each in answer.targets.values() if each.sent]
+        (other,) = [each for each in answer.targets.values() if each is not bad]
+        bad.says(3, [1], "p", drafter="nobody")
+        await settled()
+        assert bad.names[-1] == "close" and other.names == ["open", "verify"]
+        other.says(3, [2], "p")
+        assert [token.id for token in (await first).tokens] == [2]
+
+
+async def test_a_verdict_without_the_prompt_s_log_probs_is_never_applied_where_they_are_asked_for() -> None:
+    answer = Answer()
+    answer.session.request = replace(answer.session.request, num_prompt_logprobs=0)
+    answer.session._is_scored = False
+    async with answer.begun() as first:
+        answer.target.says(3, [1], "p")
+        await settled()
+        assert answer.target.names.count("open") == 2
+        answer.target.says(3, [1], "p", prompt_logprobs=[pb.TokenLogprobs(logprob=-1.0, rank=1)] * 2)
+        assert len((await first).prompt_logprobs or ()) == 2
 
 
 @pytest.mark.parametrize(

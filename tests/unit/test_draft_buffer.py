@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.wire.params import MAX_DRAFT_TOKENS
 from outrider.wire.transport.codec import SparseRows
 from outrider.wire.tree_shape import TreeShape
@@ -32,7 +33,7 @@ def chain(
     num, num_known = len(path) + len(ids), len(path)
     rows = LAWS if kind is NodeKind.LAW else None
     kinds = [*[NodeKind.KNOWN] * num_known, *[kind] * len(ids)]
-    parents = list(range(TREE_ROOT, num - 1))
+    parents = list(range(ROOT, num - 1))
     return Delivery(1, root_len, [*path, *ids], parents, [0] * num, kinds, rows, ends, num_bytes=10 * len(ids))
 
 
@@ -153,7 +154,7 @@ class TestAdvance:
 class TestEnds:
     """Whether more is waited for under the committed tokens."""
 
-    @pytest.mark.parametrize(("end", "expected"), [(TREE_ROOT, True), (1, True), (0, False), (None, False)])
+    @pytest.mark.parametrize(("end", "expected"), [(ROOT, True), (1, True), (0, False), (None, False)])
     def test_at_the_root_or_at_the_last_of_what_is_here(self, end: int | None, expected: bool) -> None:
         buffer = DraftBuffer()
         buffer.insert(chain(3, [], [1, 2], ends=() if end is None else (end,)), COMMITTED, PLENTY)
@@ -179,7 +180,7 @@ class TestEnds:
 
     def test_it_goes_with_the_tree(self) -> None:
         buffer = DraftBuffer()
-        buffer.insert(chain(3, [], [1], ends=(TREE_ROOT,)), COMMITTED, PLENTY)
+        buffer.insert(chain(3, [], [1], ends=(ROOT,)), COMMITTED, PLENTY)
         buffer.advance([1], 3, None)
         assert not buffer.is_ended
 
@@ -189,19 +190,19 @@ def test_a_state_has_one_chain_the_first() -> None:
     buffer = DraftBuffer()
     buffer.insert(chain(3, [], [1], NodeKind.LAW), COMMITTED, PLENTY)
     other = SparseRows((1, 1), b"\0" * 8, b"\0" * 8)
-    longer = Delivery(1, 3, [2, 3], [TREE_ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
+    longer = Delivery(1, 3, [2, 3], [ROOT, 0], [0, 0], [NodeKind.LAW] * 2, other)
     assert buffer.insert(longer, COMMITTED, PLENTY) == InsertedNodes(num_dropped=2)
     assert chain_ids(buffer) == [1]
 
 
 def test_the_best_come_first_and_parents_before_their_children() -> None:
     buffer = DraftBuffer()
-    for ids, parents, ranks in (([1, 2, 3], [TREE_ROOT, 0, 0], [0, 0, 1]), ([4, 5], [TREE_ROOT, 0], [1, 0])):
+    for ids, parents, ranks in (([1, 2, 3], [ROOT, 0, 0], [0, 0, 1]), ([4, 5], [ROOT, 0], [1, 0])):
         kinds = [NodeKind.GUESS] * len(ids)
         buffer.insert(Delivery(1, 3, ids, parents, ranks, kinds, None), COMMITTED, PLENTY)
-    nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, 4)
+    nodes, probs = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(num_nodes=4, max_depth=4))
     tree = buffer.tree.select(nodes)
     assert (tree.ids, tree.parents) == ([1, 2, 4, 3], [-1, 0, -1, 0])
     assert [round(prob, 3) for prob in probs] == [0.6, 0.36, 0.3, 0.18]
-    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, 3, TreeShape(widths=(1, 2)))
+    wide, _ = buffer.likeliest(lambda rank: (0.6, 0.3)[rank], NodeKind.GUESS, TreeShape(widths=(1, 2)))
     assert [buffer.tree.ids[node] for node in wide] == [1, 2, 3]

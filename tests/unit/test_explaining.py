@@ -142,8 +142,7 @@ def test_what_is_forced_and_what_is_predicted_are_guesses_by_name(
 ) -> None:
     slot = make(4, [-1, 0], 1, chain=True)
     source = DraftSource(drafter, SlotShares(RankShares()))
-    ranks = {} if drafter is None else {0: 0, 1: 0}  # those of the grammar's are nobody's
-    ready = dataclasses.replace(slot.ready, draws=(), sources={source: ranks})
+    ready = dataclasses.replace(slot.ready, draws=(), sources={source: {0: 0, 1: 0}})
     other = next(i for i in range(12) if i not in ready.tree.ids)
     (found,) = explain([ExplainRequest(ready, slot.state, Decided((0,), other), 0)], slot.logits).values()
     assert {each.kind for each in found.draft} == {kind} and not found.HasField("draft_us")

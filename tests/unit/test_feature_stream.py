@@ -19,8 +19,8 @@ from outrider.wire.errors import InvalidRequest, Unavailable
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.transport.streams import ControlStreams
 from target_service import feature_stream as module
-from target_service.feature_jobs import FeatureJob, FeatureSubscription
 from target_service.feature_stream import FeatureStream
+from target_service.features import FeatureJob, FeatureSubscription
 from target_service.heads import Heads
 from target_service.servicer import TargetServicer
 
@@ -49,8 +49,8 @@ class Stream:
     def subscribe(self, subscription: FeatureSubscription) -> None:
         self.jobs.append(subscription)
 
-    def end_link(self, link: FeatureStream, done: Callable[[], None]) -> None:
-        self.jobs.append(SimpleNamespace(link=link, done=done))
+    def end_link(self, link: FeatureStream) -> None:
+        self.jobs.append(link)
 
     def answer(self, send: Callable[[], None]) -> None:
         send()
@@ -98,9 +98,7 @@ async def test_rows_go_to_the_engine_and_come_back_as_messages() -> None:
         assert (rows.ticket, rows.target_epoch, rows.start, rows.num_rows, rows.data) == (5, EPOCH, 2, 3, b"abcdef")
         assert rows.request_id == 9
         assert (made.count("rows", "sent"), made.count("bytes", "sent")) == (3, 6)
-    (gone,) = made.jobs[1:]
-    assert gone.link is made.stream
-    gone.done()
+    assert made.jobs[1:] == [made.stream]
     assert made.metrics.registry.get_sample_value(SERIES, made.labels("sent")) is None, "it ends with the link"
 
 

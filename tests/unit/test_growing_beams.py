@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -30,6 +32,12 @@ def growing(levels: list[Level]) -> BeamGrowth:
     return tree
 
 
+def learn(tree: BeamGrowth, node: int, ids: Sequence[int], probs: Sequence[float]) -> None:
+    """Let a node that was fed be followed by these tokens, best first."""
+    distribution: Any = SimpleNamespace(node=node, state=None, best=lambda row, num: (ids, probs))
+    tree.extend(distribution, ())
+
+
 @pytest.mark.parametrize(
     ("sums", "best"),
     [
@@ -42,7 +50,7 @@ def test_beams_are_sorted_by_the_targets_sums_and_none_ends(sums: tuple[float, f
     tree.feed(ROOT)
     for first, node in zip((10, 20), tree.live, strict=True):
         tree.feed(node)
-        tree.learn(node, [STOP_ID, *range(first, first + 4)], [0.9, *PROBS])
+        learn(tree, node, [STOP_ID, *range(first, first + 4)], [0.9, *PROBS])
     tree.finish_step()
     assert [tree.ids[node] for node in tree.unsent] == best
     assert [tree.ranks[node] for node in tree.unsent] == [0, 1, 2, 3]
@@ -59,7 +67,7 @@ def test_what_was_lost_is_fed_again_parents_first_and_no_more_at_once_than_asked
         for node in nodes:
             assert tree.parents[node] in fed
             tree.feed(node)
-            tree.learn(node, [10, 11, 12, 13], PROBS)
+            learn(tree, node, [10, 11, 12, 13], PROBS)
             fed.append(node)
         steps.append(len(nodes))
         tree.finish_step()

@@ -26,7 +26,7 @@ from outrider.engine.speculation.ranks import MAX_RANKS, RankShares, SlotShares
 from outrider.engine.speculation.tree import GrowingTree
 from outrider.engine.worker.slots import BareSlot
 from outrider.wire.kinds import AcceptanceRule
-from outrider.wire.params import SamplingParams
+from outrider.wire.params import MAX_DRAFT_TOKENS, SamplingParams
 from outrider.wire.speculation import Speculation
 from outrider.wire.tree_shape import TreeShape
 
@@ -58,7 +58,7 @@ class Draft:
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotShares(RankShares())
         self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
-        drafter: Any = SimpleNamespace(takes_trees=takes_trees, max_depth=None)
+        drafter: Any = SimpleNamespace(takes_trees=takes_trees, max_depth=MAX_DRAFT_TOKENS)
         self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
         self.order: list[int] = []
         """Nodes and ROOT as they were fed, before anything was committed."""
@@ -133,7 +133,7 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 def test_a_guess_that_was_too_unlikely_to_be_made_counts_when_it_comes(rule: dict[str, Any]) -> None:
     """Else its chance falls for good, because it is never made."""
     draft = Draft(**rule).grow(most=1)
-    token_id, _ = draft.tree.ranked[ROOT][0]
+    token_id = draft.tree.ranked[ROOT][0]
     rank = len(draft.tree.children(ROOT))
     before = draft.shares.share(rank)
     draft.commit([token_id])

@@ -13,13 +13,14 @@ import torch
 
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec, digest_of
 from outrider.engine.loading.memory import Spare
+from outrider.engine.worker.engine_thread import EngineThread
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.errors import ConfigError, InvalidRequest
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.settings.config import TargetConfig
 from target_service import heads as module
 from target_service import own_heads
-from target_service.feature_jobs import FeatureJob
+from target_service.features import FeatureJob
 from target_service.heads import Heads
 
 HIDDEN, LAYERS = 8, 2
@@ -48,6 +49,8 @@ class Target:
 
     def __init__(self, refusal: str | None = None, spare: Spare | None = None) -> None:
         self.jobs: list[Any] = []
+        self.refusal: str | None = None
+        """Why the engine cannot run a projection; None where it can."""
         self.metrics = WorkerMetrics("target")
         self.heads = Heads(self, self.metrics, HIDDEN, LAYERS, refusal, spare or Spare(1 << 20))  # type: ignore[arg-type]
         self.streams: dict[int, Stream] = {}
@@ -58,10 +61,14 @@ class Target:
         job.run(self)  # type: ignore[arg-type]
         self.changed.set()
 
+    call = EngineThread.call
+
     # as `Features`
 
-    def add_head(self, digest: bytes, projection: OpeningMap, respond: Any) -> None:
-        self.jobs.append(SimpleNamespace(digest=digest, projection=projection, respond=respond))
+    def add_head(self, digest: bytes, projection: OpeningMap) -> None:
+        self.jobs.append(SimpleNamespace(digest=digest, projection=projection))
+        if self.refusal is not None:
+            raise InvalidRequest(self.refusal)
 
     def drop_head(self, digest: bytes) -> None:
         self.jobs.append(digest)
@@ -95,13 +102,12 @@ class Target:
                 with contextlib.suppress(TimeoutError):  # not all that changes is told
                     await asyncio.wait_for(self.changed.wait(), 0.05)
 
-    async def registered(self, stream: int, data: bytes, why: str | None = None) -> None:
+    async def registered(self, stream: int, data: bytes) -> None:
         """Register a head whose map is not here, in two pieces."""
         assert self.register(stream, data) is WANTED
         self.piece(stream, data, 0, 20)
         self.piece(stream, data, 20, len(data))
-        await self.until(lambda: self.jobs and isinstance(self.jobs[-1], SimpleNamespace))
-        self.jobs[-1].respond(why)
+        await self.until(lambda: self.replies[stream][-1][0] != WANTED)
 
     @property
     def num_bytes(self) -> float:
@@ -137,8 +143,8 @@ async def test_two_that_send_the_same_at_once_end_with_one_copy() -> None:
     for stream in (1, 2):
         target.piece(stream, data, 0, len(data))
     await target.until(lambda: not target.heads._uploads)
-    (job,) = target.jobs
-    job.respond(None)
+    await target.until(lambda: target.is_ready(1, digest_of(data)) and target.is_ready(2, digest_of(data)))
+    assert len(target.jobs) == 1
     assert target.replies[1][-1] == target.replies[2][-1] == (READY, "")
     target.gone(1)
     target.gone(2)
@@ -188,6 +194,12 @@ async def test_weights_that_break_a_rule(pieces: list[tuple[int, int]], why: str
     assert target.replies[1][-1] == (READY, ""), "it may be tried again"
 
 
+async def test_a_head_without_weights_is_refused_at_once() -> None:
+    target = Target()
+    assert target.register(1, map_of(), num_bytes=0) is REFUSED
+    assert "num_bytes 0, must have at least 1" in await target.refused()
+
+
 async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     target, data = Target(), map_of()
     target.register(1, data, num_bytes=30)
@@ -204,7 +216,7 @@ async def test_too_many_weights_and_too_large_pieces(monkeypatch: pytest.MonkeyP
     ("data", "why"),
     [
         (map_of(hidden=HIDDEN + 1), "is it another target's head?"),
-        (map_of(taps=(0, LAYERS + 1)), f"asks for tap {LAYERS + 1}"),
+        (map_of(taps=(0, LAYERS + 1)), f"reads the taps [0, {LAYERS + 1}]"),
         (map_of().replace(b"F32", b"I32"), "must be one of"),
         (b"x" * 64, "cannot be read"),
         (map_of()[:-4] + b"\x00\x00\xc0\x7f", "not finite"),
@@ -264,7 +276,7 @@ async def test_maps_and_what_is_tapped_for_them_take_no_more_than_is_spare() -> 
     for stream, data in ((1, first), (2, second)):
         target.register(stream, data)
         target.piece(stream, data, 0, len(data))
-        await asyncio.gather(*target.heads._reading)
+        await target.until(lambda: not target.heads._uploads)
     assert target.register(3, map_of(seed=2)) is REFUSED
     why = target.replies[3][-1][1]
     assert f"holds 2 heads of {2 * num_bytes} bytes" in why and f"{room} are free" in why and "kv_cache_tokens" in why
@@ -288,17 +300,37 @@ async def test_own_heads_have_no_room_for_what_is_not_spare(monkeypatch: pytest.
 
 async def test_a_map_for_which_the_engine_has_no_room() -> None:
     target, data = Target(), map_of()
-    await target.registered(1, data, "out of memory")
+    target.refusal = "out of memory"
+    await target.registered(1, data)
     assert await target.refused() == "out of memory" and target.num_bytes == 0
     assert target.register(1, data) is WANTED
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("torch failed")])
+@pytest.mark.parametrize("place", ["reading", "engine"])
+async def test_a_fault_of_the_target_refuses_the_head_and_leaves_nothing(
+    error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    target, data = Target(), map_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(*((module, "_projection_of") if place == "reading" else (target, "add_head")), fail)
+        await target.registered(1, data)
+    why = await target.refused()
+    assert why == f"the target failed to take the head: {type(error).__name__}: {error}" and target.num_bytes == 0
+    await target.registered(1, data)
+    assert target.replies[1][-1] == (READY, "")
 
 
 async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None:
     target, data = Target(), map_of()
     target.register(1, data)
     target.piece(1, data, 0, len(data))
+    reading = target.heads._uploads[target.stream(1)].reading  # type: ignore[index]
     target.gone(1)
-    await asyncio.gather(*target.heads._reading)
+    await asyncio.gather(reading, return_exceptions=True)
     assert not target.jobs and not target.heads._heads and not target.heads._uploads
     await target.registered(2, data)
     target.gone(2)
@@ -308,10 +340,14 @@ async def test_a_stream_that_ends_while_its_map_is_read_leaves_nothing() -> None
 async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     target, data = Target(), map_of()
     target.register(1, data)
+    held = list[FeatureJob]()
+    submit, target.submit = target.submit, held.append  # type: ignore[method-assign]
     target.piece(1, data, 0, len(data))
-    await target.until(lambda: target.jobs)
+    await target.until(lambda: held)
     target.gone(1)
-    target.jobs[0].respond(None)
+    for job in held:
+        submit(job)
+    await asyncio.sleep(0.01)
     assert target.replies[1][-1][0] == WANTED and not target.heads._heads
     assert target.jobs[1:] == [digest_of(data)]
 
@@ -321,10 +357,10 @@ async def test_a_stream_that_ends_before_the_engine_answers() -> None:
     [
         (0, [0], "0 tokens"),
         (129, [0], "129 tokens"),
-        (4, [], "0 taps"),
+        (4, [], "0 in all"),
         (4, [0] * 17, "17 taps"),
-        (4, [LAYERS + 1], "tap 3"),
-        (4, [-2], "tap -2"),
+        (4, [LAYERS + 1], r"taps \[3\]"),
+        (4, [-2], r"taps \[-2\]"),
     ],
 )
 async def test_probes_that_are_not_run(num_tokens: int, taps: list[int], why: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.engine.drafters import merge
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.draft_tree import DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.draft_tree import ROOT, DraftTree
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.wire.drafters import Drafter
@@ -48,7 +48,7 @@ class Course:
 
     def deliver(self, root_len: int, now: float) -> None:
         """Guesses of one token after the other come, under the first root_len tokens."""
-        nodes = Delivery(1, root_len, [1, 1], [TREE_ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
+        nodes = Delivery(1, root_len, [1, 1], [ROOT, 0], [0, 0], [NodeKind.GUESS] * 2, None)
         self.draft.buffer.insert(nodes, self.lease.slot.committed, 1 << 20)
         self.draft.arrived(root_len, now)
 
@@ -155,7 +155,7 @@ def test_a_plain_step_says_whether_drafts_did_not_pay(
 
 
 def drafting(own: Any, keeper: Any = None) -> Drafting:
-    return Drafting(own, merge, keeper, WorkerMetrics("target"), 9, takes_trees=True)
+    return Drafting(own, keeper, cast(Any, None), WorkerMetrics("target"), 9, takes_trees=True, merge=merge)
 
 
 class _TwoDrafters:

@@ -110,7 +110,7 @@ def test_where_the_text_repeats_itself_its_next_tokens_are_proposed() -> None:
     for _ in range(8):
         step(drafter, slot, lambda path: 4 + (path[-1] - 3) % 3)
     drafter.has_next(slot)
-    assert drafter._windows[slot.key].after(6)[0] == (4, 5, 6), "the latest first"
+    assert drafter._windows[slot.key].after(6)[0] == [4, 5, 6], "the latest first"
 
 
 def test_a_pool_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,17 +118,16 @@ def test_a_pool_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     window = Window(LookaheadShape(1, 3, 2), [1])
 
     def keep(*ngram: int) -> None:
-        window.last_id, *levels, said = ngram
-        window._levels = [[0], *([token_id] for token_id in levels)]
+        *window.ids, said = ngram
         window.learn([said])
 
     for following in ((1, 1), (2, 2), (1, 1), (3, 3)):
         keep(7, *following)
-    assert window.after(7) == [(3, 3), (1, 1)]
+    assert window.after(7) == [[3, 3], [1, 1]]
     keep(8, 1, 1)
     keep(7, 1, 1)
     keep(9, 1, 1)
-    assert not window.after(8) and window.after(7) == [(1, 1), (3, 3)]
+    assert not window.after(8) and window.after(7) == [[1, 1], [3, 3]]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ class TestSlots:
 
     def test_ngrams_that_begin_alike_are_branches_of_one_tree_the_latest_first(self) -> None:
         drafter, slot = opened(SHAPE, [5, 6])
-        drafter._windows[slot.key]._pool[6] = [(7, 1, 2), (7, 8, 9)]
+        drafter._windows[slot.key]._pool[6] = [[7, 1, 2], [7, 8, 9]]
         shares, state = SlotShares(RankShares()), Any
 
         def proposed(slot: Any, max_tokens: int) -> DraftTree:

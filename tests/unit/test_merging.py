@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from outrider.engine.drafters import merge
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
-from outrider.engine.speculation.nodes import TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
@@ -27,6 +28,7 @@ from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
 from outrider.wire.speculation import Speculation
+from outrider.wire.transport.codec import DenseRows
 from outrider.wire.tree_shape import TreeShape
 from target_service.budget import VerifyBudget, VerifyChoice
 from target_service.draft_buffer import BufferedToken
@@ -96,12 +98,12 @@ def made(
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
     chain: Any = Chain(own)
-    return Drafting(chain, merge, keeper, METRICS, VOCAB, takes_trees=True), lease
+    return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
 
 
 def deliver(lease: Lease, paths: Sequence[Sequence[int]], draft: int = 0) -> None:
     """Guesses, of which the first path is the likeliest."""
-    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): TREE_ROOT}
+    ids, parents, ranks, places = list[int](), list[int](), list[int](), {(): ROOT}
     for path in paths:
         for depth in range(1, len(path) + 1):
             at, parent = tuple(path[:depth]), places[tuple(path[: depth - 1])]
@@ -413,7 +415,7 @@ class TestExactLaw:
             drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5), num_draft_tokens="auto" if is_live else 2)
             (second,) = chain = self.drawn(OWN, [numbers["second", 0]], never)
             park(lease.drafts[1], chain)
-            lease.drafts[1].buffer.tokens[0].is_ended = not second[0]
+            lease.drafts[1].buffer.ended = set() if second[0] else {0}
             for draft in lease.drafts:
                 draft.eta_s = draft.gap_s = 0.01
             lease.begin_step(0.0)
@@ -487,13 +489,25 @@ def test_what_the_second_drew_takes_nothing_of_the_tree_that_the_first_was_to_ha
         assert len(proposal_of(drafting, found, 5).sources[lease.first]) == 4
 
 
+def test_what_one_draft_delivers_wrong_is_dropped_and_refused_alone() -> None:
+    drafting, lease = made(DRAWN, [], (0.6, 0.5, 0.5))
+    refused = list[int]()
+    leases: Any = SimpleNamespace(refuse=lambda ticket, why: refused.append(ticket))
+    drafting = replace(drafting, leases=leases)
+    park(lease.drafts[0], [(1, EVEN)])
+    park(lease.drafts[1], [(2, (DenseRows(1, b"\0" * 4 * VOCAB), 0))])
+    found = drafting.candidates(lease)
+    assert not proposal_of(drafting, found, len(found.offers)).tree.ids
+    assert refused == [1] and [len(draft.buffer.tree) for draft in lease.drafts] == [1, 0]
+
+
 def test_where_draws_are_here_what_a_grammar_forces_counts_as_it_would_bring() -> None:
     drafting, lease = made(DRAWN, [], (0.6, 0.5))
     park(lease.first, [(1, EVEN)])
     lease.slot.params = SamplingParams(temperature=1.0, grammar="{}")
     for forced, drafter in (([5], Drafter.MODEL), ([5, 6, 7], None)):
         state: Any = SimpleNamespace(forced=lambda forced=forced: forced)
-        drafting._keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
+        drafting.keeper.sampling_state = lambda slot, state=state: state  # type: ignore[misc]
         assert [source.drafter for source in drafting.candidates(lease).trees] == [drafter]
 
 

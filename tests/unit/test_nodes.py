@@ -10,7 +10,8 @@ import pytest
 
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.sampling.wire_tensors import encode_laws
-from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, Delivery, NodeKind, from_proto, to_proto
+from outrider.engine.speculation.draft_tree import ROOT
+from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind, from_proto, to_proto
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.transport.codec import BadTensor
 
@@ -26,11 +27,11 @@ def tree() -> Delivery:
         9,
         40,
         [2, 7, 3, 5, 8],
-        [TREE_ROOT, TREE_ROOT, 0, 0, 0],
+        [ROOT, ROOT, 0, 0, 0],
         [0, 1, 0, 1, 2],
         kinds,
         rows,
-        [TREE_ROOT, 2],
+        [ROOT, 2],
         vocab_size=VOCAB_SIZE,
     )
 
@@ -58,8 +59,8 @@ def test_what_is_read_is_what_was_sent() -> None:
 
 
 def test_only_an_end_may_be_told() -> None:
-    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [TREE_ROOT]), 4), VOCAB_SIZE)
-    assert (found.ids, found.ends, found.rows) == ([], [TREE_ROOT], None)
+    found = from_proto(to_proto(Delivery(1, 3, [], [], [], [], None, [ROOT]), 4), VOCAB_SIZE)
+    assert (found.ids, found.ends, found.rows) == ([], [ROOT], None)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,12 @@ def test_only_an_end_may_be_told() -> None:
         ({"ids": b"123"}, "multiple of 4"),
         ({"parents": ints(-1, -1, 0, 0)}, "4 parents for 5 nodes"),
         ({"parents": ints(-1, -1, 0, 3, 0)}, "parent of node 3 is 3"),
-        ({"parents": ints(-129, -1, 0, 0, 0)}, "parent of node 0 is -129"),
+        ({"parents": ints(-129, -1, 0, 0, 0)}, "parents hold -129"),
         ({"ranks": bytes(4)}, "4 ranks for 5 nodes"),
         ({"kinds": bytes([1, 1, 1, 1, 99])}, "kinds hold 99"),
-        ({"ends": ints(5)}, "each names one of 5 nodes or the root"),
-        ({"ends": ints(-2)}, "each names one of 5 nodes or the root"),
+        ({"ends": ints(5)}, "ends hold 5, outside -1 to 4"),
+        ({"ends": ints(-2)}, "ends hold -2, outside -1 to 4"),
+        ({"ends": ints(*[0] * 7)}, "ends has 7 entries, at most 6"),
         ({"distributions": None}, "distributions are missing"),
     ],
 )

@@ -70,7 +70,8 @@ def test_what_is_drafted_is_what_was_said_behind_where_acceptance_ended(path: li
     own, slot = PassDrafter(VOCAB, NUM_AHEAD), slot_of([5, 6])
     beside = rows_of(own, slot, [-1, 0])
     own.read(slot, 9.0 * torch.eye(6, VOCAB), path, beside)
-    assert not own.has_next(slot)
+    assert not own.has_next(slot) and not drafted(own, slot)
+    assert own._logits._pending, "nobody waits for a copy that is not read"
     slot.committed += [1] * (len(path) + 1)
     assert own.has_next(slot) and drafted(own, slot) == rows and drafted(own, slot, 1) == rows[:1]
     own.commit(slot, len(slot.committed))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +42,10 @@ def test_nothing_outside_the_room_names_what_is_in_it(folder: str) -> None:
     assert paths
     found = {str(path.relative_to(ROOT)): inside.intersection(names_in(path)) for path in paths}
     assert not {path: names for path, names in found.items() if names}
+
+
+def test_the_target_s_step_loads_neither_the_room_nor_the_table_of_drafters() -> None:
+    code = "import sys, target_service.verifier; print([name for name in sys.modules if name.startswith('outrider.')])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "outrider.engine.speculation.candidates" in found
+    assert "outrider.papers" not in found and "outrider.engine.drafters" not in found

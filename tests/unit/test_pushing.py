@@ -13,7 +13,7 @@ from draft_service import pushing
 from draft_service.draft_slot import DraftSlot
 from draft_service.pushing import NUM_URGENT, PUSH_S, Pusher
 from outrider.engine.speculation.draft_tree import ROOT
-from outrider.engine.speculation.nodes import MAX_NODES, TREE_ROOT, Delivery, NodeKind
+from outrider.engine.speculation.nodes import MAX_NODES, Delivery, NodeKind
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
@@ -32,7 +32,8 @@ class Course:
         slot: Any = SimpleNamespace(params=draft.params)
         self.draft, self.sent, self.now, self.buffer = draft, list[Delivery](), 100.0, DraftBuffer()
         tree: Any = draft.tree
-        self.growing = DraftSlot(job, slot, draft.shares, tree, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing = DraftSlot(job, slot, draft.shares, is_growing=True, ticket=7, num_urgent=NUM_URGENT)
+        self.growing.tree = tree
         self.pusher = Pusher(engine, self.take, WorkerMetrics("draft"))
         monkeypatch.setattr(pushing.time, "monotonic", lambda: self.now)
 
@@ -133,7 +134,7 @@ def _new(nodes: Delivery) -> list[int]:
 def _path(nodes: Delivery, node: int) -> list[int]:
     """Ids of what leads to a node, itself left out."""
     parent = nodes.parents[node]
-    return [] if parent == TREE_ROOT else [*_path(nodes, parent), nodes.ids[parent]]
+    return [] if parent == ROOT else [*_path(nodes, parent), nodes.ids[parent]]
 
 
 @RULES
@@ -200,4 +201,4 @@ def test_an_end_is_told_once_in_a_message(monkeypatch: pytest.MonkeyPatch) -> No
     course = Course(monkeypatch, Draft().grow(1))
     course.draft.tree.ended.extend([ROOT] * 2)
     course.push()
-    assert course.sent[-1].ends == [TREE_ROOT]
+    assert course.sent[-1].ends == [ROOT]

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from draft_service import deliveries
 from draft_service import registration as module
+from draft_service.deliveries import Deliverer
 from draft_service.jobs import RowsRequest
 from draft_service.registration import HeadOffer, Registration
 from outrider.v1 import target_pb2 as tpb
+from outrider.wire.errors import IncompatiblePair, Unavailable
+from outrider.wire.metrics import WorkerMetrics
 
 OFFER = HeadOffer(bytes(range(10)), b"d" * 32, 4)
 WANTED, READY, REFUSED = tpb.HEAD_STATE_WEIGHTS_WANTED, tpb.HEAD_STATE_READY, tpb.HEAD_STATE_REFUSED
@@ -75,6 +79,12 @@ async def registering(peer: Peer, epoch: int = 7) -> asyncio.Task[None]:
     return task
 
 
+async def refusal(registering: asyncio.Task[None]) -> str:
+    with pytest.raises(IncompatiblePair) as error:
+        await registering
+    return error.value.message
+
+
 async def test_a_head_that_is_here_already_needs_no_weights() -> None:
     peer = Peer()
     waiting = await registering(peer)
@@ -83,7 +93,7 @@ async def test_a_head_that_is_here_already_needs_no_weights() -> None:
     assert not waiting.done(), "that is not ours"
     peer.says(READY)
     await waiting
-    assert peer.registration.refusal is None and peer.took() == [("head", 7, 10)]
+    assert peer.took() == [("head", 7, 10)]
 
 
 async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
@@ -91,15 +101,15 @@ async def test_one_that_is_refused_is_tried_again_only_when_asked_to() -> None:
     waiting = await registering(peer)
     peer.says(WANTED)
     peer.says(REFUSED, "no room")
-    await waiting
-    assert peer.registration.refusal == "no room" and peer.took() == [("head", 7, 10)], "the weights stay here"
+    assert await refusal(waiting) == "no room"
+    assert peer.took() == [("head", 7, 10)], "the weights stay here"
     peer.registration.request(7, RowsRequest(1, 0, 1))
     assert not peer.took()
     again = await registering(peer)
     assert peer.took() == [("head", 7, 10)]
     peer.says(READY)
     await again
-    assert peer.registration.refusal is None and not peer.took(), "what was asked for while it was refused is lost"
+    assert not peer.took(), "what was asked for while it was refused is lost"
 
 
 async def test_who_waits_hears_no_answer_to_another_offer() -> None:
@@ -108,10 +118,30 @@ async def test_who_waits_hears_no_answer_to_another_offer() -> None:
     peer.says(REFUSED, "no room")
     again = asyncio.create_task(peer.registration.register(7))  # runs behind the one that was just answered
     await settle()
-    assert waiting.done() and not again.done()
+    assert await refusal(waiting) == "no room" and not again.done()
     peer.says(REFUSED, "no room still")
-    await again
-    assert peer.registration.refusal == "no room still"
+    assert await refusal(again) == "no room still"
+
+
+async def test_a_refusal_without_a_reason_says_so() -> None:
+    peer = Peer()
+    waiting = await registering(peer)
+    peer.says(REFUSED)
+    assert await refusal(waiting) == "the target gave no reason"
+
+
+async def test_a_head_that_the_target_does_not_answer_in_time_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "REGISTER_S", 0.01)
+    deliverer, peer = Deliverer(WorkerMetrics("draft"), lambda job: None), Peer()
+    link: Any = SimpleNamespace(registration=peer.registration, is_broken=False)
+    deliverer._links["a:1"] = link
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"the target at a:1 did not take the head within 0\.01 s"):
+            await deliverer.register("a:1", 7)
+        assert peer.took() == [("head", 7, 10)]
+    peer.says(READY)
+    await deliverer.register("a:1", 7)
+    assert not peer.took(), "it came late, and is true"
 
 
 async def test_another_life_of_the_target_is_registered_at_anew() -> None:
@@ -122,15 +152,33 @@ async def test_another_life_of_the_target_is_registered_at_anew() -> None:
     peer.says(REFUSED, "for target epoch 7")
     peer.says(READY, epoch=8)
     await waiting
-    assert peer.registration.refusal is None
     assert not peer.took(), "the rows were asked of a life that is over"
+
+
+async def test_who_waits_for_an_earlier_life_of_the_target_is_told_at_once() -> None:
+    peer = Peer()
+    earlier = await registering(peer)
+    await registering(peer, 8)
+    with pytest.raises(Unavailable, match="a:1 was started anew"):
+        await earlier
+
+
+async def test_a_head_that_is_refused_later_is_not_ready() -> None:
+    peer = Peer()
+    waiting = await registering(peer)
+    peer.says(READY)
+    peer.says(REFUSED, "it is not ready")
+    await waiting
+    peer.registration.request(7, RowsRequest(1, 0, 1))
+    assert peer.took() == [("head", 7, 10)]
 
 
 async def test_a_stream_that_ends_answers_those_who_wait() -> None:
     peer = Peer()
     waiting = await registering(peer)
     peer.says(WANTED)
-    peer.registration.settle("gone")
-    await waiting
+    peer.registration.settle(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await waiting
     await settle()
-    assert peer.registration.refusal == "gone" and peer.took() == [("head", 7, 10)]
+    assert peer.took() == [("head", 7, 10)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outrider.engine.speculation.row_budget import ALONE_EVERY, CallerPart, RowBudget, Unit
+from outrider.engine.speculation.row_budget import ALONE_EVERY, RowBudget, Unit
 from outrider.engine.speculation.row_cost import RowCost
 
 FORWARD_S, ROW_S = 0.010, 0.001
@@ -36,20 +36,17 @@ class Machine:
         self.budget = RowBudget[tuple[bytes, int]](self.cost)
         self.order = {caller: list(range(count)) for caller, count in self.num_slots.items()}
 
-    def part(self, caller: bytes) -> CallerPart[tuple[bytes, int]]:
-        count = self.num_slots[caller]
-        units = [Unit((caller, slot), 1) for slot in self.order[caller]]
-        return CallerPart(caller, self.weights[caller], count, count, count, units)
-
     def step(self, gone: bytes | None = None) -> int:
         """Take a step, without those of one; return its rows."""
-        parts = list[CallerPart[tuple[bytes, int]]]()
-        for caller, weight in self.weights.items():
-            if caller in self.num_slots:
-                parts.append(CallerPart(caller, weight) if caller == gone else self.part(caller))
-        dealt = self.budget.deal(parts)
+        weights = {caller: weight for caller, weight in self.weights.items() if caller in self.num_slots}
+        counts = {caller: count for caller, count in self.num_slots.items() if caller != gone}
+
+        def alone(caller: bytes) -> list[Unit[tuple[bytes, int]]]:
+            return [Unit((caller, slot), 1.0, 1) for slot in self.order[caller]] if caller in counts else []
+
+        dealt = self.budget.deal(weights, [(caller, count, count) for caller, count in counts.items()], alone)
         if dealt is None:
-            dealt = [(each, slot) for each in self.num_slots if each != gone for slot in range(self.num_slots[each])]
+            dealt = [(caller, slot) for caller, count in counts.items() for slot in range(count)]
         seconds = seconds_of(len(dealt)) * self.slowdown
         if self.noise is not None:
             seconds *= self.noise.uniform(0.9, 1.1) * (20.0 if self.noise.random() < 0.01 else 1.0)
@@ -162,7 +159,7 @@ def test_nothing_is_kept_of_callers_that_are_gone_and_nothing_learnt_of_steps_th
     machine = Machine({ONE: 1, MANY: 64}, {ONE: 1.0, MANY: 1.0})
     while machine.step() != 1:
         pass
-    machine.budget.deal(())
+    machine.budget.deal({}, (), lambda caller: ())
     for _ in range(20):
         machine.budget.note(seconds_of(64))
     machine.run(20)

@@ -20,8 +20,7 @@ from gateway.rounds.session import Session
 from gateway.tokenizer import Tokenizer
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
-from outrider.wire.kinds import TokenKind
-from target_service.commit import commit_tokens
+from target_service.commit import commit_tokens, kinds_of
 from target_service.jobs import Finish
 from tests.checkers import inline_checker
 from tests.rendering import inline_template
@@ -67,15 +66,14 @@ def rounds_of(request: GenerationRequest, tokenizer: Tokenizer, ids: Sequence[in
     script = [*ids, EOS, *[EOS] * size]
     while not session.finished:
         done = session.num_output
-        accepted, last = script[done : done + size - 1], TokenKind.BONUS if size > 1 else TokenKind.PLAIN
-        commit = commit_tokens(request.params, (EOS,), done, accepted, script[done + size - 1], last)
+        token_ids, finish = commit_tokens(request.params, (EOS,), done, script[done : done + size])
         verdict = tpb.Verdict(
             committed_len=session.committed_len,
-            token_ids=commit.token_ids,
-            kinds=[kind.value for kind in commit.kinds],
-            finish_reason=FINISHES[commit.finish],
-            num_drafted=len(accepted),
-            num_accepted=len(accepted),
+            token_ids=token_ids,
+            kinds=[kind.value for kind in kinds_of(size - 1, size - 1, True)[: len(token_ids)]],
+            finish_reason=FINISHES[finish],
+            num_drafted=size - 1,
+            num_accepted=size - 1,
         )
         outputs.append(session.apply(verdict, TIMINGS))
     return outputs

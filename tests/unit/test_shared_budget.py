@@ -53,7 +53,7 @@ def step(budget: VerifyBudget, demands: list[VerifyDemand], now: float) -> list[
     for index, share in enumerate(shares):
         if share is not None:
             demands[index] = replace(demands[index], ready_s=now)
-            num_rows += 1 + demands[index].num_rows(share[0])
+            num_rows += demands[index].part(share[0])[2]
     budget.note(num_rows, num_rows, seconds_of(num_rows))
     return [None if share is None else share[0] for share in shares]
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from draft_service.grower import Grower
-from draft_service.jobs import AdvanceJob
+from draft_service.jobs import AdvanceJob, RowsRequest
 from draft_service.tables import TableDrafter, TableSlot
 from outrider.drafting.drafter import SequenceDrafter
 from outrider.drafting.lookup import Lookup
+from outrider.engine.speculation.draft_tree import ROOT
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.plan import MAX_DEPTH
 from outrider.engine.worker.engine_thread import EngineThread
@@ -33,14 +34,22 @@ VOCAB_SIZE = 12
 CIRCLE = [1, 2, 3, 4]
 
 
+def no_rows(address: str, epoch: int, request: RowsRequest) -> None:
+    raise AssertionError("a table reads no rows")
+
+
 class AtOnce(EngineThread):
     """Answers go out when they are made."""
 
     def __init__(self) -> None:
         super().__init__(lambda engine: None, lambda answers: None)  # type: ignore[arg-type, return-value]
+        self.num_flushes = 0
 
     def answer(self, send: Any) -> None:
         send()
+
+    def flush(self) -> None:
+        self.num_flushes += 1
 
 
 class Draft:
@@ -50,21 +59,17 @@ class Draft:
         metrics, engine = WorkerMetrics("draft"), AtOnce()
         slots = OpenSlots[BareSlot](partial(TableSlot, drafter), 4, 99)
         keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
-        self.grower = Grower(
-            lambda growing: TableDrafter(keeper, VOCAB_SIZE, self.flush), keeper, engine, self.take, metrics, VOCAB_SIZE
-        )
-        self.num_flushes = 0
+        self.grower = Grower(lambda growing: TableDrafter(keeper), keeper, engine, self.take, metrics, no_rows)
+        self.engine, self.num_messages = engine, 0
         self.committed, self.buffer, self.said = list(prompt), DraftBuffer(), list[Any]()
-        made = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
+        self.params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **params})
         rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
-        self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), made, self.said.append, **rest))
+        self.grower.handle(OpenJob(1, 1, tuple(prompt), len(prompt), self.params, self.said.append, **rest))
         self.commit([])
-
-    def flush(self) -> None:
-        self.num_flushes += 1
 
     def take(self, address: str, epoch: int, nodes: Delivery) -> None:
         self.buffer.insert(nodes, self.committed, 1 << 20)
+        self.num_messages += 1
 
     def commit(self, ids: list[int]) -> list[int]:
         """Return what is parked after these tokens, when all is grown."""
@@ -72,10 +77,13 @@ class Draft:
         self.committed += ids
         self.buffer.advance(ids, 0, None)
         self.grower.handle(AdvanceJob(1, 1, 1, base_len, tuple(ids)))
-        num_steps, self.num_flushes = 1, 0
+        num_steps, self.num_messages, self.engine.num_flushes = 1, 0, 0
         while self.grower.step(time.monotonic()):
             num_steps += 1
-        assert self.num_flushes == num_steps, "what one step made waits for no rest that may not come"
+        num_flushes = num_steps
+        if not self.params.determined:
+            num_flushes += self.num_messages  # what is drawn leaves at once
+        assert self.engine.num_flushes == num_flushes, "what one step made waits for no rest that may not come"
         return self.chain
 
     @property
@@ -98,9 +106,7 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
     def take(address: str, epoch: int, nodes: Delivery) -> None:
         num_nodes[nodes.ticket] += len(nodes.ids)
 
-    grower = Grower(
-        lambda own: TableDrafter(keeper, VOCAB_SIZE, lambda: None), keeper, engine, take, metrics, VOCAB_SIZE
-    )
+    grower = Grower(lambda own: TableDrafter(keeper), keeper, engine, take, metrics, no_rows)
     rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=32), "deliver_to": "target:1"}
     for slot in range(60):
         scheduling = Scheduling(callers[slot != 59])
@@ -110,6 +116,28 @@ def test_what_one_caller_has_drafted_does_not_keep_another_waiting(callers: tupl
     while sum(num_nodes.values()) < 40:
         assert grower.step(time.monotonic())
     assert (num_nodes[60] >= 5) is (callers[0] != b"")
+
+
+def test_a_slot_that_was_not_fed_has_spent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there was no memory for it."""
+
+    class FeedsOne(TableDrafter):
+        def propose(self, requests: Any, now: float) -> Any:
+            return super().propose(requests[:1], now)
+
+    metrics, engine = WorkerMetrics("draft"), AtOnce()
+    slots = OpenSlots[BareSlot](partial(TableSlot, Bigram(CIRCLE * 3)), 2, 99)
+    keeper = SlotKeeper(slots, engine, metrics, VOCAB_SIZE, ())
+    grower = Grower(lambda own: FeedsOne(keeper), keeper, engine, lambda *_: None, metrics, no_rows)
+    for slot in range(2):
+        params = SamplingParams(max_tokens=60, temperature=0.0)
+        rest: dict[str, Any] = {"speculation": Speculation(max_draft_tokens=16), "deliver_to": "target:1"}
+        grower.handle(OpenJob(1, slot, (9, 1), 2, params, lambda answer: None, **rest))
+        grower.handle(AdvanceJob(1, slot, slot + 1, 2, ()))
+    monkeypatch.setattr(grower._scheduler, "choose", lambda own, now: [(growing, [ROOT]) for growing in own])
+    assert grower.step(time.monotonic())
+    (spent_s,) = [growing.spent_s for growing in grower._slots.values() if not growing.tree.has_drafts]
+    assert spent_s == 0
 
 
 RULES = pytest.mark.parametrize(

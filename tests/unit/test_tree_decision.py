@@ -27,7 +27,7 @@ from target_service.decide import decide
 from target_service.decide_on_device import decide_on_device
 from target_service.proposal import Proposal
 from tests.live_bytes import LiveBytes
-from tests.proposals import PlainSlot, chain_proposal, tree_draws
+from tests.proposals import PlainSlot, by_token, chain_proposal, tree_draws
 from tests.unit.test_decide import PROMPT, waiting_once
 
 VOCAB = 12
@@ -78,9 +78,8 @@ def make(kind: int, parents: list[int], seed: int, chain: bool = False, **params
 
 
 def decided(*slots: Slot) -> list[Any]:
-    return decide(
-        [s.ready for s in slots], [s.state for s in slots], torch.cat([s.logits for s in slots]), by_block=False
-    )
+    with by_token():
+        return decide([s.ready for s in slots], [s.state for s in slots], torch.cat([s.logits for s in slots]))
 
 
 @st.composite
@@ -124,7 +123,8 @@ def on_device(*slots: Slot) -> list[Any]:
     """What a device decides; the host waits for that once."""
     ready, states = [slot.ready for slot in slots], [slot.state for slot in slots]
     logits = torch.cat([slot.logits for slot in slots])
-    return waiting_once(logits, lambda there: decide(ready, states, there, by_block=False))  # type: ignore[no-any-return]
+    with by_token():
+        return waiting_once(logits, lambda there: decide(ready, states, there))  # type: ignore[no-any-return]
 
 
 @given(st.lists(st.tuples(st.integers(0, len(KINDS) - 1), parents_of(), st.booleans()), min_size=2, max_size=5))

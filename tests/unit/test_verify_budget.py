@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.engine.speculation.ranks import RankShares, SlotShares
-from outrider.engine.speculation.row_cost import RowCost, best_count
+from outrider.engine.speculation.row_cost import RowCost
 from outrider.wire.drafters import Drafter
 from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import AUTO, Speculation
@@ -43,21 +43,23 @@ class TestCost:
         for num_rows, seconds in ((1, 1.0), (5, 3.0)) * 40:
             cost.note(num_rows, seconds)
         assert cost.seconds(3) == pytest.approx(2.0, rel=0.01)
-        assert best_count([0.99] * 30, 1.0, 1, cost) == cost.reach - 1 == 10
+        made = VerifyBudget()
+        made.cost = cost
+        assert counts(made, [demand([0.99] * 30)]) == [cost.reach - 1] == [10]
 
     def test_more_rows_never_take_less_and_untried_ones_are_worth_a_trial(self) -> None:
         cost = RowCost()
         for num_rows, seconds in ((1, 1.0), (2, 0.8), (3, 1.1)) * 40:
             cost.note(num_rows, seconds)
-        one, two, three = (cost.seconds(n) or 0 for n in (1, 2, 3))
+        one, two, three = (cost.seconds(n) for n in (1, 2, 3))
         assert one == two < three == cost.seconds(50)
 
     def test_a_slower_machine_is_slower_at_every_size(self) -> None:
         cost = learnt()
-        before = cost.seconds(10) or 0
+        before = cost.seconds(10)
         for _ in range(30):
             cost.note(1, 2 * cliff(1))
-        assert (cost.seconds(10) or 0) > 1.5 * before
+        assert cost.seconds(10) > 1.5 * before
 
     def test_so_many_are_best_as_make_most_tokens_a_second(self) -> None:
         cost, gains = learnt(), [0.6**depth for depth in range(1, 20)]
@@ -65,9 +67,11 @@ class TestCost:
         def rate(count: int) -> float:
             return (1 + sum(gains[:count])) / cliff(1 + count)
 
-        assert best_count(gains, 1.0, 1, cost) == max(range(20), key=rate)
-        assert best_count([0.9] * 20, 1.0, 1, cost) == FREE_UNTIL - 1  # not past the cliff
-        assert best_count([0.005] * 20, 1.0, 1, cost) == 0
+        made = VerifyBudget()
+        made.cost = cost
+        assert counts(made, [demand(gains)]) == [max(range(20), key=rate)]
+        assert counts(made, [demand([0.9] * 20)]) == [FREE_UNTIL - 1]  # not past the cliff
+        assert counts(made, [demand([0.005] * 20)]) == [0]
 
 
 def lease(now: float = 0.0, eta_s: float | None = None, gap_s: float | None = None) -> Any:

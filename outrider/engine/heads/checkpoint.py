@@ -1,4 +1,4 @@
-"""Files of a head and of its target: the configuration, and tensors by name, each read when it is asked for."""
+"""Files of a head and of its target: the configuration, and tensors by name, each read when it is needed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from outrider.engine.loading.weight_headers import AGAIN, bounded_build, check_c
 from outrider.wire.errors import ConfigError
 from outrider.wire.model_id import INDEX, SAFE, is_gguf
 
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
-PROJECTIONS = ("lm_head.weight", "embed_out.weight")
+EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight", ".word_embeddings.weight")
+PROJECTIONS = (".lm_head.weight", ".embed_out.weight")
+"""Ends of names of a target's tensors, behind a dot that every name is given."""
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 
@@ -29,12 +30,18 @@ class Checkpoint:
     def __init__(self, model: str, allow_pickle: bool = False) -> None:
         """Read config.json and find the weights.
 
-        allow_pickle: whether a pickle (.bin, .pt) may be read where there is nothing else; torch then takes tensors
-        from it alone. Raises ConfigError.
+        allow_pickle: whether a pickle (.bin, .pt) may be read where there is nothing else; torch then takes nothing but
+        tensors from it. Raises ConfigError.
         """
         self.model = model
         self._allow_pickle = allow_pickle
-        self.config = _read_config(model)
+        self.config: dict[str, Any] = {}
+        if not is_gguf(model):  # which holds models alone
+            config = read_model_json(model, CONFIG)
+            if config is None:
+                raise ConfigError(f"{model} has no {CONFIG}", param="model")
+            check_counts(config, f"the {CONFIG} of {model}")
+            self.config = config
         self._shards = {name: header.path for name, header in read_headers(model).items()}
         pickles = () if self._shards else PICKLES
         self.pickle = next((path for name in pickles if (path := model_file(model, name)) is not None), None)
@@ -46,8 +53,11 @@ class Checkpoint:
         return "speculators_model_type" in self.config
 
     def refusal(self, what: str, *, of: str = "", param: str = "model") -> ConfigError:
-        """Return the error of files that cannot be served. of: the tensor or the key that `what` is said of."""
-        return ConfigError(f"{f'{of} of ' * bool(of)}{self.model} {what}", param=param)
+        """Return the error of files that cannot be served. of: the tensor or the key that `what` is about."""
+        subject = self.model
+        if of:
+            subject = f"{of} of {self.model}"
+        return ConfigError(f"{subject} {what}", param=param)
 
     def part(self, name: str) -> dict[str, Any]:
         """Return what the configuration has under a name; empty where that is no object."""
@@ -80,54 +90,40 @@ class Checkpoint:
         try:
             _check_stored(self.pickle)
             found = torch.load(self.pickle, map_location="cpu", weights_only=True)
+            if not isinstance(found, dict):
+                raise pickle.UnpicklingError
+            for name, tensor in found.items():
+                _check_tensor(name, tensor)
         except pickle.UnpicklingError as error:  # torch's own words advise to run the code
             raise ConfigError(
                 f"{self.pickle} holds something else than tensors by name, or is damaged, and is not read; save the "
                 "weights as safetensors where you trust the file",
                 param="model",
             ) from error
-        except (ConfigError, MemoryError):
-            raise
         except Exception as error:  # a pickle's content decides what it raises
             raise ConfigError(f"cannot read {self.pickle}: {first_line(error)}; {AGAIN}", param="model") from error
-        if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-            raise ConfigError(f"{self.pickle} holds something else than tensors by name", param="model")
-        _check_sizes(self.pickle, found)
-        return {str(name): tensor for name, tensor in found.items()}
-
-
-def _read_config(model: str) -> dict[str, Any]:
-    if is_gguf(model):  # the format holds models alone
-        return {}
-    config = read_model_json(model, CONFIG)
-    if config is None:
-        raise ConfigError(f"{model} has no {CONFIG}", param="model")
-    check_counts(config, f"the {CONFIG} of {model}")
-    return config
+        return found
 
 
 def _check_stored(path: Path) -> None:
-    """Raise ConfigError for an archive with compressed entries: torch writes none, and a small one may unpack to
+    """Raise ValueError for an archive with compressed entries: torch writes none, and a small one may unpack to
     anything.
     """
-    if not zipfile.is_zipfile(path):  # torch's older format
-        return
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ConfigError(f"{path} is compressed, which torch.save never does; {AGAIN}", param="model")
+    if zipfile.is_zipfile(path):  # else it has torch's older format
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed, which torch.save never does")
 
 
-def _check_sizes(path: Path, tensors: dict[Any, Tensor]) -> None:
-    """Raise ConfigError for a tensor of more bytes than the file has for it, such as an expanded one."""
-    for name, tensor in tensors.items():
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        if not is_plain or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
-            raise ConfigError(
-                f"{name} in {path} is {list(tensor.shape)} {tensor.dtype} of fewer numbers than that, or no plain "
-                "tensor; save the weights as safetensors",
-                param="model",
-            )
+def _check_tensor(name: Any, tensor: Any) -> None:
+    """Raise UnpicklingError for anything else than a tensor by its name, and ValueError for a tensor of more bytes than
+    the file has for it, such as an expanded one.
+    """
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise pickle.UnpicklingError
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    if not is_plain or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError(f"{name} in it has fewer numbers than {list(tensor.shape)} or is no plain tensor")
 
 
 class TargetFiles:
@@ -161,7 +157,9 @@ class TargetFiles:
 
     @property
     def embedding_scale(self) -> float:
-        """What the target's embedding module multiplies rows of its table by: the root of the width in Gemma."""
+        """The factor by which the target's embedding module multiplies rows of its table: the root of the width in
+        Gemma.
+        """
         with bounded_build(f"the config.json of {self.model}", len(self._weights.names)):
             embedding = network_class(self.config)(self.config).get_input_embeddings()
         scale: float = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
@@ -169,28 +167,22 @@ class TargetFiles:
 
     def projection(self) -> Tensor:
         """Return the lm_head [V, dt], which may be the embedding. Raises ConfigError as `embedding`."""
-        has_own = any(_ends(name, PROJECTIONS) for name in self._weights.names)
-        return self._rows(PROJECTIONS, "lm_head") if has_own or not self._is_tied else self.embedding()
+        if self._is_tied and not any(f".{name}".endswith(PROJECTIONS) for name in self._weights.names):
+            return self.embedding()
+        return self._rows(PROJECTIONS, "lm_head")
 
     def _rows(self, endings: tuple[str, ...], what: str) -> Tensor:
-        own = [name for name in sorted(self._weights.names) if not IN_LAYER.search(name)]
-        found = [name for name in own if _ends(name, endings)]
-        if len(found) != 1:
-            raise ConfigError(
-                f"the head has no {what} of its own, and {self.model} has {len(found)} tensors that may be one "
-                f"({', '.join(found) or ' or '.join(endings)}); give the folder of its weights in float32 or bfloat16",
-                param="target_model",
-            )
-        tensor = self._weights.tensor(found[0])
-        fits = tensor.dim() == 2 and tensor.shape[0] >= self.vocab_size and tensor.shape[1] == self.width
-        if not fits or not tensor.is_floating_point():
-            raise ConfigError(
-                f"{found[0]} of {self.model} is {list(tensor.shape)} {tensor.dtype}, must be "
-                f"[{self.vocab_size}, {self.width}] and floating-point",
-                param="target_model",
-            )
-        return tensor[: self.vocab_size]
-
-
-def _ends(name: str, endings: tuple[str, ...]) -> bool:
-    return f".{name}".endswith(tuple(f".{ending}" for ending in endings))
+        found = list[str]()
+        for name in sorted(self._weights.names):
+            if f".{name}".endswith(endings) and not IN_LAYER.search(name):
+                found.append(name)
+        if len(found) == 1:
+            tensor = self._weights.tensor(found[0])[: self.vocab_size]
+            if tensor.shape == (self.vocab_size, self.width) and tensor.is_floating_point():
+                return tensor
+        raise ConfigError(
+            f"the head has no {what} of its own, and {self.model} does not have one floating-point tensor "
+            f"[{self.vocab_size}, {self.width}] for it, but {', '.join(found) or 'none'}; give the folder of its "
+            "weights in float32 or bfloat16",
+            param="target_model",
+        )

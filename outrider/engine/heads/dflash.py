@@ -10,17 +10,18 @@ id means and in whether embedding and lm_head are the head's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedConfig
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
-from outrider.engine.heads.llama_head import AttentionBias, HeadLayer, LlamaFacts, LlamaHead
+from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import BlockHead, BlockShape, HeadFacts
 from outrider.engine.heads.opening import OpeningMap, OpeningSpec
 from outrider.engine.loading.model_files import model_file
@@ -32,6 +33,8 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 """vanilla: of the token alone; gated: the hidden state of the place says how much of it; rnn: a state goes along."""
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
+MAX_RANK = 1 << 16
+"""Of a sequential head: far above the width of any model."""
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",
@@ -52,7 +55,6 @@ class DFlashConfig(LlamaFacts):
     causal: tuple[bool, ...]
     """By layer, whether a token of the block sees no later one."""
     block: BlockShape
-    bias: AttentionBias = "none"
     embedding_scale: float = 1.0
     """Of the table's rows, where a block's tokens are embedded."""
     markov_rank: int = 0
@@ -68,13 +70,11 @@ class DFlashHead(LlamaHead, BlockHead):
     def __init__(self, facts: DFlashConfig) -> None:
         super().__init__(facts)
         self.layers = nn.ModuleList()
-        for index, (is_causal, window) in enumerate(zip(facts.causal, facts.windows, strict=True)):
-            limits = {"is_causal": is_causal, "window": window}
-            self.layers.append(HeadLayer(self.config, index, facts.width, has_norms=True, bias=facts.bias, **limits))
-        self.markov_head = None
-        if facts.markov_rank:
-            sizes = (facts.vocab_size, facts.draft_vocab_size, facts.markov_rank, facts.width)
-            self.markov_head = MarkovHead(facts.markov_kind, *sizes)
+        for index, window in enumerate(facts.windows):
+            layer = Qwen3DecoderLayer(self.config, index)
+            layer.self_attn.sliding_window = window
+            self.layers.append(layer)
+        self.markov_head = MarkovHead(facts) if facts.markov_rank else None
 
     @property
     def block(self) -> BlockShape:
@@ -82,28 +82,30 @@ class DFlashHead(LlamaHead, BlockHead):
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         facts, block = self.facts, self.block
-        place, size = ("later", block.size + 1) if block.from_anchor else ("earlier", block.size - 1)
-        off_by_one = replace(block, from_anchor=not block.from_anchor, size=size)  # which proposes as many tokens
+        place, by = ("later", 1) if block.from_anchor else ("earlier", -1)
+        off_by_one = BlockShape(block.size + by, block.mask_id, not block.from_anchor)  # which proposes as many tokens
         found = [(f"reading one place {place}", replace(facts, block=off_by_one))]
         if facts.embedding_scale != 1:
             found.append(("with unscaled embeddings", replace(facts, embedding_scale=1.0)))
         return found
 
-    def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
-        hidden = self.embed_tokens(input_ids) * self.facts.embedding_scale  # [1, Q, d]
-        read = features.to(hidden.dtype)  # [1, C, d]
+    def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        hidden = self.embed_tokens(input_ids) * self.facts.embedding_scale  # [1, T, d]
         rotary = self.rotary_emb(hidden, position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, read, rotary, cache)
+        num_read, mask = cache.get_seq_length(), None
+        for layer, is_causal in zip(self.layers, self.facts.causal, strict=True):
+            if isinstance(cache, DynamicCache):  # our own needs no mask
+                mask = visible(hidden, num_read, layer.self_attn.sliding_window, is_causal=is_causal)
+            hidden = layer(hidden, mask, past_key_values=cache, position_embeddings=rotary, is_causal=is_causal)
         return hidden
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:
         markov = self.markov_head
         if markov is None:
             return logits
-        state, latents = markov.begin()[None], list[Tensor]()
-        for place, token_id in enumerate(token_ids):
-            latent, state = markov.step(torch.tensor([token_id], device=self.device), hidden[place : place + 1], state)
+        state, latents = markov.begin(), list[Tensor]()
+        for token_id, place in zip(torch.tensor(token_ids, device=self.device).split(1), hidden.split(1), strict=True):
+            latent, state = markov.step(token_id, place, state)
             latents.append(latent)
         return self.with_biases(logits, markov.markov_w2(torch.cat(latents)))
 
@@ -114,22 +116,35 @@ class DFlashHead(LlamaHead, BlockHead):
         return logits.index_add(-1, self.draft_ids, biases.to(logits.dtype))
 
 
+def visible(hidden: Tensor, num_read: int, window: int | None, *, is_causal: bool) -> Tensor:
+    """Return which of num_read features and T tokens each token of hidden [1, T, d] sees, [1, 1, T, num_read + T] bool.
+
+    window: the most keys that it sees on a side, its own included; None for all.
+    """
+    num_keys = num_read + hidden.shape[1]
+    keys = torch.arange(num_keys, device=hidden.device)
+    sees = (keys - keys[num_read:, None]).abs() < (window or num_keys)
+    if is_causal:
+        sees = sees.tril(num_read)
+    return sees[None, None]
+
+
 class MarkovHead(nn.Module):
     """DSpark's sequential head. Its tensors have the names that DeepSpec, SpecForge and speculators give them."""
 
-    def __init__(self, kind: MarkovKind, vocab_size: int, draft_vocab_size: int, rank: int, width: int) -> None:
+    def __init__(self, facts: DFlashConfig) -> None:
         super().__init__()
-        self.kind = kind
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
-        if kind == "gated":
-            self.gate_proj = nn.Linear(width + rank, rank)
-        elif kind == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+        rank, self.kind = facts.markov_rank, facts.markov_kind
+        self.markov_w1 = nn.Embedding(facts.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, facts.draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(facts.width + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + facts.width, 3 * rank)
 
     def begin(self) -> Tensor:
-        """Return the state [r] before a block's first place."""
-        return torch.zeros_like(self.markov_w1.weight[0])
+        """Return the state [1, r] before a block's first place."""
+        return torch.zeros_like(self.markov_w1.weight[:1])
 
     def step(self, token_ids: Tensor, hidden: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return latents and states [N, r] after places with hidden states [N, d], before which the tokens token_ids
@@ -151,8 +166,8 @@ def read_dflash(files: Checkpoint, target: TargetFiles, *, is_dspark: bool) -> H
         raise files.refusal("has a mask_embedding.pt, which heads are not served with")
     reader = HeadReader(files, target, NAMES, parts=("dflash_config", "dspark_config"))
     facts = _facts(reader, is_dspark=is_dspark)
-    norm, fc = reader.take_norm("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
-    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.epsilon, norms_output=True)
+    norm, fc = reader.take("hidden_norm.weight", facts.width), reader.tensors.pop("fc.weight")
+    spec = OpeningSpec(facts.taps, facts.width, epsilon=facts.layers.rms_norm_eps, norms_output=True)
     opening = OpeningMap(spec, {"fc": fc, "output_norm": norm.to(fc.dtype)})
     return reader.complete(facts, DFlashHead, opening)
 
@@ -175,12 +190,14 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
         )
     markov_rank = 0
     if is_dspark and reader.get(*RANK) is not None:
-        markov_rank = reader.number(*RANK, least=0)
+        markov_rank = reader.number(*RANK, least=0, most=MAX_RANK)
     markov_kind: MarkovKind = reader.get("markov_head_type") or "vanilla"
     if markov_kind not in get_args(MarkovKind):
         kinds = ", ".join(get_args(MarkovKind))
         raise reader.refusal(f"is {markov_kind!r}, must be one of {kinds}", of="markov_head_type")
-    from_anchor = _from_anchor(reader, is_dspark=is_dspark)
+    from_anchor = _flag(reader, {"sample_from_anchor": True, "dspark_bonus_anchor": False, "shift_label": True})
+    if from_anchor is None:
+        from_anchor = is_dspark
     goes_through_module = "embed_tokens.weight" not in reader.tensors and not reader.files.is_wrapped  # as z-lab's do
     return DFlashConfig(
         **reader.llama_facts(layers, _taps(reader, num_layers, is_dspark=is_dspark)),
@@ -191,7 +208,6 @@ def _facts(reader: HeadReader, *, is_dspark: bool) -> DFlashConfig:
             reader.number("mask_token_id", "dspark_noise_token_id", least=0, most=target.vocab_size - 1),
             from_anchor,
         ),
-        bias="all" if getattr(layers, "attention_bias", False) else "none",
         embedding_scale=target.embedding_scale if goes_through_module else 1.0,
         markov_rank=markov_rank,
         markov_kind=markov_kind,
@@ -226,19 +242,18 @@ def _taps(reader: HeadReader, num_draft_layers: int, *, is_dspark: bool) -> tupl
 def _causal(reader: HeadReader, layers: PreTrainedConfig) -> tuple[bool, ...]:
     """Return by layer whether a token of the block sees no later one: those with a window do, unless a key says."""
     kinds = getattr(layers, "layer_types", None) or ["full_attention"] * layers.num_hidden_layers
-    for key in ("causal", "is_causal"):
-        is_causal = reader.flag(key)
-        if is_causal is not None:
-            return (is_causal,) * len(kinds)
-    if reader.flag("sliding_window_non_causal"):
-        return (False,) * len(kinds)
+    is_causal = _flag(reader, {"causal": True, "is_causal": True})
+    if is_causal is None and reader.flag("sliding_window_non_causal"):
+        is_causal = False
+    if is_causal is not None:
+        return (is_causal,) * len(kinds)
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _from_anchor(reader: HeadReader, *, is_dspark: bool) -> bool:
-    """Return whether the anchor's place says the next token: DSpark's do, DFlash's do not, unless a key says."""
-    for key, when_true in (("sample_from_anchor", True), ("dspark_bonus_anchor", False), ("shift_label", True)):
-        flag = reader.flag(key)
-        if flag is not None:
-            return flag is when_true
-    return is_dspark
+def _flag(reader: HeadReader, keys: Mapping[str, bool]) -> bool | None:
+    """Return whether the first of these keys that is there has its value here; None where there is none."""
+    for key, value in keys.items():
+        found = reader.flag(key)
+        if found is not None:
+            return found is value
+    return None

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig
+from transformers import Cache
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader
-from outrider.engine.heads.llama_head import HeadLayer, HeadNorm, LlamaFacts, LlamaHead
+from outrider.engine.heads.llama_head import LlamaFacts, LlamaHead
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, CarryHead, HeadFacts
 from outrider.engine.heads.opening import Norm, OpeningMap, OpeningSpec
 
@@ -51,10 +53,18 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def __init__(self, facts: Eagle3Config) -> None:
         super().__init__(facts)
-        attention = {"has_norms": facts.qk_norms, "bias": "inputs" if facts.qkv_bias else "none"}
-        self.layers = nn.ModuleList([_FirstLayer(self.config, **attention)])
-        for index in range(1, self.config.num_hidden_layers):
-            self.layers.append(HeadLayer(self.config, index, facts.width, **attention))
+        self.config.attention_bias = facts.qkv_bias
+        layer_class: Any = Qwen3DecoderLayer if facts.qk_norms else LlamaDecoderLayer
+        self.layers = nn.ModuleList()
+        for index in range(self.config.num_hidden_layers):
+            layer = layer_class(self.config, index)
+            layer.self_attn.o_proj.bias = None
+            self.layers.append(layer)
+        first: Any = self.layers[0]  # reads a token's embedding beside the feature
+        first.hidden_norm = LlamaRMSNorm(facts.width, eps=self.config.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            num_rows = first.self_attn.get_submodule(name).out_features
+            first.self_attn.set_submodule(name, nn.Linear(2 * facts.width, num_rows, bias=facts.qkv_bias))
         if facts.mask_id is not None:
             self.register_buffer("mask_feature", torch.empty(facts.width))
 
@@ -66,12 +76,10 @@ class Eagle3Head(LlamaHead, CarryHead):
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         is_normed = self.facts.norm_before_residual
+        residual = f"with the first residual {'un' * is_normed}normed"
         return (
             ("with the norms of embedding and features swapped", replace(self.facts, swaps_norms=True)),
-            (
-                f"with the first residual {'un' * is_normed}normed",
-                replace(self.facts, norm_before_residual=not is_normed),
-            ),
+            (residual, replace(self.facts, norm_before_residual=not is_normed)),
         )
 
     def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
@@ -83,31 +91,21 @@ class Eagle3Head(LlamaHead, CarryHead):
     ) -> Tensor:
         """Return the last layer's output [B, T, d] of features and embeddings [B, T, d]."""
         first: Any = self.layers[0]
-        residual, inner = first.join(features, embedded, self.facts)
-        hidden = first.add(residual, first.self_attn(inner, inner, rotary, cache))
+        token_norm, feature_norm = self.joining_norms()
+        normed = feature_norm(features)
+        residual = normed if self.facts.norm_before_residual else features
+        attended, _ = first.self_attn(torch.cat([token_norm(embedded), normed], dim=-1), rotary, None, cache)
+        hidden = residual + attended
+        hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:
-            hidden = layer(hidden, hidden[:, :0], rotary, cache)
+            hidden = layer(hidden, past_key_values=cache, position_embeddings=rotary)
         return hidden
 
-
-class _FirstLayer(HeadLayer):
-    """Reads a token's embedding beside the feature."""
-
-    def __init__(self, config: LlamaConfig, **attention: Any) -> None:
-        super().__init__(config, 0, 2 * config.hidden_size, **attention)
-        self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def join(self, features: Tensor, embedded: Tensor, facts: Eagle3Config) -> tuple[Tensor, Tensor]:
-        """Return the residual [B, T, d] and the attention's input [B, T, 2d], of features and embeddings [B, T, d]."""
-        token_norm, feature_norm = self.joining_norms(facts)
-        normed = feature_norm(features)
-        residual = normed if facts.norm_before_residual else features
-        return residual, torch.cat([token_norm(embedded), normed], dim=-1)
-
-    def joining_norms(self, facts: Eagle3Config) -> tuple[nn.Module, nn.Module]:
-        """Return the norms of embeddings and of features."""
-        norms = (self.input_layernorm, self.hidden_norm)
-        return norms[::-1] if facts.swaps_norms else norms
+    def joining_norms(self) -> tuple[nn.Module, nn.Module]:
+        """Return the first layer's norms of embeddings and of features."""
+        first: Any = self.layers[0]
+        norms = (first.input_layernorm, first.hidden_norm)
+        return norms[::-1] if self.facts.swaps_norms else norms
 
 
 def read_eagle3(files: Checkpoint, target: TargetFiles) -> HeadFiles:
@@ -128,10 +126,11 @@ def read_peagle(files: Checkpoint, target: TargetFiles) -> HeadFiles:
     hidden = reader.tensors.pop("mask_hidden", None)
     if hidden is None:
         raise files.refusal("has no mask_hidden, which a P-EAGLE head needs; get the file again")
+    reader.tensors["mask_hidden"] = hidden.flatten()  # files may have dimensions of one in front
     mask_id = reader.number(*MASK_KEYS, least=0, most=target.vocab_size - 1)
     facts, opening, undecided = _open(reader)
     num_taps = len(facts.taps)
-    reader.check_tapped("mask_hidden", hidden.numel(), num_taps)
+    hidden = reader.take("mask_hidden", num_taps * target.width)
     reader.tensors["mask_feature"] = opening.exact(hidden.view(1, num_taps, target.width))[0]  # [d]
     undecided = tuple(name for name in undecided if name != "carries_normed")  # nothing of it is carried
     return reader.complete(replace(facts, mask_id=mask_id), Eagle3Head, opening, undecided)
@@ -143,28 +142,22 @@ def _open(reader: HeadReader) -> tuple[Eagle3Config, OpeningMap, tuple[str, ...]
     speculators' norm_output says whether carries are normed. SpecForge's says whether the lm_head reads the normed
     output, and its training carries what is not normed, also where its exports for 3.1 say true.
     """
-    config, layers, taps = reader.config, reader.layers(), _taps(reader)
-    shared = reader.llama_facts(layers, taps)
-    kind, opened = _take_opening(reader, len(taps))
+    config, is_wrapped = reader.config, reader.files.is_wrapped
     norm_output = config.get("norm_output")
-    undecided = list[str]()
-    if reader.files.is_wrapped:
-        carries_normed, reads_normed = bool(norm_output), True
-        if "norm_before_residual" not in config:
-            undecided.append("norm_before_residual")
-    else:
-        carries_normed, reads_normed = False, norm_output is not False
-        if norm_output is True and kind == "each":
-            undecided.append("carries_normed")
     facts = Eagle3Config(
-        **shared,
+        **reader.llama_facts(reader.layers(), _taps(reader)),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
-        carries_normed=carries_normed,
-        reads_normed=reads_normed,
+        carries_normed=is_wrapped and bool(norm_output),
+        reads_normed=is_wrapped or norm_output is not False,
         qk_norms="layers.0.self_attn.q_norm.weight" in reader.tensors,
         qkv_bias="layers.0.self_attn.q_proj.bias" in reader.tensors,
     )
-    return facts, OpeningMap(OpeningSpec(taps, facts.width, kind, facts.epsilon), opened), tuple(undecided)
+    opening, undecided = _take_opening(reader, facts), ()
+    if is_wrapped and "norm_before_residual" not in config:
+        undecided = ("norm_before_residual",)
+    elif not is_wrapped and norm_output is True and opening.spec.norm == "each":
+        undecided = ("carries_normed",)
+    return facts, opening, undecided
 
 
 def _taps(reader: HeadReader) -> tuple[int, ...]:
@@ -183,24 +176,22 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
     return reader.taps(keys, (2, num_layers // 2, num_layers - 3))
 
 
-def _take_opening(reader: HeadReader, num_taps: int) -> tuple[Norm, dict[str, Tensor]]:
-    """Take the opening map's tensors; return them with the norm's kind, of which config.json must not say otherwise."""
-    tensors, width = reader.tensors, reader.target.width
-    fc = tensors.pop("fc.weight")
-    opened = {"fc": fc}
-    found: Norm = "none"
-    kinds: tuple[tuple[Norm, str, list[str]], ...] = (
-        ("each", "fc_norm", [f"fc_norm.{index}.weight" for index in range(num_taps)]),
-        ("all", "norm_before_fc", ["input_norm.weight"]),
-    )
-    for kind, key, names in kinds:
-        has, says = not tensors.keys().isdisjoint(names), reader.config.get(key)
-        if says is not None and bool(says) != has:
+def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
+    """Take the opening map's tensors. config.json must not say otherwise of its norm."""
+    tensors, width, num_taps = reader.tensors, facts.target_width, len(facts.taps)
+    for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
+        configured, has = reader.config.get(key), name in tensors
+        if configured is not None and bool(configured) != has:
             there = "there" if has else "missing"
-            raise reader.refusal(f"is {says} and {names[0]} {there}; get the file again or correct config.json", of=key)
-        if has and found == "none":  # a norm beside it is refused as a tensor that no head has
-            norms = [reader.take_norm(name, width * num_taps // len(names)) for name in names]
-            found, opened["norm"] = kind, torch.stack(norms).to(fc.dtype)
-    if found == "all":
-        opened["norm"] = opened["norm"][0]
-    return found, opened
+            raise reader.refusal(
+                f"is {configured} and {name} {there}; get the file again or correct config.json", of=key
+            )
+    fc = tensors.pop("fc.weight")
+    kind: Norm = "none"
+    opened = {"fc": fc}
+    if "fc_norm.0.weight" in tensors:  # another norm beside it is refused as a tensor that no head has
+        norms = [reader.take(f"fc_norm.{index}.weight", width) for index in range(num_taps)]
+        kind, opened["norm"] = "each", torch.stack(norms).to(fc.dtype)
+    elif "input_norm.weight" in tensors:
+        kind, opened["norm"] = "all", reader.take("input_norm.weight", width * num_taps).to(fc.dtype)
+    return OpeningMap(OpeningSpec(facts.taps, facts.width, kind, facts.layers.rms_norm_eps), opened)

@@ -5,11 +5,11 @@ A new head is a row here and a file with its network and its reader: docs/add-a-
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.dflash import DFlashHead, read_dflash
@@ -18,44 +18,48 @@ from outrider.engine.heads.head_files import HeadFiles, Keys
 from outrider.engine.heads.joined import JoinedHead, has_mtp, num_mtp_layers, read_eagle1, read_mtp
 from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import MASKED_POSITIONS, BlockShape, HeadNetwork
+from outrider.engine.loading.model_files import MAX_QUOTED
 from outrider.wire.errors import ConfigError
-from outrider.wire.model_id import is_gguf
+from outrider.wire.peer_text import bound_text
 
 Read = Callable[[Checkpoint, TargetFiles], HeadFiles]
-"""Reads a head's files for a target. Raises ConfigError for what is missing, unknown or does not fit, by its name."""
+"""Reads a head's files for a target. Raises ConfigError for what is missing, unknown or does not fit, naming it."""
+WRAPPED = "speculators_model_type"
+"""Key of config.json that names the kind of a head in speculators' layout."""
+WEIGHTS = "weights"
+"""Key of `Family.signs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of draft. The first row that the configuration matches is taken; where it matches none, the first whose
-    names of tensors are there.
+    """A kind of draft. A checkpoint is of the first row that its configuration matches, or else of the first that its
+    names of tensors match.
     """
 
-    name: str
-    """As speculators name it in `speculators_model_type`, where they do."""
     label: str
-    """As users read it."""
+    """Name for users."""
+    name: str = ""
+    """Short name in logs; empty for a family that is not served."""
     network: type[HeadNetwork] | None = None
     """None for a family that is recognised and not served, and for models, which their own loader reads and runs."""
     read: Read | None = None
-    """As `network`."""
+    """None where `network` is."""
     paths: tuple[str, ...] = ("paged",)
     """Attention paths that may run it, the fastest first; none for a head without a cache."""
-    is_wrapped: bool = False
-    """Whether speculators' layout is read."""
     signs: Mapping[str, str] = field(default_factory=dict)
-    """By key of config.json or of its dflash_config, a pattern of its value; one is enough. False is as good as none.
+    """By key of config.json or of its dflash_config, a pattern of its value; one is enough. False does not count. The
+    key WEIGHTS has the name of the pickle that holds the weights.
     """
-    pickle: str | None = None
-    """Name of the file of weights."""
     tensors: tuple[str, ...] = ()
-    """Patterns of names of tensors, each of which is there."""
+    """Patterns of tensors' names, all of which are there."""
     lacks: str | None = None
     """Name of a tensor that is not there."""
 
     def matches(self, files: Checkpoint) -> bool:
         """Return whether the configuration is of this family."""
         fields = {**files.config, **files.part("dflash_config")}
+        if files.pickle is not None:
+            fields[WEIGHTS] = files.pickle.name
         for key, pattern in self.signs.items():
             value = fields.get(key)
             if value is not None and value is not False and re.search(pattern, str(value)):
@@ -77,7 +81,7 @@ EAGLE3 = Family(
     network=Eagle3Head,
     read=read_eagle3,
     paths=("fused", "paged"),
-    is_wrapped=True,
+    signs={WRAPPED: "^eagle3$"},
     tensors=("fc.weight", r"(midlayer|layers\.0)\.hidden_norm\.weight"),
     lacks="mask_hidden",
 )
@@ -95,8 +99,7 @@ PEAGLE = Family(
     network=Eagle3Head,
     read=read_peagle,
     paths=("fused", "paged"),
-    is_wrapped=True,
-    signs={"parallel_drafting": "", "architectures": "PEagle"},
+    signs={WRAPPED: "^peagle$", "parallel_drafting": "", "architectures": "PEagle"},
     tensors=("mask_hidden",),
 )
 MTP = Family(
@@ -104,23 +107,21 @@ MTP = Family(
     label="MTP heads",
     network=JoinedHead,
     read=read_mtp,
-    is_wrapped=True,
+    signs={WRAPPED: "^mtp$"},
 )
 DSPARK = Family(
     name="dspark",
     label="DSpark",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=True),
-    is_wrapped=True,
-    signs={"markov_rank": "", "architectures": "DSpark", "projector_type": "^dspark$"},
+    signs={WRAPPED: "^dspark$", "markov_rank": "", "architectures": "DSpark", "projector_type": "^dspark$"},
 )
 DFLASH = Family(
     name="dflash",
     label="DFlash",
     network=DFlashHead,
     read=partial(read_dflash, is_dspark=False),
-    is_wrapped=True,
-    signs={"dflash_config": r"\w", "architectures": "DFlash"},
+    signs={WRAPPED: "^dflash$", "dflash_config": r"\w", "architectures": "DFlash"},
 )
 MEDUSA = Family(
     name="medusa",
@@ -128,47 +129,45 @@ MEDUSA = Family(
     network=MedusaHeads,
     read=read_medusa,
     paths=(),
-    signs={"medusa_num_heads": "", "model_type": "^medusa$"},
-    pickle="medusa_lm_head.pt",
+    signs={"medusa_num_heads": "", "model_type": "^medusa$", WEIGHTS: "^medusa_lm_head.pt$"},
     tensors=(r".*0\.0\.linear\.weight",),
 )
+OTHER_WRAPPED = Family(
+    label="a speculators model of another type",
+    signs={WRAPPED: "^(?!(eagle3|mtp|dspark|dflash|peagle)$)"},
+)
+"""Before all others, which may have its signs, too."""
 FAMILIES = (
-    Family(name="mlp", label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
-    Family(name="hydra", label="Hydra heads", signs={"hydra_num_heads": ""}, pickle="hydra_lm_head.pt"),
-    Family(name="dflash2", label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
-    Family(name="domino", label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
+    OTHER_WRAPPED,
+    EAGLE3,
+    MTP,
+    Family(label="an MLP speculator", signs={"model_type": "^mlp_speculator$"}),
+    Family(label="Hydra heads", signs={"hydra_num_heads": "", WEIGHTS: "^hydra_lm_head.pt$"}),
+    Family(label="a DFlash2 head", signs={"selector_rank": "", "architectures": "DFlash2"}),
+    Family(label="a Domino head", signs={"architectures": "Domino", "projector_type": "^domino$"}),
+    Family(label="a Gemma 4 assistant", signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"}),
     Family(
-        name="gemma4",
-        label="a Gemma 4 assistant",
-        signs={"model_type": "gemma4_assistant", "architectures": "Gemma4Assistant"},
-    ),
-    Family(
-        name="mtp apart",
         label="an MTP head apart from its target's checkpoint, not in speculators' layout",
         signs={"model_type": "_mtp$", "architectures": "MTP"},
         tensors=(r"mtp(_layers)?\..*",),
         lacks="lm_head.weight",
     ),
-    EAGLE3,
     EAGLE1,
     DSPARK,
     DFLASH,
     PEAGLE,
-    MTP,
     MEDUSA,
-    Family(name="fc", label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
+    Family(label="a head of an unknown kind (with fc.weight)", tensors=("fc.weight",)),
 )
 """In the order in which they are tried. What is none of them is PARD or MODEL."""
 
 
 def family_of(files: Checkpoint, target: str | None = None) -> Family:
-    """Return the family, by the configuration where it tells and else by the names of tensors.
+    """Return the family of a draft, by its configuration or else by the names of its tensors.
 
-    target: the folder or hub id of the target; the same as the draft's, it means the MTP head inside, where there is
-    one. Raises ConfigError for a family that is not served, by its label, and as `Checkpoint.names` does.
+    target: folder or hub id of the target. Where it is the draft's, too, the draft is the MTP head inside, if there is
+    one. Raises ConfigError for a family that is not served, naming it, and as `Checkpoint.names` does.
     """
-    if is_gguf(files.model):
-        return MODEL
     if target is not None and is_same(files.model, target) and (num_layers := num_mtp_layers(files)):
         if not has_mtp(files.names):
             raise ConfigError(
@@ -180,8 +179,11 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
     family = _recognised(files)
     if family.network is None and family not in (MODEL, PARD):
         labels = [row.label for row in FAMILIES if row.network is not None]
+        found = family.label
+        if family is OTHER_WRAPPED:
+            found = f"{found}, {bound_text(repr(files.config.get(WRAPPED)), MAX_QUOTED)}"
         raise ConfigError(
-            f"{files.model} holds {family.label}, which is not served; served are {', '.join(labels)}, "
+            f"{files.model} holds {found}, which is not served; served are {', '.join(labels)}, "
             f"{PARD.label} and {MODEL.label}",
             param="model",
         )
@@ -190,24 +192,17 @@ def family_of(files: Checkpoint, target: str | None = None) -> Family:
 
 def is_same(model: str, target: str) -> bool:
     """Return whether both are one hub id, or one folder."""
-    return model == target or (os.path.exists(model) and os.path.exists(target) and os.path.samefile(model, target))
+    own, other = Path(model), Path(target)
+    return model == target or (own.exists() and other.exists() and own.samefile(other))
 
 
 def _recognised(files: Checkpoint) -> Family:
-    wrapped = files.config.get("speculators_model_type")
-    if wrapped is not None and (wrapped != "dflash" or files.config.get("projector_type") in (None, "dflash")):
-        unknown = Family(name="wrapped", label=f"a speculators model of type {wrapped!r}")
-        return next((row for row in FAMILIES if row.is_wrapped and row.name == wrapped), unknown)
     for row in FAMILIES:
         if row.matches(files):
             return row
     # Original EAGLE files name an ordinary model's class, and are known by their tensors alone.
-    pickle = files.pickle
-    for row in FAMILIES:
-        if pickle is not None and row.pickle == pickle.name:
-            return row
     may_be_head = "draft_vocab_size" in files.config or files.config.get("num_hidden_layers") == 1
-    if pickle is None or may_be_head:  # an ordinary pickled model is not opened
+    if files.pickle is None or may_be_head:  # an ordinary pickled model is not opened
         for row in FAMILIES:
             if row.holds(files.names):
                 return row

@@ -1,9 +1,8 @@
-"""What the readers of heads' files share: whatever the kind, what does not fit is refused by its name."""
+"""What the readers of heads' files share: whatever does not fit is refused by its name."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,12 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.llama_head import llama_layers
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import DTYPES, OpeningMap
-from outrider.engine.loading.model_files import first_line
+from outrider.engine.loading.model_files import MAX_QUOTED, first_line
 from outrider.engine.loading.weight_headers import bounded_build
 from outrider.engine.paths.block_cache import layer_limits
 from outrider.wire.errors import ConfigError
 from outrider.wire.log import get_logger
+from outrider.wire.peer_text import bound_text
 
 log = get_logger(__name__)
 
@@ -29,62 +29,67 @@ IGNORED = re.compile(
     r"verifier_(lm_head|norm)\.weight|.*rotary_emb\.inv_freq|confidence_head\.proj\.(weight|bias)"
     r"|mtp[._]layers\.[1-9]\d*\..*"
 )
-"""Tensors that no head reads: copies of the target's, frequencies that the config gives, DSpark's guess of what is
-accepted (the target chooses K), and MTP layers behind the first.
+"""Names of tensors that no head reads: copies of the target's, frequencies that the config gives, DSpark's estimate of
+acceptance (the target chooses K), and MTP layers behind the first.
 """
 MAPS = ("d2t", "t2d", "token_map")
-"""Tensors of ids."""
+"""Names of tensors of ids."""
 PADDED = {
     "embed_tokens.weight": "vocab_size",
     "markov_head.markov_w1.weight": "vocab_size",
     "lm_head.weight": "draft_vocab_size",
     "markov_head.markov_w2.weight": "draft_vocab_size",
 }
-"""Tensors that may have rows of padding, and the fact that counts the others."""
+"""Names of tensors that may have rows of padding, and the field of HeadFacts that counts the others."""
+MAX_NUMBER = 1 << 31
+"""Of whole numbers in config.json, where a key has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A head as its files give it."""
+    """What the files of a head hold."""
 
     facts: Any
-    """HeadFacts, of the head's kind."""
+    """HeadFacts of the head's kind."""
     tensors: Mapping[str, Tensor]
-    """For the `of` of its class, in the files' dtype; embedding and lm_head may be the target's."""
+    """State of its network, in the files' dtype; embedding and lm_head may be the target's."""
     opening: OpeningMap
-    """For the target, in the files' dtype."""
+    """In the files' dtype."""
     undecided: tuple[str, ...] = ()
-    """Fields of `facts`, each true or false, that the files leave open: the value there is the likelier one."""
+    """Names of true/false fields of `facts` that the files leave open: their value is the likelier one."""
 
 
 class Keys:
-    """Keys of config.json, of the right kind. All methods raise ConfigError for a value that is not, by its name."""
+    """Reads keys of config.json. All methods raise ConfigError for a value of another kind, naming the key."""
 
     def __init__(self, files: Checkpoint, *parts: str) -> None:
-        """parts: keys under which there may be more keys."""
+        """parts: names of objects in config.json that may have the keys, too."""
         self.files = files
         self.config = files.config
         self.refusal = files.refusal
         self._places = [files.config, *(files.part(part) for part in parts)]
 
     def get(self, *names: str) -> Any:
-        """Return the value of a key that has these names, None where it is not there; twice, it must not differ."""
-        found = list[Any]()
+        """Return the value of a key that has one of these names; None where there is none. Two must not differ."""
+        found = None
         for name in names:
-            found += [place[name] for place in self._places if place.get(name) is not None]
-        for value in found:
-            if value != found[0]:
-                both = f"is both {found[0]} and {value}; leave one of them in config.json"
-                raise self.refusal(both, of=" or ".join(names))
-        return found[0] if found else None
+            for place in self._places:
+                value = place.get(name)
+                if value is None:
+                    continue
+                if found is not None and value != found:
+                    both = f"is both {found} and {value}; leave one of them in config.json"
+                    raise self.refusal(both, of=" or ".join(names))
+                found = value
+        return found
 
-    def number(self, *names: str, least: int, most: int = sys.maxsize) -> int:
-        """Return the whole number within these bounds of a key that has these names."""
+    def number(self, *names: str, least: int, most: int = MAX_NUMBER) -> int:
+        """Return the whole number from `least` to `most` of a key that has one of these names."""
         value = self.get(*names)
         if type(value) is not int or not least <= value <= most:
-            bounds = f"from {least} to {most}" if most < sys.maxsize else f"from {least} on"
-            name = next((name for name in names if self.get(name) is not None), names[0])
-            raise self.refusal(f"is {value!r}, must be a whole number {bounds}; correct its config.json", of=name)
+            what = f"is {value!r}, must be a whole number from {least} to {most}; correct its config.json"
+            found = [name for name in names if self.get(name) is not None]
+            raise self.refusal(what, of=" or ".join(found or names))
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -95,7 +100,7 @@ class Keys:
 
 
 class HeadReader(Keys):
-    """Reads the files of one head for a target. All methods raise ConfigError for what does not fit, by its name."""
+    """Reads the files of one head for a target. All methods raise ConfigError for what does not fit, naming it."""
 
     def __init__(
         self,
@@ -106,10 +111,10 @@ class HeadReader(Keys):
         prefix: str = "",
         parts: Sequence[str] = (),
     ) -> None:
-        """Read all tensors under our names. Raise ConfigError for those that cannot be served.
+        """Read all tensors under the network's names. Raise ConfigError for those that cannot be served.
 
-        names: patterns of beginnings of the files' names, and what is ours in their place; the first that matches
-        counts. prefix: of the tensors that are read, in front of these names. parts: as `Keys`.
+        names: patterns of beginnings of the files' names, and the network's in their place; the first that matches
+        counts. prefix: of the names of all tensors that are read. parts: as `Keys`.
         """
         super().__init__(files, *parts)
         self.target = target
@@ -127,11 +132,9 @@ class HeadReader(Keys):
             log.info("%s has %d tensors that are not used, such as %s", files.model, len(unused), unused[0])
 
     def _read(self, name: str, *, is_map: bool) -> Tensor:
-        tensor = self.files.tensor(name)
-        if not tensor.dim() or (is_map and tensor.dim() > 1):
-            raise self.refusal(f"is {list(tensor.shape)}, must be a list; get the file again", of=name)
+        tensor = torch.atleast_1d(self.files.tensor(name))
         if is_map:
-            return tensor
+            return tensor.flatten()
         if tensor.dtype not in DTYPES:
             raise self.refusal(
                 f"is {tensor.dtype}, must be float32, bfloat16 or float16; heads are not served quantised", of=name
@@ -143,17 +146,17 @@ class HeadReader(Keys):
     def layers(self, raw: Any = None, *, has_windows: bool = False) -> PreTrainedConfig:
         """Read the layers' configuration through its class: files leave out what equals the class's defaults.
 
-        raw: what config.json has of them, where that is not the whole of it, or speculators' part. has_windows: whether
-        layers may have a sliding window.
+        raw: the part of config.json that describes them; None for the whole, or for speculators' part. has_windows:
+        whether layers may have a sliding window.
         """
         if raw is None:
-            raw = self.config.get("transformer_layer_config") if self.files.is_wrapped else self.config
-        if not isinstance(raw, dict):
+            raw = self.files.part("transformer_layer_config") if self.files.is_wrapped else self.config
+        if not raw:
             raise self.refusal("has no transformer_layer_config", of="config.json")
-        fields = {name: value for name, value in raw.items() if name not in ("model_type", "architectures", "auto_map")}
+        fields = {"model_type": "llama", **raw, "architectures": None}
         num_tensors = len(self.files.names)
         try:
-            config = AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
+            config = AutoConfig.for_model(**fields)
             text: PreTrainedConfig = config.get_text_config(decoder=True)
             if text.hidden_act != "silu":
                 raise ValueError(f"hidden_act is {text.hidden_act!r}, must be 'silu'")
@@ -164,12 +167,13 @@ class HeadReader(Keys):
                 )
             if not 1 <= text.num_hidden_layers <= num_tensors:
                 raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, and there are {num_tensors} tensors")
-            limits = [layer_limits(text, index) for index in range(text.num_hidden_layers)]
+            for index in range(text.num_hidden_layers):
+                window, chunk = layer_limits(text, index)
+                if chunk is not None or (window is not None and not has_windows):
+                    raise ValueError("heads are not served with layers that have a sliding window")
         except Exception as error:  # transformers' validation has its own kinds, and classes lack what a head needs
             model = self.files.model
             raise ConfigError(f"cannot read config.json of {model}: {first_line(error)}", param="model") from error
-        if any((window is not None and not has_windows) or chunk is not None for window, chunk in limits):
-            raise self.refusal("has layers with a sliding window, which heads are not served with")
         if text.vocab_size < self.target.vocab_size:  # a head may have rows of padding more, which are never kept
             raise self.refusal(
                 f"knows {text.vocab_size} ids (vocab_size), and {self.target.model} has {self.target.vocab_size}; give "
@@ -179,29 +183,31 @@ class HeadReader(Keys):
         return text
 
     def taps(self, keys: Mapping[str, tuple[Any, int]], default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the hidden states that the configuration names, of the target's 0 to its number of layers.
+        """Return the numbers of the hidden states that the head reads, from 0 to the target's number of layers.
 
-        keys: by their name in messages, the lists of ids that are there, None where there is none, and by how much an
-        id is behind its hidden state's number. default: where there is no list, as published.
+        keys: by name, the list of ids in config.json, None where there is none, and how much less an id is than its
+        hidden state's number. default: as published, where there is no list.
         """
         num_layers = self.target.num_layers
-        given = dict[str, tuple[int, ...]]()
+        taps, source = default, None
         for name, (ids, shift) in keys.items():
             if ids is None or ids == []:  # some exporters write an empty list for the default
                 continue
             if not isinstance(ids, list) or not all(type(i) is int for i in ids):
                 raise self.refusal(f"are {ids!r}, must be a list of whole numbers", of="layer ids")
-            given[name] = tuple(i + shift for i in ids)
-        if len(set(given.values())) > 1:
-            meanings = " and ".join(f"{name} means the hidden states {list(taps)}" for name, taps in given.items())
-            raise self.refusal(f"names different layers: {meanings} (0 = the embeddings); leave one of them")
-        if not given:
+            found = tuple(i + shift for i in ids)
+            if source is not None and found != taps:
+                raise self.refusal(
+                    f"names different layers: {source} means the hidden states {list(taps)} and {name} means the "
+                    f"hidden states {list(found)} (0 = the embeddings); leave one of them"
+                )
+            taps, source = found, name
+        if source is None:
             log.warning(
                 "%s does not say which hidden states it reads (%s): taken are %s of its target's 0 to %d, as published",
                 *(self.files.model, ", ".join(keys), list(default), num_layers),
             )
-        taps = next(iter(given.values()), default)
-        if any(not 0 <= tap <= num_layers for tap in taps):
+        if min(taps) < 0 or max(taps) > num_layers:
             raise self.refusal(
                 f"reads the hidden states {list(taps)} of its target, which has {num_layers} layers and hence those "
                 f"from 0 to {num_layers}; is it another target's head?",
@@ -210,14 +216,24 @@ class HeadReader(Keys):
         return taps
 
     def llama_facts(self, layers: PreTrainedConfig, taps: tuple[int, ...]) -> dict[str, Any]:
-        """Return the fields of LlamaFacts, of the configuration of the layers."""
-        vocab_size = self.target.vocab_size
-        width = self._take_width(taps)
+        """Return the fields of LlamaFacts for layers of that configuration."""
+        width, vocab_size = layers.hidden_size, self.target.vocab_size
+        self.check_shape("fc.weight", (width, len(taps) * self.target.width))
         rope = dict(layers.rope_parameters or {})
         is_known = rope.get("rope_type", "default") in ("default", *ROPE_INIT_FUNCTIONS)
         if not is_known or rope.get("partial_rotary_factor") not in (None, 1) or "rope_theta" not in rope:
             raise self.refusal(f"are {rope}, which heads are not served with", of="rotary positions")
-        num_rows = self._num_rows(layers)
+        num_rows, configured = layers.vocab_size, None
+        if self.config.get("draft_vocab_size") is not None:
+            num_rows = configured = self.number("draft_vocab_size", least=1)
+        if "lm_head.weight" in self.tensors:
+            num_rows = len(self.tensors["lm_head.weight"])
+        if configured not in (None, num_rows):
+            raise self.refusal(
+                f"has {num_rows} rows, and draft_vocab_size is {configured}; correct its config.json or get the file "
+                "again",
+                of="lm_head.weight",
+            )
         return {
             "layers": llama_layers(layers, width, vocab_size, layers.num_hidden_layers, rope),
             "width": width,
@@ -228,49 +244,22 @@ class HeadReader(Keys):
             "target_width": self.target.width,
         }
 
-    def _take_width(self, taps: tuple[int, ...]) -> int:
-        fc = self.tensors.get("fc.weight")
-        if fc is None or fc.dim() != 2:
-            raise self.refusal("has no matrix fc.weight")
-        self.check_tapped("fc.weight", fc.shape[1], len(taps))
-        return int(fc.shape[0])
-
-    def check_tapped(self, name: str, num_read: int, num_taps: int) -> None:
-        """Raise ConfigError unless a tensor that reads so many numbers reads so many of the target's hidden states."""
-        width, model = self.target.width, self.target.model
-        if num_read != num_taps * width:
+    def check_shape(self, name: str, shape: Sequence[int]) -> None:
+        """Raise ConfigError unless a tensor is there and has this shape."""
+        found = "missing"
+        if name in self.tensors:
+            found = str(list(self.tensors[name].shape))
+        if found != str(list(shape)):
             raise self.refusal(
-                f"reads {num_read} numbers, and {num_taps} hidden states of {model} are {num_taps} x {width} = "
-                f"{num_taps * width}; give the target that it was made for",
+                f"is {found}, and by its config.json and the target's must be {list(shape)}; give the target that it "
+                "was made for, or get the file again",
                 of=name,
-                param="target_model",
             )
 
-    def _num_rows(self, layers: PreTrainedConfig) -> int:
-        """Return how many rows the lm_head has."""
-        configured = None
-        if self.config.get("draft_vocab_size") is not None:
-            configured = self.number("draft_vocab_size", least=1)
-        lm_head = self.tensors.get("lm_head.weight")
-        if lm_head is None:
-            return configured or layers.vocab_size
-        if lm_head.dim() != 2:
-            raise self.refusal(f"is {list(lm_head.shape)}, must be a matrix; get the file again", of="lm_head.weight")
-        if configured not in (None, len(lm_head)):
-            raise self.refusal(
-                f"has {len(lm_head)} rows, and draft_vocab_size is {configured}; correct its config.json or get the "
-                "file again",
-                of="lm_head.weight",
-            )
-        return len(lm_head)
-
-    def take_norm(self, name: str, width: int) -> Tensor:
-        """Take a norm's weight of that width out of the tensors."""
-        norm = self.tensors.pop(name, None)
-        shape = "missing" if norm is None else list(norm.shape)
-        if norm is None or shape != [width]:
-            raise self.refusal(f"is {shape}, must be [{width}]; get the file again", of=name)
-        return norm
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Take a tensor of this shape out of the tensors."""
+        self.check_shape(name, shape)
+        return self.tensors.pop(name)
 
     def complete(
         self,
@@ -279,20 +268,17 @@ class HeadReader(Keys):
         opening: OpeningMap,
         undecided: tuple[str, ...] = (),
     ) -> HeadFiles:
-        """Return the head: its tensors are those of the network, with what the target lends."""
+        """Return the head with the tensors of its network, those that it leaves out from the target."""
         d2t, t2d = self.tensors.pop("d2t", None), self.tensors.pop("t2d", None)
+        ids = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
         if facts.draft_vocab_size != facts.vocab_size:
-            self.tensors["draft_ids"] = target_ids(self.files, d2t, t2d, facts.draft_vocab_size, facts.vocab_size)
-        elif d2t is not None and bool(d2t.any()):
-            raise self.refusal("moves ids although its lm_head has a row for each", of="d2t")
-        elif t2d is not None and not bool(t2d[: facts.vocab_size].all()):
-            raise self.refusal("leaves ids out although its lm_head has a row for each", of="t2d")
+            self.tensors["draft_ids"] = ids
         self.fill_from_target(facts)
-        self.check_shapes(facts, network)
+        self.check_tensors(facts, network)
         return HeadFiles(facts, self.tensors, opening, undecided)
 
     def fill_from_target(self, facts: HeadFacts) -> None:
-        """Cut rows of padding, and take the embedding and the lm_head's rows from the target where the head has none.
+        """Take the embedding and the lm_head's rows from the target where the head has none, and cut rows of padding.
 
         A head that ties both (tie_word_embeddings) has its own embedding as its lm_head.
         """
@@ -300,93 +286,96 @@ class HeadReader(Keys):
         ids = tensors.get("draft_ids")
         if self.config.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
             tensors.setdefault("lm_head.weight", _rows(tensors["embed_tokens.weight"], ids))
-        missing = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in tensors]
-        if missing and facts.width != target.width:
-            raise self.refusal(
-                f"has no {missing[0]}, and the target's does not fit: it is {target.width} wide and the head "
-                f"{facts.width}"
-            )
         dtype = next((tensor.dtype for name, tensor in tensors.items() if name.endswith("_proj.weight")), torch.float32)
-        for name in missing:
-            lent = target.embedding() if name == "embed_tokens.weight" else _rows(target.projection(), ids)
-            tensors[name] = lent.to(dtype)
+        for name, lend in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.projection)):
+            if name in tensors:
+                continue
+            if facts.width != target.width:
+                raise self.refusal(
+                    f"has no {name}, and the target's does not fit: it is {target.width} wide and the head "
+                    f"{facts.width}"
+                )
+            tensors[name] = _rows(lend(), ids if name == "lm_head.weight" else None).to(dtype)
         for name, count in PADDED.items():
             num_rows = getattr(facts, count)
             if name in tensors and len(tensors[name]) > num_rows:
                 tensors[name] = tensors[name][:num_rows].clone()  # not a view, which would keep the rest in memory
 
-    def check_shapes(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
+    def check_tensors(self, facts: HeadFacts, network: type[HeadNetwork]) -> None:
         """Raise ConfigError unless the tensors are those of such a network."""
-        tensors = self.tensors
-        with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
-            shapes = {name: list(tensor.shape) for name, tensor in network(facts).state_dict().items()}
-        self.refuse(f"tensors that its {network.__name__} does not have", tensors.keys() - shapes.keys())
-        self.refuse("not all tensors", shapes.keys() - tensors.keys())
-        for name, shape in shapes.items():
-            found = list(tensors[name].shape)
-            if found != shape:
-                raise self.refusal(
-                    f"is {found}, and by its config.json and the target's must be {shape}; give the target that it was "
-                    "made for, or get the file again",
-                    of=name,
-                )
+        try:
+            with bounded_build(f"the config.json of {self.files.model}", len(self.files.names)):
+                head = network(facts)
+            head.load_state_dict(self.tensors, assign=True)
+        except RuntimeError as error:  # torch names all tensors that are missing, unknown or of another shape
+            why = bound_text(" ".join(str(error).split()), MAX_QUOTED)
+            raise self.refusal(
+                f"does not fit its config.json and the target's: {why}; give the target that it was made for, correct "
+                "config.json or get the file again"
+            ) from error
 
     def refuse(self, what: str, names: Iterable[str], *, of: str = "") -> None:
         """Raise ConfigError where there are such tensors."""
-        found = sorted(names)
+        found = bound_text(", ".join(sorted(names)), MAX_QUOTED)
         if found:
-            more = " and more" * (len(found) > 4)
-            raise self.refusal(
-                f"has {what}: {', '.join(found[:4])}{more}; correct its config.json or get the file again", of=of
-            )
+            raise self.refusal(f"has {what}: {found}; correct its config.json or get the file again", of=of)
 
 
 def _own_name(name: str, names: Sequence[tuple[str, str]]) -> str:
     for pattern, own in names:
-        match = re.match(pattern, name)
-        if match is not None:
-            return match.expand(own) + name[match.end() :]
+        renamed, num_found = re.subn(f"^{pattern}", own, name)
+        if num_found:
+            return renamed
     return name
 
 
 def target_ids(files: Checkpoint, d2t: Tensor | None, t2d: Tensor | None, num_rows: int, vocab_size: int) -> Tensor:
-    """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d.
+    """Return the target ids [Vd] int64 of a head's rows, from its d2t (offsets: row i is id i + d2t[i]) and t2d. A head
+    with a row for each id needs neither, and keeps each id in its place.
 
     Raises ConfigError where there is neither, or they disagree or do not fit.
     """
-    kept = None if t2d is None else t2d.to(torch.bool).nonzero().flatten()
+    maps = dict[str, Tensor]()
+    if num_rows == vocab_size:
+        maps["its lm_head"] = torch.arange(vocab_size)
     if d2t is not None:
-        name, ids = "d2t", torch.arange(len(d2t)) + d2t.to(torch.int64)
-    elif kept is not None:
-        name, ids = "t2d", kept
-    else:
+        maps["d2t"] = torch.arange(len(d2t)) + d2t.to(torch.int64)
+    if t2d is not None:
+        maps["t2d"] = t2d.to(torch.bool).nonzero().flatten()
+    if not maps:
         raise files.refusal(
             f"has {num_rows} rows for a vocabulary of {vocab_size}, and neither d2t nor t2d says which; correct "
             "draft_vocab_size of its config.json, or get the file again"
         )
-    if len(ids) != num_rows:
-        raise files.refusal(f"keeps {len(ids)} ids and its lm_head has {num_rows} rows", of=name)
-    check_ids(files, name, ids, vocab_size)
-    if kept is not None and not torch.equal(ids, kept):
-        raise files.refusal(
-            "disagree: d2t must hold offsets, so that row i is the id i + d2t[i], in the order of t2d's ids",
-            of="d2t and t2d",
-        )
+    first, ids = next(iter(maps.items()))
+    for name, found in maps.items():
+        if num_rows == vocab_size:
+            found = found[:num_rows]  # without ids of padding
+        if len(found) != num_rows:
+            raise files.refusal(
+                f"keeps {len(found)} ids, and there are {num_rows} rows of its lm_head; correct draft_vocab_size of "
+                "its config.json, or get the file again",
+                of=name,
+            )
+        check_ids(files, name, found, vocab_size)
+        if not torch.equal(found, ids):
+            raise files.refusal(
+                f"has a {name} that disagrees with {first}: d2t must hold offsets, so that row i is the id i + d2t[i], "
+                "in the order of t2d's ids"
+            )
     return ids
 
 
 def check_ids(files: Checkpoint, name: str, ids: Tensor, vocab_size: int) -> None:
     """Raise ConfigError for ids [Vd] that repeat or are outside the vocabulary."""
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(outside):
+    numbers, counts = ids.unique(return_counts=True)
+    wrong = numbers[(numbers < 0) | (numbers >= vocab_size) | (counts > 1)].tolist()
+    if wrong:
         raise files.refusal(
-            f"leads to the id {int(outside[0])}, and the target's end at {vocab_size - 1}; give the target that it was "
-            "made for, or get the file again",
+            f"leads to the id {wrong[0]}, an id twice or not of the target's, which end at {vocab_size - 1}; give the "
+            "target that it was made for, or get the file again",
             of=name,
         )
-    numbers, counts = ids.unique(return_counts=True)
-    if len(numbers) != len(ids):
-        raise files.refusal(f"leads to an id twice, {int(numbers[counts > 1][0])}; get the file again", of=name)
 
 
 def _rows(table: Tensor, ids: Tensor | None) -> Tensor:

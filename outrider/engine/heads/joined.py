@@ -73,12 +73,6 @@ class JoinedConfig(HeadFacts):
     swaps_norms: bool = False
     """Whether the norms of both stand in each other's place, as where files are misread."""
 
-    @classmethod
-    def of(cls, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
-        """Return the facts of a head of these layers."""
-        sizes = {"vocab_size": layers.vocab_size, "draft_vocab_size": layers.vocab_size}
-        return cls(layers=layers, width=layers.hidden_size, **sizes, **facts)
-
 
 class JoinedHead(CarryHead):
     """y = layers(eh_proj(cat[enorm(embedding), hnorm(feature)])), and lm_head(norm(y)).
@@ -93,18 +87,14 @@ class JoinedHead(CarryHead):
         super().__init__(config, facts)
         self.model: Any = MODEL_MAPPING[type(config)](config)
         norm_class = type(self.model.norm)
-        self.model.embed_tokens, self.model.norm = nn.Identity(), nn.Identity()
+        self.model.embed_tokens = self.model.norm = nn.Identity()
         self.embed_tokens = nn.Embedding(facts.vocab_size, facts.width)  # whose scale, if any, enorm takes back
         self.eh_proj = nn.Linear(2 * facts.width, facts.width, bias=facts.join_bias)
         self.lm_head = nn.Linear(facts.width, facts.vocab_size, bias=False)
         if facts.joins_normed:
             self.enorm, self.hnorm, self.norm = (norm_class(facts.width, eps=config.rms_norm_eps) for _ in range(3))
         else:
-            self.enorm, self.hnorm, self.norm = nn.Identity(), nn.Identity(), nn.Identity()
-            self.model.layers[0].input_layernorm = nn.Identity()
-
-    def make_rotary(self, device: torch.device) -> None:
-        self.model.rotary_emb = type(self.model.rotary_emb)(config=self.config).to(device)
+            self.enorm = self.hnorm = self.norm = self.model.layers[0].input_layernorm = nn.Identity()
 
     def misreadings(self) -> Sequence[tuple[str, HeadFacts]]:
         found = [("with embedding and feature exchanged", replace(self.facts, is_exchanged=True))]
@@ -185,26 +175,24 @@ def read_mtp(files: Checkpoint, target: TargetFiles) -> HeadFiles:
 
 def _facts(reader: HeadReader, layers: PreTrainedConfig, **facts: bool) -> JoinedConfig:
     """Return the facts of a head of these layers, of which it has the target's vocabulary."""
-    target = reader.target
-    layers.vocab_size, layers.pad_token_id = target.vocab_size, None
+    target, vocab_size = reader.target, reader.target.vocab_size
+    layers.vocab_size, layers.pad_token_id = vocab_size, None
     if layers.hidden_size != target.width:
         raise reader.refusal(
             f"is {layers.hidden_size} wide and {target.model} {target.width}; give the target that it was made for",
             param="target_model",
         )
-    return JoinedConfig.of(layers, **facts)
+    return JoinedConfig(layers=layers, width=target.width, vocab_size=vocab_size, draft_vocab_size=vocab_size, **facts)
 
 
 def _prefix(files: Checkpoint, num_layers: int) -> str:
     """Return what stands before the names of the first MTP layer."""
-    found = [match for name in sorted(files.names) if (match := _FIRST.fullmatch(name))]
-    for match in found:
-        if int(match[2]) == num_layers:
-            return match[0].removesuffix("eh_proj.weight")
+    found = [name for name in sorted(files.names) if _FIRST.fullmatch(name)]
+    for name in found:
+        if name.endswith(f"layers.{num_layers}.eh_proj.weight"):
+            return name.removesuffix("eh_proj.weight")
     raise files.refusal(
-        f"is at {', '.join(match[0] for match in found) or 'no layer'}, must be behind "
-        f"the target's {num_layers} layers",
-        of=MTP,
+        f"is at {', '.join(found) or 'no layer'}, must be behind the target's {num_layers} layers", of=MTP
     )
 
 

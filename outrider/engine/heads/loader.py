@@ -1,6 +1,6 @@
-"""Load a head's files, and what they leave out of the target's, into something that runs. Called by the workers.
+"""Load a head from its files, and what they leave out from its target's. Called by the workers.
 
-A head is tested as a model is, on our cache, chains and trees, against the head itself without one.
+A head is tested as a model is, on our cache, with chains and trees, against the head itself without a cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 EXACT = re.compile(r"\.e_score_correction_bias$")
 """Names of tensors that keep their own dtype, as in transformers: less would send tokens to other experts."""
 TEST_CONTEXT = 64
-"""Tokens of a sequence of the self-test, at most, a block behind them left out."""
+"""Tokens of a sequence of the self-test, at most, without a block behind them."""
 AnyHeadPath = HeadPath | FusedHeadPath
 PATHS: Mapping[str, Callable[[HeadNetwork, ModelFacts], AnyHeadPath]] = {
     "fused": FusedHeadPath,
@@ -51,75 +51,78 @@ class LoadedHead:
     """A head of any family, ready to draft for its target."""
 
     network: HeadNetwork
-    """The test of the wiring decides the facts that `undecided` names."""
+    """The wiring test decides the facts that `undecided` names."""
     opening: OpeningMap
-    """For the target, on the CPU."""
+    """On the CPU."""
     facts: ModelFacts
     num_layers: int
     """Of the target."""
     runner: ModelRunner | None = None
-    """Runs rows with features; its logits have UNMAPPED where the head has no row. None for heads without a cache."""
+    """Runs rows with features. Logits are UNMAPPED where the head has no row. None for heads without a cache."""
     undecided: tuple[str, ...] = ()
     """As in `HeadFiles`."""
 
     @property
     def path(self) -> AnyHeadPath:
-        """The runner's, which has the hidden states that the head hands on."""
+        """The runner's path, which keeps the hidden states of the last forward."""
         assert self.runner is not None and isinstance(self.runner.path, HeadPath | FusedHeadPath), "it has no cache"
         return self.runner.path
 
 
 def load_head(config: WorkerConfig, target: str, family: Family, allow_pickle: bool = False) -> LoadedHead:
-    """Load a head for a target's folder or hub id, of which what the head leaves out is read; size its cache.
+    """Load a head for a target's folder or hub id, from which it takes what the head's files leave out; size its cache.
 
-    allow_pickle: as `Checkpoint` has it. Raises ConfigError for anything that cannot be served, naming it.
+    allow_pickle: as in `Checkpoint`. Raises ConfigError for anything that cannot be served, naming it.
     """
     assert family.network is not None and family.read is not None, "a model has its own loader"
-    device, files = resolve_device(config.device), TargetFiles(target)
+    device = resolve_device(config.device)
+    files = TargetFiles(target)
     limit = context_limit_of(files.config, config.context_limit)
     check_class(files.config)
     read = family.read(Checkpoint(config.model, allow_pickle), files)
     with memory.fits(config.model, device):
         network = family.network.of(read.facts, _placed(read.tensors, device, config.dtype))
-    facts = ModelFacts(
-        model_id=full_name(config.model),
-        vocab_size=files.vocab_size,
-        context_limit=limit,
-        dtype=str(network.dtype).removeprefix("torch."),
-        device=str(device),
-        eos_token_ids=read_ends(target, files.config).ids,
-        num_parameters=sum(weight.numel() for weight in network.parameters()),
-    )
-    loaded = LoadedHead(network, read.opening, facts, files.num_layers, undecided=read.undecided)
-    if family.paths:
-        settle_rope(network, limit)
-        loaded = replace(loaded, runner=_load_runner(network, facts, family, config))
-    elif device.type == "cpu":
-        pack_linears(network)  # which compares each with the plain one
+        facts = ModelFacts(
+            model_id=full_name(config.model),
+            vocab_size=files.vocab_size,
+            context_limit=limit,
+            dtype=str(network.dtype).removeprefix("torch."),
+            device=str(device),
+            eos_token_ids=read_ends(target, files.config).ids,
+            num_parameters=sum(weight.numel() for weight in network.parameters()),
+        )
+        runner = None
+        if family.paths:
+            settle_rope(network, limit)
+            runner = _load_runner(network, facts, family, config)
+        elif device.type == "cpu":
+            pack_linears(network)  # which compares each with the plain one
     log.info(
         "loaded %s: %s of %s, %d parameters, %s on %s, reads the hidden states %s",
         *(config.model, family.name, target, facts.num_parameters, facts.dtype, facts.device),
         list(read.opening.spec.taps),
     )
-    return loaded
+    return LoadedHead(network, read.opening, facts, files.num_layers, runner, read.undecided)
 
 
 def _placed(tensors: Mapping[str, Tensor], device: torch.device, dtype: str) -> dict[str, Tensor]:
-    """Return the tensors on the device, in the dtype of the settings; auto as for models."""
+    """Return the tensors on the device, in the dtype of the settings: for auto, float32 on a CPU and the lm_head's on a
+    GPU.
+    """
     placed_dtype = getattr(torch, dtype, torch.float32)
     if dtype == "auto" and device.type != "cpu":
         placed_dtype = next(tensor.dtype for name, tensor in tensors.items() if name.startswith("lm_head"))
-    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
-    for name, tensor in placed.items():
+    placed = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        placed[name] = tensor.to(device)
         if tensor.is_floating_point() and not EXACT.search(name):
-            placed[name] = tensor.to(placed_dtype)
+            placed[name] = tensor.to(device, placed_dtype)
     return placed
 
 
 def _load_runner(network: HeadNetwork, facts: ModelFacts, family: Family, config: WorkerConfig) -> ModelRunner:
     """Return a runner on the first path of the family that passes the self-test. Raises ConfigError where none does."""
-    with memory.fits(config.model, network.device):
-        path = _choose_path(network, facts, family, config.attention_path)
+    path = _choose_path(network, facts, family, config.attention_path)
     runner = ModelRunner(path, facts, KVPool(NUM_BLOCKS, path.block_size), network.device)
     num_positions = VERIFY_TOKENS
     if network.lag:
@@ -155,7 +158,7 @@ def _choose_path(network: HeadNetwork, facts: ModelFacts, family: Family, wanted
 
 
 def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple[ModelRunner, Remembered]:
-    """Raise PathUnavailable unless the path computes what the head does; return what it was tested with."""
+    """Return the runner that passed the self-test and the logits that it was compared with. Raises PathUnavailable."""
     if not network.lag and network.block is not None:
         facts = replace(facts, context_limit=max(facts.context_limit, TEST_CONTEXT + network.block.size))
     runner = _TestRunner(path, facts, KVPool(2 * NUM_BLOCKS, path.block_size), network.device)
@@ -169,36 +172,35 @@ def _tested(network: HeadNetwork, path: AnyHeadPath, facts: ModelFacts) -> tuple
 
 
 def _test_features(network: HeadNetwork, token_ids: Sequence[int]) -> Tensor:
-    """Return the features [T, d] that the self-test gives to tokens: a token's are always the same."""
+    """Return the features [T, d] of tokens in the self-test: the same for the same token."""
     columns = torch.arange(network.facts.width)[None] + 1
     ids = torch.tensor(token_ids, dtype=torch.int64)[:, None] + 1
     return torch.sin(ids * columns).to(network.device, network.dtype)
 
 
-def _test_row(network: HeadNetwork, row: Row) -> Row:
-    """Return the row with features, and in a head of blocks a block behind it in place of the wanted logits."""
-    features = _test_features(network, row.new_ids)
-    if network.lag or not row.num_logits:
-        return replace(row, features=features)
-    ids = _test_block(network, row.num_tokens)
-    return replace(row, new_ids=[*row.new_ids, *ids], num_logits=len(ids), features=features)
-
-
 def _test_block(network: HeadNetwork, num_tokens: int) -> list[int]:
+    """Return the ids of a block behind a text of that length."""
     assert network.block is not None, "a head of blocks"
     return network.block.token_ids(num_tokens % network.facts.vocab_size, network.block.size)
 
 
 class _TestRunner(ModelRunner):
-    """Gives features to the rows of the self-test, which knows of ids alone.
+    """Adds features to the rows of the self-test, which have ids alone.
 
-    In a head of blocks a text's tokens have no logits: in place of each one's stand those of a whole block behind the
-    text, in a line.
+    In a head of blocks the tokens of a text have no logits. In their place are those of a block behind the text,
+    concatenated, the same for each token.
     """
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         network = self.path.head  # type: ignore[attr-defined]
-        logits = network.mapped(super().forward([_test_row(network, row) for row in rows]))
+        fed = list[Row]()
+        for row in rows:
+            features = _test_features(network, row.new_ids)
+            if row.num_logits and not network.lag:
+                ids = _test_block(network, row.num_tokens)
+                row = replace(row, new_ids=[*row.new_ids, *ids], num_logits=len(ids))
+            fed.append(replace(row, features=features))
+        logits = network.mapped(super().forward(fed))
         if network.lag:
             return logits
         for row in rows:
@@ -208,14 +210,13 @@ class _TestRunner(ModelRunner):
 
 
 class _Uncached(UncachedModel):
-    """The head without our cache, over the same features."""
+    """The head without our cache, with the features of `_TestRunner`."""
 
-    def __init__(self, network: HeadNetwork) -> None:
-        self._network = network
+    _model: HeadNetwork
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], source_ids: Sequence[int] = ()) -> Tensor:
-        network, num_tokens = self._network, len(token_ids)
+        network, num_tokens = self._model, len(token_ids)
         ids = list(token_ids) if network.lag else _test_block(network, num_tokens)
         output = network(torch.tensor([ids], device=network.device), _test_features(network, token_ids)[None])
         logits = network.mapped(output.logits[0]).float()

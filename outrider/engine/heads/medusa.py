@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,7 @@ from outrider.engine.heads.checkpoint import Checkpoint, TargetFiles
 from outrider.engine.heads.head_files import HeadFiles, HeadReader, check_ids
 from outrider.engine.heads.network import HeadFacts, HeadNetwork
 from outrider.engine.heads.opening import OpeningMap
-
-if TYPE_CHECKING:
-    from outrider.engine.model_runner import ModelRunner
+from outrider.engine.model_runner import ModelRunner
 
 PREFIXES = ("medusa_head.", "medusa_heads.", "medusa_lm_head.")
 """What some files have before every name of a head; other tensors beside them are the base model's."""
@@ -65,7 +62,7 @@ class MedusaHeads(HeadNetwork):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., num_heads, V] float32 (float64 where the heads are) of hidden states [..., dt], which
+        """Return the logits [..., num_heads, V] float32 of hidden states [..., dt], which
         may be on another device and of another dtype.
         """
         hidden = to_device(hidden, self.device).to(self.dtype)
@@ -137,7 +134,7 @@ def read_medusa(files: Checkpoint, target: TargetFiles) -> HeadFiles:
         has_bias="blocks.0.layers.0.bias" in tensors,
         scale=float(files.config.get("logit_scale", 1.0)),
     )
-    reader.check_shapes(facts, MedusaHeads)
+    reader.check_tensors(facts, MedusaHeads)
     return HeadFiles(facts, tensors, OpeningMap.identity(target.width))
 
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
+from outrider.engine.cuda.host_copy import to_device
+from outrider.engine.model_runner import ModelRunner
 from outrider.engine.step_plan import Row
-
-if TYPE_CHECKING:
-    from outrider.engine.model_runner import ModelRunner
 
 H = TypeVar("H", bound="HeadNetwork")
 
+RMS_NORMS = (LlamaRMSNorm, Qwen3RMSNorm)
+"""Classes that compute what torch.nn.RMSNorm does, in six operations."""
 MASKED_POSITIONS = 8
 """Tokens of a block where the files of a draft that fills masks do not tell: as many as released PARD drafts were
 trained to fill."""
@@ -52,7 +55,7 @@ class HeadOutput:
     """Output of a forward at the N positions that were asked for."""
 
     logits: Tensor
-    """[1, N, V] float32 (float64 where the head is), UNMAPPED where the head has no row."""
+    """[1, N, V] float32, UNMAPPED where the head has no row."""
     hidden: Tensor
     """[1, N, d] in the head's dtype, which the head hands on: a feature of what follows (its carry), or the input of a
     block's sequential head."""
@@ -110,12 +113,15 @@ class HeadNetwork(PreTrainedModel):
         """
         with torch.device("meta"):
             head = cls(facts)
+            for name, module in list(head.named_modules()):
+                if isinstance(module, RMS_NORMS):
+                    head.set_submodule(name, nn.RMSNorm(module.weight.shape, module.variance_epsilon))
         head.load_state_dict(dict(tensors), assign=True)
-        head.make_rotary(next(iter(tensors.values())).device)
+        device = next(iter(tensors.values())).device
+        for name, module in list(head.named_modules()):
+            if name.endswith("rotary_emb"):  # its frequencies are no tensors of the files
+                head.set_submodule(name, type(module)(head.config).to(device))
         return head.eval().requires_grad_(False)
-
-    def make_rotary(self, device: torch.device) -> None:
-        """Make the rotary frequencies, which are no tensors of the files, where the head has some."""
 
     @property
     def block(self) -> BlockShape | None:
@@ -160,7 +166,8 @@ class HeadNetwork(PreTrainedModel):
         less: after each token's next one, with the head's own carry as its feature, or after a mask where it fills
         masks.
 
-        runner: of the head's path. Takes memory of its cache for as long as it runs. Raises OutOfBlocks.
+        runner: of the head's path; None for a head without a cache. A `CarryHead` takes memory of its cache for as long
+        as it runs, and raises OutOfBlocks.
         """
         raise NotImplementedError
 
@@ -171,8 +178,8 @@ class HeadNetwork(PreTrainedModel):
         return ()
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] of logits [..., Vd], in float32, or float64 where they are."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        """Return logits [..., V] float32 of logits [..., Vd]."""
+        logits = logits.float()
         if self.draft_ids is None:
             return logits
         whole = logits.new_full((*logits.shape[:-1], self.facts.vocab_size), UNMAPPED)
@@ -190,20 +197,19 @@ class CarryHead(HeadNetwork):
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         assert runner is not None, "it has a cache"
-        ids = list(token_ids[1:])
-        num = len(ids)
+        ids, num = list(token_ids[1:]), len(token_ids) - 1
         table = runner.pool.new_table()
         try:
             logits = runner.forward([Row(table, ids, 0, num, (), features=features[:-1])])
-            if ahead == 1:
-                return logits
-            path: Any = runner.path  # a path of heads
-            next_ids, next_features = ids[1:], path.hidden[:-1]
-            if self.block is not None and self.block.feature is not None:
-                next_ids = [self.block.mask_id] * (num - 1)
-                next_features = self.block.feature.expand(num - 1, -1)
-            parents = [*range(-1, num - 1), *range(num - 1)]
-            return runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
+            if ahead == 2:
+                block, path = self.block, runner.path
+                next_ids, next_features = ids[1:], path.hidden[:-1]  # type: ignore[attr-defined]  # a head's path
+                if block is not None:
+                    assert block.feature is not None, "its masks have features"
+                    next_ids, next_features = [block.mask_id] * (num - 1), block.feature.expand(num - 1, -1)
+                parents = [*range(-1, num - 1), *range(num - 1)]
+                logits = runner.forward([Row(table, next_ids, num, num - 1, ids, parents, next_features)])
+            return logits
         finally:
             table.free()
 
@@ -212,29 +218,51 @@ class BlockHead(HeadNetwork):
     """A head that caches features alone. The blocks behind them leave nothing."""
 
     lag = 0
+    layers: nn.ModuleList
+    """Decoder layers of Qwen 3's class."""
+    rotary_emb: nn.Module
+
+    @property
+    def block(self) -> BlockShape:
+        raise NotImplementedError
+
+    def run(self, input_ids: Tensor, features: Tensor, position_ids: Tensor, cache: Cache | None) -> Tensor:
+        num_read = features.shape[1]
+        if cache is None:
+            cache = DynamicCache()
+        if num_read:
+            self.read(features, position_ids[:, :num_read], cache)
+        return self.fill(input_ids, position_ids[:, num_read:], cache)
+
+    def read(self, features: Tensor, position_ids: Tensor, cache: Cache) -> None:
+        """Write keys and values of features [1, C, d] at positions [1, C] into the cache. No layer norms them first."""
+        features = features.to(self.dtype)
+        rotary = self.rotary_emb(features, position_ids)
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            shape = (1, features.shape[1], -1, attention.head_dim)
+            key = attention.k_norm(attention.k_proj(features).view(shape)).transpose(1, 2)  # [1, KV, C, hd]
+            value = attention.v_proj(features).view(shape).transpose(1, 2)
+            _, key = apply_rotary_pos_emb(key, key, *rotary)
+            cache.update(key, value, attention.layer_idx)
+
+    def fill(self, input_ids: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        """Return the last layer's output [1, T, d] for the tokens of blocks, behind the features in the cache."""
+        raise NotImplementedError
 
     def score_text(
         self, runner: ModelRunner | None, token_ids: Sequence[int], features: Tensor, ahead: int = 1
     ) -> Tensor:
         """As every head's; the blocks follow each other, and the anchor of each is the last token of the one before."""
-        assert runner is not None and self.block is not None, "it has a cache, and fills blocks"
-        block = self.block
-        path: Any = runner.path  # a `HeadPath`
-        table, found = runner.pool.new_table(), list[Tensor]()
-        try:
-            for anchor in range(1, len(token_ids) - 1, block.num_drafts):
-                start = table.num_tokens
-                ids = block.token_ids(token_ids[anchor], runner.facts.context_limit - anchor)
-                num_logits = len(ids) - (not block.from_anchor)
-                new_ids = [*token_ids[start:anchor], *ids]
-                row = Row(table, new_ids, start, num_logits, token_ids[:start], features=features[start:anchor])
-                num_scored = min(block.num_drafts, len(token_ids) - 1 - anchor)
-                logits = runner.forward([row])[:num_scored]
-                table.truncate(anchor)
-                hidden = path.hidden[:num_scored]
-                found.append(self.biased(logits, hidden, token_ids[anchor : anchor + num_scored]))
-        finally:
-            table.free()
+        block, found = self.block, list[Tensor]()
+        features = to_device(features, self.device)[None]
+        first = 0 if block.from_anchor else 1
+        for anchor in range(1, len(token_ids) - 1, block.num_drafts):
+            ids = torch.tensor([block.token_ids(token_ids[anchor], block.size)], device=self.device)
+            output = self(ids, features[:, :anchor])
+            before = token_ids[anchor:-1][: block.num_drafts]
+            scored = slice(first, first + len(before))
+            found.append(self.biased(output.logits[0, scored], output.hidden[0, scored], before))
         return torch.cat(found)
 
     def biased(self, logits: Tensor, hidden: Tensor, token_ids: Sequence[int]) -> Tensor:

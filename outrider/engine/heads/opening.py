@@ -1,7 +1,7 @@
-"""The map that opens a head: hidden states of the target become one row of the head's width a token.
+"""The projection of a head: it makes one feature of the head's width of the target's hidden states of a token.
 
-The draft reads it from the head's files and sends it at registration; the target checks it and runs it, so that one
-row travels for a committed token and not every tap. It is the identity for heads that read one hidden state.
+The draft reads it from the head's files and sends it at registration. The target checks it and runs it, so that one
+feature travels for a committed token instead of all hidden states. It is the identity for heads that read one of them.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from typing import Annotated, ClassVar, Literal
 
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
+from outrider.engine.loading.model_files import MAX_QUOTED
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import InvalidRequest
+from outrider.wire.peer_text import bound_text
 
 Norm = Literal["none", "each", "all"]
-"""The RMS norm before the map: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
+"""The RMS norm before the projection: none, one of each tap (EAGLE-3.1's fc_norm), or one of all taps in a line."""
 MAX_OPENING_BYTES = 1 << 30
-"""Bytes of a serialised map: three taps of 8192 to as many take 400 MB in bfloat16."""
+"""Bytes of a serialised projection: three taps of 8192 to as many take 400 MB in bfloat16."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningSpec:
-    """What a head reads of the target."""
+    """The hidden states that a head reads, and the steps from them to a feature."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     taps: tuple[int, ...]
-    """Hidden states by number, in the order in which they are laid in a line; see NORMED."""
-    width: int
-    """d, of the rows."""
+    """Numbers of the hidden states, in the order in which they are concatenated; see NORMED."""
+    width: Annotated[int, Field(ge=1)]
+    """d, of the features."""
     norm: Norm = "none"
     epsilon: Annotated[float, Field(ge=0, le=1)] = 1e-6
     """Of the norms."""
     norms_output: bool = False
-    """Whether there is an RMS norm after the map, too (DFlash's hidden_norm)."""
+    """Whether there is an RMS norm after the projection, too (DFlash's hidden_norm)."""
 
     def shapes(self, target_width: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the map's tensors by name, where it is not the identity."""
+        """Return the shapes of the projection's tensors by name, where it is not the identity."""
         num_taps = len(self.taps)
         shapes: dict[str, tuple[int, ...]] = {"fc": (self.width, num_taps * target_width)}
         if self.norm != "none":
@@ -60,7 +61,7 @@ _SPEC = TypeAdapter(OpeningSpec)
 
 
 class OpeningMap(nn.Module):
-    """Runs on the target."""
+    """Makes features of hidden states. The target runs it."""
 
     fc: Tensor | None
     norm: Tensor | None
@@ -75,7 +76,7 @@ class OpeningMap(nn.Module):
 
     @classmethod
     def identity(cls, width: int) -> OpeningMap:
-        """Return the map that hands the last hidden state on as it is after its norm."""
+        """Return the projection that returns the last hidden state after its norm, unmodified."""
         return cls(OpeningSpec((NORMED,), width), {})
 
     @property
@@ -84,67 +85,62 @@ class OpeningMap(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors in memory."""
+        """Bytes of the tensors in memory."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def forward(self, taps: Tensor) -> Tensor:
-        """Return rows [N, d] bfloat16 of taps [N, m, dt], in the spec's order."""
+        """Return features [N, d] bfloat16 of taps [N, m, dt], in the spec's order."""
         return self.exact(taps).to(torch.bfloat16)
 
     def exact(self, taps: Tensor) -> Tensor:
-        """Return the rows as the map's own dtype has them, before they are rounded for the way."""
+        """Return the features in the projection's own dtype, as `forward` before they are rounded for the wire."""
         if self.fc is None:
             return taps[:, 0]
         taps = taps.to(self.fc.dtype)
-        if self.norm is not None and self.spec.norm == "each":
-            taps = rms_norm(taps, taps.shape[-1:], eps=self.spec.epsilon) * self.norm
-        line = taps.flatten(1)  # [N, m * dt]
-        if self.norm is not None and self.spec.norm == "all":
-            line = rms_norm(line, line.shape[-1:], eps=self.spec.epsilon) * self.norm
-        rows = linear(line, self.fc)
-        if self.output_norm is None:
-            return rows
-        return rms_norm(rows, rows.shape[-1:], self.output_norm, self.spec.epsilon)
+        if self.norm is not None:
+            normed = taps.shape[1:]  # all of a token's numbers together
+            if self.spec.norm == "each":
+                normed = taps.shape[2:]
+            taps = rms_norm(taps, normed, eps=self.spec.epsilon) * self.norm.view(taps.shape[1:])
+        features = linear(taps.flatten(1), self.fc)
+        if self.spec.norms_output:
+            features = rms_norm(features, features.shape[-1:], self.output_norm, self.spec.epsilon)
+        return features
 
     def to_bytes(self) -> bytes:
-        """Return spec and tensors in safetensors' format. The same map gives the same bytes."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        """Return spec and tensors in safetensors' format. The same projection gives the same bytes."""
         spec = json.dumps(asdict(self.spec), sort_keys=True)
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}  # a pickle's may be a view
         return safetensors.torch.save(tensors, {"spec": spec})  # one key: the order of several would be by chance
 
     @classmethod
     def from_bytes(cls, data: bytes, target_width: int, num_layers: int) -> OpeningMap:
-        """Return the map that somebody sent, on the CPU.
+        """Return the projection that a draft sent, on the CPU.
 
-        Raises InvalidRequest for one that is no map of a target of this width and number of layers: shapes, dtypes,
+        Raises InvalidRequest for one that is not of a target of this width and number of layers: shapes, dtypes,
         numbers that are not finite, taps that it does not have, more than MAX_OPENING_BYTES.
         """
         if len(data) > MAX_OPENING_BYTES:
             raise InvalidRequest(f"a head's opening map has {len(data)} bytes, at most {MAX_OPENING_BYTES} are taken")
         spec, tensors = _parse(data)
         check_taps(spec.taps, num_layers)
-        most = MAX_OPENING_BYTES // (2 * target_width)
-        if not 1 <= spec.width <= most:
-            raise InvalidRequest(f"a head's width is {spec.width}, must be 1 to {most}", param="width")
         _check_tensors(spec, tensors, target_width)
         return cls(spec, tensors)
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Raise InvalidRequest where a target of that number of layers cannot give these hidden states."""
-    if not 1 <= len(taps) <= num_layers + 2:
-        raise InvalidRequest(f"a head asks for {len(taps)} taps, must be 1 to {num_layers + 2}", param="taps")
-    for tap in taps:
-        if not NORMED <= tap <= num_layers:
-            raise InvalidRequest(
-                f"a head asks for tap {tap}; the target has {num_layers} layers, hence taps {NORMED} to {num_layers}; "
-                "is it another target's head?",
-                param="taps",
-            )
+    """Raise InvalidRequest for hidden states that a target of that number of layers does not have."""
+    max_taps = num_layers + 2
+    if not 1 <= len(taps) <= max_taps or min(taps) < NORMED or max(taps) > num_layers:
+        raise InvalidRequest(
+            f"a head reads the taps {list(taps[:max_taps])}, {len(taps)} in all; the target has {num_layers} layers, "
+            f"hence must be 1 to {max_taps} of the taps {NORMED} to {num_layers}; is it another target's head?",
+            param="taps",
+        )
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the SHA-256 of a serialised map, by which workers name it."""
+    """Return the SHA-256 of a serialised projection, by which workers name it."""
     return hashlib.sha256(data).digest()
 
 
@@ -158,33 +154,24 @@ def _parse(data: bytes) -> tuple[OpeningSpec, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _SPEC.validate_json(header["__metadata__"]["spec"]), tensors
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
-        raise InvalidRequest(f"the spec of a head's opening map cannot be read: {where}: {wrong['msg']}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
-        raise InvalidRequest(f"a head's opening map cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # safetensors, json, torch and pydantic each raise their own for somebody else's bytes
+        why = bound_text(f"{type(error).__name__}: {' '.join(str(error).split())}", MAX_QUOTED)
+        raise InvalidRequest(f"a head's opening map cannot be read: {why}") from error
 
 
 def _check_tensors(spec: OpeningSpec, tensors: Mapping[str, Tensor], target_width: int) -> None:
     if not tensors and spec == OpeningSpec(spec.taps[:1], target_width, epsilon=spec.epsilon):
         return  # the identity
     shapes = spec.shapes(target_width)
-    if tensors.keys() != shapes.keys():
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != shapes:
         raise InvalidRequest(
-            f"a head's opening map has the tensors {', '.join(sorted(tensors)) or 'none'}, "
-            f"must have {', '.join(sorted(shapes))}"
+            f"a head's opening map has the tensors {bound_text(str(found), MAX_QUOTED)}, must have {shapes} for "
+            f"{len(spec.taps)} taps of {target_width}; is it another target's head?"
         )
-    for name, shape in shapes.items():
-        tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise InvalidRequest(
-                f"{name} of a head's opening map is {list(tensor.shape)}, must be {list(shape)} for {len(spec.taps)} "
-                f"taps of {target_width}; is it another target's head?"
-            )
-        if tensor.dtype not in DTYPES or tensor.dtype != tensors["fc"].dtype:
-            raise InvalidRequest(
-                f"{name} of a head's opening map is {tensor.dtype}, must be one of {DTYPES}, and the same for all"
-            )
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
+        raise InvalidRequest(f"a head's opening map is in {dtypes}, must be one of {DTYPES}, and the same for all")
+    for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise InvalidRequest(f"{name} of a head's opening map has numbers that are not finite")

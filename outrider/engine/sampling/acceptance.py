@@ -180,8 +180,6 @@ class Accepted:
     """[B] int64, at most num_drafted."""
     next_ids: Tensor
     """[B] int64: recovered when num_accepted < num_drafted, else bonus."""
-    has_mass: Tensor
-    """[B] bool: whether there was positive finite mass to draw next_ids from."""
 
 
 def accept_block(
@@ -228,8 +226,7 @@ def accept_block(
     is_rejected = (num_accepted < num_drafted)[:, None]
     weights = torch.where(is_rejected, residual(share[:, None] * weights, draft_probs), weights)
     at_next = torch.cat((keys[:, :3], keys[:, 3:] + num_accepted[:, None]), dim=1)
-    total = weights.sum(dim=1)
-    return Accepted(num_accepted, picked(weights.log(), at_next), (total > 0) & (total < torch.inf))
+    return Accepted(num_accepted, picked(weights.log(), at_next))
 
 
 def residual(target_probs: Array, draft_probs: Array) -> Array:

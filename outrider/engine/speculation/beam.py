@@ -1,12 +1,12 @@
 """Beam search as such: which beams go on and which have ended, by sums of log-probs. Pure: no model, no torch, no I/O.
 
-It is that of transformers' `generate`: a step looks at the best continuations of all live beams together. Of its
+It is the search of transformers' `generate`: a step looks at the best continuations of all live beams together. Of its
 best `width` those that end, by a stop id or at max_tokens, are hypotheses, scored by their sum over length **
-length_penalty; the best `width` that do not end are the live beams of the next step, so that what ends costs no beam
-its place. Sums and scores are float32 there and here.
+length_penalty; the best `width` that do not end are the live beams of the next step, so that a beam that ends takes no
+place of a live one. Sums and scores are float32 there and here.
 
-What a step decides is a `Level`. All live beams are of one length, so that a level is to a beam search what a token is
-to an answer: it has a position, and it is never taken back.
+A step decides a `Level`. All live beams have one length, so that a level is to a beam search what a token is to an
+output: it has a position, and it is never taken back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from outrider.v1 import common_pb2 as pb
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import EarlyStopping
-from outrider.wire.params import MAX_CHOICES, BeamParams, check_token_ids
+from outrider.wire.params import MAX_CHOICES, BeamParams, SamplingParams, check_token_ids
 from outrider.wire.speculation import Speculation
 
 DRAFT_BEAMS = 4
 """Beams of a draft for each live one: a level helps only where all live beams are among them, so that width goes before
-depth. With about 32 draft tokens the demo pair decides 1.6 levels a pass at 2, 1.8 at 3 and 1.9 at 4 for 4 live beams,
-and 1.3, 1.4 and 1.5 for 8. Doubling it halves the levels."""
+depth. With about 32 draft tokens the demo pair decides 1.6 levels a step at 2, 1.8 at 3 and 1.9 at 4 for 4 live beams,
+and 1.3, 1.4 and 1.5 for 8."""
 
 Entry = tuple[int, int, float]
 """(index of the beam that is continued, its token, the sum of log-probs with it, in nats)."""
@@ -55,15 +55,6 @@ class Hypothesis:
     """None where max_tokens ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    score: np.float32
-    num_levels: int
-    """Levels before that which ended it."""
-    parent: int
-    token_id: int
-
-
 class BeamSearch:
     """One search, level by level, until it `is_done`."""
 
@@ -75,7 +66,8 @@ class BeamSearch:
         self._params = params
         self._max_tokens = max_tokens
         self._stop_ids = frozenset(stop_ids)
-        self._ended: list[_Ended] = []  # the best `width`, best first
+        self._ended: list[tuple[np.float32, int, Entry]] = []
+        """The best `width` hypotheses, best first: the score, the number of levels before the last token, and that."""
 
     @property
     def num_candidates(self) -> int:
@@ -112,11 +104,10 @@ class BeamSearch:
         self.levels.append(level)
         self.sums = tuple(total for _, _, total in level.live)
         divisor = self._divisor(num_levels + 1)
-        merged = [
-            *self._ended,
-            *(_Ended(np.float32(total) / divisor, num_levels, at, token_id) for at, token_id, total in level.ended),
-        ]
-        self._ended = sorted(merged, key=lambda each: -each.score)[: self._params.width]
+        for entry in level.ended:
+            self._ended.append((np.float32(entry[2]) / divisor, num_levels, entry))
+        self._ended.sort(key=lambda ended: -ended[0])
+        del self._ended[self._params.width :]
         self.is_done = not level.live or self._cannot_improve()
 
     def _cannot_improve(self) -> bool:
@@ -130,7 +121,7 @@ class BeamSearch:
             return True
         is_longest_best = params.early_stopping is EarlyStopping.NEVER and params.length_penalty > 0.0
         best = np.float32(self.sums[0]) / self._divisor(self._max_tokens if is_longest_best else len(self.levels))
-        return not best > self._ended[-1].score
+        return not best > self._ended[-1][0]
 
     def _divisor(self, length: int) -> np.float32:
         return np.float32(math.pow(length, self._params.length_penalty))
@@ -138,20 +129,22 @@ class BeamSearch:
     def hypotheses(self) -> list[Hypothesis]:
         """Return the answers, best first: `width` of them once it is done, fewer where there are no more tokens."""
         found = list[Hypothesis]()
-        for each in self._ended:
-            ids, at = [each.token_id], each.parent
-            for level in reversed(self.levels[: each.num_levels]):
+        for score, num_levels, (parent, last_id, _) in self._ended:
+            ids, at = [last_id], parent
+            for level in reversed(self.levels[:num_levels]):
                 at, token_id, _ = level.live[at]
                 ids.append(token_id)
-            stop_id = each.token_id if each.token_id in self._stop_ids else None
-            found.append(Hypothesis(tuple(ids[::-1]), float(each.score), stop_id))
+            stop_id = last_id if last_id in self._stop_ids else None
+            found.append(Hypothesis(tuple(ids[::-1]), float(score), stop_id))
         return found
 
 
-def draft_shape(width: int, speculation: Speculation) -> tuple[int, int]:
-    """Return (beams, levels) of what a draft grows under `width` live beams: K levels, or as many as max_draft_tokens
-    leave room for. (0, 0) where there is no room for all live beams.
+def draft_shape(params: SamplingParams, speculation: Speculation) -> tuple[int, int]:
+    """Return (beams, levels) of what a draft grows under the live beams: K levels, or as many as max_draft_tokens leave
+    room for. (0, 0) where there is no room for all live beams.
     """
+    assert params.beams is not None, "no beam search is asked for"
+    width = params.beams.width
     max_draft_tokens = speculation.max_draft_tokens
     if max_draft_tokens < width:
         return 0, 0
@@ -160,8 +153,11 @@ def draft_shape(width: int, speculation: Speculation) -> tuple[int, int]:
 
 
 def level_to_proto(level: Level) -> pb.BeamLevel:
-    parents, ids, sums = zip(*level.live, strict=True) if level.live else ((), (), ())
-    message = pb.BeamLevel(parents=parents, ids=ids, sums=sums)
+    message = pb.BeamLevel()
+    for parent, token_id, total in level.live:
+        message.parents.append(parent)
+        message.ids.append(token_id)
+        message.sums.append(total)
     for parent, token_id, total in level.ended:
         message.ended_parents.append(parent)
         message.ended_ids.append(token_id)

@@ -27,18 +27,17 @@ class CachedTree(DraftTree):
         else:
             self.fed.append(node)
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
-        new_index = dict.fromkeys([ROOT, *self.path(node)], ROOT)
-        if node != ROOT:
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
+        path = self.path(node)
+        if path:
             self.is_root_fed = node in self.fed
-        kept = super().reroot(node, dropped)
-        for index, old in enumerate(kept):
-            new_index[old] = index
-        self.fed = [new_index.get(each, GONE) for each in self.fed]
-        return kept
+        new_index = super().reroot(node, dropped)
+        index_of = dict.fromkeys([ROOT, *path], ROOT) | new_index
+        self.fed = [index_of.get(each, GONE) for each in self.fed]
+        return new_index
 
     def keep(self, nodes: Iterable[int]) -> list[int]:
-        """Let all fed nodes go but these and those that are committed. Return which of `fed` stay in the cache, as
+        """Drop all fed nodes but these and those that are committed. Return which of `fed` stay in the cache, as
         ascending indices: the committed ones come first, and are no nodes any more.
         """
         stays = {ROOT, *nodes}

@@ -95,11 +95,10 @@ def outcomes(
     those of an earlier one decided: under `rejection` any of them, and where draft tokens are matched (is_determined)
     the likeliest.
     """
-    for depth, node in enumerate((ROOT, *path)):
-        accepted = path[depth] if depth < len(path) else None
+    for node, accepted in zip((ROOT, *path), (*path, None), strict=True):
         before = set[int]()
         for source, own in ranks.items():
-            proposed = {child for child in tree.children(node) if child in own}
+            proposed = own.keys() & tree.children(node)
             likeliest = {child for child in proposed if not is_determined or own[child] == 0}
             is_repeated = is_determined and bool(likeliest) and likeliest <= before
             if proposed and accepted not in before and not is_repeated:

@@ -25,7 +25,7 @@ def moved(column: Mapping[int, T], new_index: Mapping[int, int]) -> dict[int, T]
 
 
 class DraftTree:
-    """A growable tree. Whoever keeps further columns of its nodes compacts them as `reroot` says."""
+    """A growable tree. `reroot` returns how values by node that are kept beside it move."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -42,18 +42,9 @@ class DraftTree:
 
     @classmethod
     def of(cls, ids: Iterable[int], parents: Iterable[int]) -> DraftTree:
-        """Create a tree whose acceptance probabilities do not matter.
-
-        Raises ValueError where a parent does not come before its child, or two siblings are the same token.
-        """
+        """Create a tree of these nodes, parents before their children, whose acceptance probabilities do not matter."""
         tree = cls()
         for token_id, parent in zip(ids, parents, strict=True):
-            if not ROOT <= parent < len(tree):
-                raise ValueError(
-                    f"parent of draft token {len(tree)} is {parent}, must be from {ROOT} to {len(tree) - 1}"
-                )
-            if tree.child(parent, token_id) is not None:
-                raise ValueError(f"draft tokens that follow {parent} repeat the id {token_id}")
             tree.add(parent, token_id)
         return tree
 
@@ -98,37 +89,36 @@ class DraftTree:
 
     def prefix(self, node: int) -> tuple[int, ...]:
         """Return the draft token ids up to a node, its own the last; none for ROOT."""
-        if node == ROOT:
-            return ()
         return tuple(self.ids[each] for each in self.path(node))
 
     def depth(self, node: int) -> int:
         """Return the number of draft tokens up to a node; 0 for ROOT."""
         return 0 if node == ROOT else self.depths[node]
 
+    def prob(self, node: int) -> float:
+        """Return the acceptance probability of a node; 1 for ROOT."""
+        return 1.0 if node == ROOT else self.probs[node]
+
     @property
     def max_depth(self) -> int:
         """Number of draft tokens on the longest path; 0 for an empty tree."""
         return max(self.depths, default=0)
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
         """Make `node` the last committed token: drop all nodes but its descendants, and those that are `dropped` with
         theirs.
 
-        Returns the previous indices of the nodes that remain, ascending: the new node i was node `kept[i]`.
+        Returns the index of each node that remains, by its previous index, ascending.
         """
-        new_index = {node: ROOT}
-        kept = list[int]()
-        for old, parent in enumerate(self.parents):
-            if parent in new_index and old != node and old not in dropped:
-                new_index[old] = len(kept)
-                kept.append(old)
         ids, parents, ranks, probs = self.ids, self.parents, self.ranks, self.probs
+        above = self.prob(node)
         DraftTree.__init__(self)  # the nodes alone begin anew, not what a kind of tree keeps beside them
-        above = 1.0 if node == ROOT else probs[node]
-        for old in kept:
-            self.add(new_index[parents[old]], ids[old], ranks[old], probs[old] / above)
-        return kept
+        new_index = {node: ROOT}
+        for old, parent in enumerate(parents):
+            if parent in new_index and old not in dropped:
+                new_index[old] = self.add(new_index[parent], ids[old], ranks[old], probs[old] / above)
+        del new_index[node]
+        return new_index
 
     def select(self, nodes: Iterable[int]) -> DraftTree:
         """Return the tree of some nodes, parents before their children; each one's parent is among them."""
@@ -141,5 +131,5 @@ class DraftTree:
 
 
 NO_DRAFT_TOKENS = DraftTree()
-"""The tree of whoever proposes nothing. Nobody adds to it: a tree of its own for each slot and step would keep the
-garbage collector busy."""
+"""The tree of a slot without draft tokens. Nobody adds to it: one for each slot and step would keep the garbage
+collector busy."""

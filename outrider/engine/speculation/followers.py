@@ -10,7 +10,7 @@ from outrider.engine.sampling.count_law import law_of_counts
 from outrider.engine.sampling.penalties import LogitRow, SamplingState
 from outrider.engine.sampling.row_law import RowLaw
 from outrider.engine.speculation.candidates import CandidateTree
-from outrider.engine.speculation.chain import propose_chain
+from outrider.engine.speculation.drawing import propose_chain
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.speculation.target_drafter import TargetDrafter
 from outrider.engine.worker.jobs import OpenJob, SlotKey

@@ -1,6 +1,7 @@
-"""What the draft's engine knows of the draft tokens that grow in a slot, and of rows that are fed beside them.
+"""The interface of draft tokens that grow in a slot of a draft worker, and of rows that are fed beside them.
 
-The table of drafters (outrider/engine/drafters.py) says what grows for a request. For most that is a tree (tree.py).
+The table of drafters (outrider/engine/drafters.py) chooses the implementation for a request: a draft tree (tree.py), or
+levels of beams for a search.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from outrider.engine.speculation.cached_tree import CachedTree
 from outrider.engine.speculation.draft_tree import ROOT, moved
-from outrider.engine.speculation.nodes import TREE_ROOT, NodeKind
+from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.ranks import SlotShares
 from outrider.engine.worker.jobs import JobError, OpenJob
 from outrider.engine.worker.slots import BareSlot
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from outrider.engine.sampling.row_law import RowLaw
     from outrider.engine.speculation.drafter import NodeDistribution, NodeDrafter
 
-NumberKey = tuple[int, int, int]
-"""(committed length at which a segment begins, position, candidate) of a uniform number."""
+NumberKey = tuple[SamplingParams, int, int, int]
+"""(parameters, committed length at which a segment begins, position, candidate) of a uniform number."""
 CheckCommit = Callable[[BareSlot, int, Sequence[int]], JobError | None]
 """Returns why a slot's tokens cannot become committed[:base_len] + ids; None where they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthSetup:
-    """For what draft tokens grow."""
+    """The slot in which draft tokens grow, and the limits of their growth."""
 
     slot: BareSlot
     speculation: Speculation
@@ -42,13 +43,13 @@ class GrowthSetup:
     topk: int | None
     """Number of ids to which distributions are cut; None = whole."""
     max_fed: int
-    """Nodes that lie in the cache at once, but for those that the request names."""
+    """Maximum number of nodes in the cache, those aside that the request names."""
     eos_token_ids: Sequence[int]
 
 
 class Growth(CachedTree, ABC):
-    """Draft tokens that grow under what is committed of a slot. Positions are decided by what an Advance carries: token
-    ids, or what stands for them.
+    """Draft tokens that grow under the committed tokens of a slot. An Advance decides positions, by token ids or by the
+    levels of a search.
     """
 
     topk: int | None = None
@@ -62,22 +63,21 @@ class Growth(CachedTree, ABC):
         self.carries: dict[int, Tensor] = {}
         """Outputs [width] of a head after fed nodes and ROOT, where one drafts."""
         self.unsent: list[int] = []
-        """New nodes, parents before their children. Whoever sends them empties it."""
+        """New nodes, parents before their children. The pusher empties it."""
         self.ended: list[int] = []
-        """Nodes that nothing will follow. Whoever sends that empties it."""
+        """Nodes that nothing will follow. The pusher empties it."""
         self.is_end_known = False
         """Whether it was sent that all which the target waits for is grown."""
 
-    def reroot(self, node: int, dropped: Container[int] = ()) -> list[int]:
-        kept = super().reroot(node, dropped)
-        new_index = {old: index for index, old in enumerate(kept)}
+    def reroot(self, node: int, dropped: Container[int] = ()) -> dict[int, int]:
+        new_index = super().reroot(node, dropped)
         self.kinds = moved(self.kinds, new_index)
         self.distributions = moved(self.distributions, new_index)
         self.unsent = [new_index[each] for each in self.unsent if each in new_index]
-        new_index[node] = ROOT
-        self.carries = moved(self.carries, new_index)
-        self.ended = [new_index[each] for each in self.ended if each in new_index]
-        return kept
+        with_root = new_index | {node: ROOT}
+        self.carries = moved(self.carries, with_root)
+        self.ended = [with_root[each] for each in self.ended if each in with_root]
+        return new_index
 
     @classmethod
     def refusal(cls, drafter: NodeDrafter[Any], *, is_translated: bool) -> str | None:
@@ -101,13 +101,13 @@ class Growth(CachedTree, ABC):
 
     @property
     def roots(self) -> Mapping[int, int]:
-        """By node that a message need not hold: how it names that node."""
-        return {ROOT: TREE_ROOT}
+        """Nodes that a message need not hold, each with its name in a message's parents."""
+        return {ROOT: ROOT}
 
     @property
     @abstractmethod
     def is_awaited(self) -> bool:
-        """Whether the target waits for all of it, and it is not all grown."""
+        """Whether the target waits for all of the tree, and some of it has not grown."""
 
     @property
     def has_drafts(self) -> bool:
@@ -124,11 +124,11 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def extend(self, distribution: NodeDistribution, numbers: Sequence[float]) -> None:
-        """Take what follows a node. numbers: uniforms for what is sampled there. Raises NonFiniteLogits."""
+        """Make the children of a node. numbers: uniforms for those that are sampled. Raises NonFiniteLogits."""
 
     @abstractmethod
     def finish_step(self) -> None:
-        """Make what follows from all that was taken in a step."""
+        """End a step in which nodes were extended."""
 
     @abstractmethod
     def check(self, base_len: int, decided: Sequence[Any], check_commit: CheckCommit) -> JobError | None:
@@ -136,7 +136,7 @@ class Growth(CachedTree, ABC):
 
     @abstractmethod
     def continues(self, base_len: int, decided: Sequence[Any], *, is_new_lease: bool) -> bool:
-        """Return whether it goes on under what was decided from `base_len` on; else another is to begin."""
+        """Return whether the tree stays valid under what was decided from `base_len` on; else a new one begins."""
 
     @abstractmethod
     def go_on(self, decided: Sequence[Any]) -> list[int]:
@@ -145,18 +145,18 @@ class Growth(CachedTree, ABC):
         """
 
     def resend(self) -> None:
-        """Let all that is known be sent again: what was sent may be lost. To a target that has it nothing changes."""
+        """Have all nodes sent again, since messages may be lost. A target that has them is not changed by it."""
         self.unsent = list(self.kinds)
         self.is_end_known = False
         self.finish_step()
 
     @abstractmethod
     def restart(self) -> None:
-        """Grow anew: what was fed is gone."""
+        """Begin anew: nothing is in the cache any more."""
 
 
 class RowAhead(NamedTuple):
-    """A token that is fed behind a node before anybody knows whether it will be that node's child."""
+    """A token that is fed behind a node before it is known whether it will be that node's child."""
 
     node: int
     """Its index, below ROOT: no node of the tree."""
@@ -166,7 +166,7 @@ class RowAhead(NamedTuple):
 
 
 class RowsAhead(Protocol):
-    """What a drafter of a draft's slot wants fed beside the nodes of one step, and what it reads of it."""
+    """Has rows fed beside the nodes of a slot, step by step, and reads the distributions after them."""
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids."""
@@ -183,10 +183,10 @@ class RowsAhead(Protocol):
         """Return the rows to be fed behind these nodes, in the order of `note_fed`."""
 
     def note_fed(self, distributions: Sequence[NodeDistribution]) -> None:
-        """Take what follows the first of the rows `behind` the nodes, all that were fed."""
+        """Store the distributions after the rows `behind` the nodes that were fed."""
 
     def follow(self, distribution: NodeDistribution) -> NodeDistribution | None:
-        """Return what follows the child of a node that has just been made which lies in the cache; None without one."""
+        """Return the distribution after the newly made child of a node that is in the cache; None without one."""
 
     def end_step(self) -> tuple[int, Sequence[int]]:
         """Return how many rows were fed, and the ascending indices of those that became nodes."""
@@ -195,4 +195,4 @@ class RowsAhead(Protocol):
 
 
 OpenAhead = Callable[[OpenJob, BareSlot], RowsAhead | None]
-"""Returns who has further rows fed for a slot; None where nobody does."""
+"""Creates what has further rows fed for a slot; None for a slot without."""

@@ -31,29 +31,28 @@ class Plan:
         self.first_candidate = CANDIDATES * speculation.place
         """Of the numbers that are its own among those of several drafts for a position."""
         self._is_determined = params.determined
-        is_chain = not takes_trees or (speculation.sequential and speculation.tree is None)
-        self._is_narrow = is_chain or speculation.sequential
+        self._is_narrow = not takes_trees or speculation.sequential
         self.has_keys = not self._is_narrow and not params.determined
-        """Whether guesses of what the target draws itself are made, too."""
+        """Whether children are also proposed for what the target draws itself."""
         self.places: Mapping[Place, int] = {}
-        """Of what the request names: how many nodes follow at each place under the last committed token."""
-        if speculation.tree is not None and not is_chain:
+        """Number of nodes that the request names after each place under the last committed token."""
+        if speculation.tree is not None and takes_trees:
             self.places = places_of(speculation.tree)
         elif speculation.is_fixed:
-            depth = speculation.max_depth
-            self.places = {(0,) * place: 1 for place in range(depth)}
-        self.max_ranked = max(MAX_RANKS, *self.places.values(), 0)
+            self.places = {(0,) * depth: 1 for depth in range(speculation.max_depth)}
+        self.max_ranked = max([MAX_RANKS, *self.places.values()])
         """Most children of a node."""
-        self.max_depth = max((len(place) + 1 for place in self.places), default=0)
+        named_depth = max((len(place) + 1 for place in self.places), default=0)
+        self.max_depth = max(MAX_DEPTH, named_depth)
         if speculation.is_plain:
             self.max_depth = 0
-        elif not speculation.sequential:
-            self.max_depth = max(MAX_DEPTH, self.max_depth)
-        elif not self.places:
-            self.max_depth = speculation.max_draft_tokens
+        elif speculation.sequential:
+            self.max_depth = named_depth or speculation.max_draft_tokens
 
     def num_ranked(self, num_named: int, prob: float) -> int:
-        """Return how many children of a node are guessed, or drawn and guessed, together."""
+        """Return how many children a node is to have, sampled ones included. num_named: as many as the request names;
+        prob: acceptance probability of the node.
+        """
         min_ranked = max(1, num_named) if self._is_determined else 0
         if self._is_narrow:
             return min_ranked
@@ -64,8 +63,8 @@ class Plan:
 
 
 def places_of(shape: TreeShape) -> dict[Place, int]:
-    """Return how many tokens are drawn at each place of a shape: with num_nodes, those that are likeliest by rank. By
-    the chances of a pair that nobody has seen, so that the same request is drafted for alike at any time.
+    """Return how many tokens are proposed after each place of a shape: with num_nodes, those that are likeliest by
+    rank, by the prior of all pairs, so that the same request is drafted for alike at any time.
     """
     places: dict[Place, int] = {}
     shares = SlotShares(RankShares())

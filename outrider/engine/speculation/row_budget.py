@@ -14,7 +14,7 @@ bounded, one in ALONE_EVERY is taken alone, which says how long that takes now.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from outrider.engine.speculation.row_cost import RowCost
@@ -34,30 +34,9 @@ class Unit(NamedTuple, Generic[Item]):
     """What is dealt out at once."""
 
     item: Item
+    gain: float
+    """Tokens that are expected of it."""
     num_rows: int
-
-
-class CallerPart(NamedTuple, Generic[Item]):
-    """A caller's part of a step in which nobody is bounded, and the step that it would take alone.
-
-    One that has nothing to feed now, and soon will have, counts as if a row alone were all.
-    """
-
-    caller: bytes
-    weight: float
-    gain: float = 1.0
-    """Tokens that are expected of its part."""
-    num_rows: int = 0
-    """Of its part."""
-    alone_gain: float = 1.0
-    """Tokens that are expected of the step alone."""
-    units: Sequence[Unit[Item]] = ()
-    """Of the step alone, in the order in which they are dealt."""
-
-    @property
-    def num_alone(self) -> int:
-        """Rows of the step alone."""
-        return sum(unit.num_rows for unit in self.units)
 
 
 class RowBudget(Generic[Item]):
@@ -78,40 +57,60 @@ class RowBudget(Generic[Item]):
         self._max_step_s: float | None = None
         """What that step was to take at most; None where it was not bounded, or had fewer rows than it might."""
 
-    def deal(self, parts: Sequence[CallerPart[Item]]) -> list[Item] | None:
-        """Return what is in the next step; None where nobody is bounded."""
+    def deal(
+        self,
+        weights: Mapping[bytes, float],
+        step: Iterable[tuple[bytes, float, int]],
+        alone: Callable[[bytes], Iterable[Unit[Item]]],
+    ) -> list[Item] | None:
+        """Return what is in the next step; None where nobody is bounded.
+
+        weights: of all callers that share the worker. step: caller, expected tokens and number of rows of each part of
+        the step in which nobody is bounded. alone: returns the units of the step that a caller would take alone, in the
+        order in which they are dealt; where it has nothing to feed now, and soon will have, it counts as if a row were
+        all. Neither `step` nor `alone` is read where one caller has the worker to itself.
+        """
         self._alone = self._max_step_s = self.bounding = None
-        step_s, max_rows, total_weight = 0.0, 0, 0.0
-        for part in parts:
-            max_rows += part.num_rows
-            total_weight += part.weight
-        if len(parts) > 1:
-            step_s = self._cost.seconds(max(1, max_rows)) or 0.0  # nothing has run yet
-        by_caller = {part.caller: part for part in parts}
+        gains, units = dict[bytes, float](), dict[bytes, deque[Unit[Item]]]()
         max_step_s = dict[bytes, float]()  # with which each caller has its part
-        is_fair = True
-        for part in parts if step_s else ():
-            own_s = self._alone_s.get(part.caller) or self._cost.least_seconds(max(1, part.num_alone)) or 1.0
-            max_step_s[part.caller] = own_s * total_weight / part.weight
-            is_fair = is_fair and part.gain * max_step_s[part.caller] >= part.alone_gain * step_s
+        max_rows, is_fair = 0, True
+        if len(weights) > 1:
+            for caller, gain, num_rows in step:
+                gains[caller] = gains.get(caller, 0.0) + gain
+                max_rows += num_rows
+            step_s = float(self._cost.seconds(max_rows))
+            total_weight = sum(weights.values())
+            for caller, weight in weights.items():
+                own = deque(alone(caller))
+                if own:
+                    units[caller] = own
+                    gain = gains.get(caller, 0.0)
+                    alone_gain = sum(unit.gain for unit in own)
+                    num_alone = sum(unit.num_rows for unit in own)
+                else:
+                    gain = 1.0
+                    alone_gain = 1.0
+                    num_alone = 1
+                own_s = self._alone_s.get(caller) or self._cost.least_seconds(num_alone)
+                max_step_s[caller] = own_s * total_weight / weight
+                is_fair = is_fair and gain * max_step_s[caller] >= alone_gain * step_s
         if is_fair:
             self._given.wait({}, ())
             self._alone_s.clear()
             return None
         bounding = self.bounding = min(max_step_s, key=max_step_s.__getitem__)
-        units = {part.caller: deque(part.units) for part in parts if part.units}
         self._num_rows = max(1.0, min(self._num_rows, max_rows))
-        num_rows = round(self._num_rows)
+        left = round(self._num_rows)
         self._num_since_alone += 1
         stepping = units
         if bounding in units and self._num_since_alone >= ALONE_EVERY:
             self._num_since_alone = 0
-            stepping, num_rows = {bounding: units[bounding]}, by_caller[bounding].num_alone
-        weights = {part.caller: part.weight for part in parts if part.caller in units}
-        self._given.wait(weights, by_caller)
-        dealt = self._dealt(stepping, num_rows)
-        self._given.wait({caller: weight for caller, weight in weights.items() if units[caller]}, by_caller)
-        self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in by_caller}
+            stepping = {bounding: units[bounding]}
+            left = sum(unit.num_rows for unit in units[bounding])
+        self._given.wait({caller: weights[caller] for caller in units}, weights)
+        dealt = self._dealt(stepping, left)
+        self._given.wait({caller: weights[caller] for caller in units if units[caller]}, weights)
+        self._alone_s = {caller: seconds for caller, seconds in self._alone_s.items() if caller in weights}
         if any(stepping.values()):
             self._max_step_s = max_step_s[bounding]
         elif len(stepping) == 1:

@@ -7,87 +7,66 @@ neighbours is averaged out, and a cliff stays one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 _LEVEL_WEIGHT = 0.2
 """Weight of a step for the level."""
 _SHAPE_WEIGHT = 0.1
 """Weight of a step for its number of rows."""
 _OUTLIER = 4.0
-"""Most times the expected seconds that a step counts as: the machine may have had other things to do. Doubling it
-doubles what one disturbed step adds."""
+"""Most times the expected seconds that a step counts as: the machine may have had other things to do."""
 _EXACT_ROWS = 32
-"""Numbers of rows that are told apart; above, those within an eighth are taken together."""
+"""Numbers of rows that are told apart; above, those within an eighth are learnt together."""
 
 
 class RowCost:
-    """Seconds of a step by rows: between those tried on a straight line, beyond them as the most that were tried, up to
-    twice as many rows, which are worth a trial.
+    """Seconds of a step by rows: between those tried on a straight line, beyond them as the most that were tried.
+    Before the first step all take one second.
     """
 
     def __init__(self) -> None:
-        self._level_s = 0.0
+        self.reach = 1
+        """Most rows that a step may be tried with: about twice as many as were tried."""
+        self._level_s = 1.0
         self._shape: dict[int, float] = {}
-        self._sizes: list[int] = []
-        self._monotone: list[float] = []
+        """By number of rows, ascending."""
+        self._sizes = np.ones(1)
+        """Numbers of rows that were tried, [N]."""
+        self._monotone = np.ones(1)
+        """The nearest shape of these that never falls, [N]."""
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Record a step."""
         size = _size(num_rows)
-        expected = self.seconds(num_rows)
-        if expected is None:
-            self._level_s, self._shape[size] = seconds, 1.0
+        expected = float(self.seconds(num_rows))
+        ratio = min(_OUTLIER, seconds / expected)
+        if not self._shape:
+            self._level_s = seconds
+            self._add(size, 1.0)
+        elif size not in self._shape:
+            self._add(size, expected / self._level_s * ratio)
         else:
-            ratio = min(_OUTLIER, seconds / expected)
-            if size not in self._shape:
-                self._shape[size] = expected / self._level_s * ratio
-            else:
-                self._level_s *= 1.0 + _LEVEL_WEIGHT * (ratio - 1.0)
-                self._shape[size] *= 1.0 + _SHAPE_WEIGHT * (ratio - 1.0)
-        self._sizes = sorted(self._shape)
-        self._monotone = _never_falling([self._shape[each] for each in self._sizes])
+            self._level_s *= 1.0 + _LEVEL_WEIGHT * (ratio - 1.0)
+            self._shape[size] *= 1.0 + _SHAPE_WEIGHT * (ratio - 1.0)
+        self._monotone = _never_falling(self._shape.values())
 
-    def seconds(self, num_rows: int) -> float | None:
-        """Return what a step of so many rows takes; None before the first."""
-        if not self._sizes:
-            return None
-        size = _size(num_rows)
-        above = bisect_right(self._sizes, size)
-        if above == 0 or above == len(self._sizes):
-            return self._level_s * self._monotone[max(0, above - 1)]
-        low, high = self._sizes[above - 1], self._sizes[above]
-        low_s, high_s = self._monotone[above - 1], self._monotone[above]
-        return self._level_s * (low_s + (high_s - low_s) * (size - low) / (high - low))
+    def _add(self, size: int, shape: float) -> None:
+        self._shape = dict(sorted([*self._shape.items(), (size, shape)]))
+        self._sizes = np.array(list(self._shape))
+        self.reach = 2 * max(self._shape) + 1
 
-    def least_seconds(self, num_rows: int) -> float | None:
+    def seconds(self, num_rows: int | Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what steps of so many rows take: of one number, or of several, [N]."""
+        return self._level_s * np.interp(num_rows, self._sizes, self._monotone)
+
+    def least_seconds(self, num_rows: int) -> float:
         """Return the same, and for fewer rows than were tried the least that they may take: their part of the fewest.
         They are so taken for worth a trial.
         """
-        seconds = self.seconds(num_rows)
-        return None if seconds is None else seconds * min(1.0, num_rows / self._sizes[0])
-
-    @property
-    def reach(self) -> int:
-        """Return the most rows that a step may be tried with."""
-        return 2 * self._sizes[-1] + 1 if self._sizes else 1
-
-
-def best_count(gains: Sequence[float], base_gain: float, base_rows: int, cost: RowCost) -> int:
-    """Return how many further rows make the most tokens a second.
-
-    gains: the chance of each further row's token to be kept, best first. base_gain, base_rows: tokens and rows of the
-    step without them.
-    """
-    best, total = 0, base_gain
-    gains = gains[: max(0, cost.reach - base_rows)]
-    at_best = base_gain / (cost.seconds(max(1, base_rows)) or 1.0)
-    for count, gain in enumerate(gains, start=1):
-        total += gain
-        rate = total / (cost.seconds(base_rows + count) or 1.0)
-        if rate > at_best:
-            best, at_best = count, rate
-    return best
+        return float(self.seconds(num_rows) * min(1.0, num_rows / self._sizes[0]))
 
 
 def _size(num_rows: int) -> int:
@@ -98,17 +77,15 @@ def _size(num_rows: int) -> int:
     return num_rows - num_rows % step
 
 
-def _never_falling(values: Sequence[float]) -> list[float]:
+def _never_falling(values: Iterable[float]) -> NDArray[np.float64]:
     """Return the nearest sequence that never falls (isotonic regression by pooling adjacent violators)."""
-    pools = list[tuple[float, int]]()  # sum and number of neighbours that share their mean
+    means, counts = list[float](), list[int]()  # of neighbours that share their mean
     for value in values:
-        total, num = value, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / num:
-            total_before, num_before = pools.pop()
-            total += total_before
-            num += num_before
-        pools.append((total, num))
-    means = list[float]()
-    for total, num in pools:
-        means += [total / num] * num
-    return means
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            total = mean * count + means.pop() * counts[-1]
+            count += counts.pop()
+            mean = total / count
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)

@@ -44,8 +44,8 @@ class ExtraRows:
 class TargetDrafter(Protocol):
     """Proposes draft tokens for all slots that it was opened for. Runs on the engine thread.
 
-    It hears of every change of a slot's committed tokens. `rows_beside` and `read` are for drafters that live on the
-    steps themselves. Methods that return something here are those that a drafter may leave out.
+    Its methods are called at every change of a slot's committed tokens. `rows_beside` and `read` are for drafters that
+    have rows fed beside a step's. Methods that return something here are those that a drafter may leave out.
     """
 
     def open(self, job: OpenJob, slot: Slot) -> None:

@@ -33,7 +33,7 @@ class SlotKeeper(Generic[S]):
         self._engine = engine
         self._metrics = metrics
         self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
         self._states: dict[tuple[int, int], SamplingState] = {}
         self._sizes: dict[tuple[int, int], int] = {}
         """Of the vocabularies that their messages speak of."""
@@ -41,7 +41,7 @@ class SlotKeeper(Generic[S]):
     def open(self, job: OpenJob) -> S | None:
         """Open a slot and answer the job; return None when it was refused."""
         other = job.vocabulary
-        size, ends = self._vocab_size, self._eos_token_ids
+        size, ends = self._vocab_size, self.eos_token_ids
         if other is not None:
             size, ends = other.size, other.eos_token_ids
         translation = None if other is None else other.translation
@@ -122,6 +122,10 @@ class SlotKeeper(Generic[S]):
         state = self._states[slot.key]
         state.set_output(slot.committed[slot.num_prompt :])
         return state
+
+    def vocab_size_of(self, slot: BareSlot) -> int:
+        """Return the size of the vocabulary that the slot's messages speak of."""
+        return self._sizes[slot.key]
 
     def refresh_gauges(self) -> None:
         self._metrics.slots_in_use.set(self.table.num_in_use)

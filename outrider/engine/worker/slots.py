@@ -60,9 +60,9 @@ class BareSlot:
         return self.max_len
 
     @property
-    def most_depth(self) -> int | None:
-        """Return how deep a tree of guesses may grow under what is committed; None: as deep as it likes."""
-        return None
+    def most_depth(self) -> int:
+        """Return how deep a draft tree may grow under what is committed."""
+        return self.params.max_tokens
 
     def commit_from(self, base_len: int, ids: Sequence[int]) -> None:
         """committed = committed[:base_len] + ids. The message decides: it may repeat, extend or shorten what is here.
@@ -392,7 +392,7 @@ class Slot(BareSlot):
         that live on follow.
         """
         self.cached[start:] = ids
-        self._num_agreed = min(len(self.cached), len(self.ids) - self.first)
+        self._num_agreed = self._agreeing(min(len(self.cached), len(self.ids) - self.first))
         self.publish()
 
     def fed_committed(self, ids: Sequence[int]) -> None:

@@ -2,18 +2,18 @@
 target's law.
 """
 
-import functools
 import sys
 
 from outrider.wire.settings.config import TargetConfig
 from outrider.wire.worker_main import run_worker
-from target_service import step
+from target_service import decide, decide_on_device
 from target_service.worker import start_worker
 from tests.law.faults import replace
 
 
 def decide_by_token() -> None:
-    replace(step, "decide", functools.partial(step.decide, by_block=False))
+    for rules in (decide, decide_on_device):
+        replace(rules, "is_block", lambda proposal: False)
 
 
 if __name__ == "__main__":
