@@ -26,16 +26,28 @@ from outrider.wire.transport.streams import Replies
 log = get_logger(__name__)
 
 TRIAL = 16
-"""Verdicts in a row for which a draft is told what is committed though nothing of it is used. Doubling it doubles the
-work that is done for nothing."""
+"""Verdicts in a row for which a draft is told what is committed though nothing of it is used."""
 TRIAL_PERIOD = 128
-"""Verdicts from one such trial to the next. Doubling it halves that work, and lets a draft that would pay again wait
-twice as long."""
+"""Verdicts from the first such trial to the second. Each later one comes after twice as many."""
+MAX_TRIAL_PERIODS = 64
+"""Such periods from one trial to the next, at most: 16 verdicts of 8,192, half a minute of one answer that gains 250
+tokens a second."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
 _DELIVERED = (Drafter.MODEL, *(drafter for drafter in Drafter if drafter.is_merged))
 """Drafters of verdicts of steps that verified what a draft delivered."""
+
+
+def is_trial(num_unused: int) -> bool:
+    """Return whether a draft is tried after so many verdicts in a row that used nothing of it.
+
+    Periods 1, 2, 4, 8, ... begin with a trial, and every MAX_TRIAL_PERIODS-th: after 0, 128, 384, 896, ... verdicts.
+    """
+    num_periods, place = divmod(num_unused, TRIAL_PERIOD)
+    num_periods += 1
+    is_due = num_periods.bit_count() == 1 or num_periods % MAX_TRIAL_PERIODS == 0
+    return is_due and place < TRIAL
 
 
 class DraftAssignment:
@@ -219,7 +231,7 @@ class Drafting:
     @property
     def _pauses(self) -> bool:
         """Whether the draft is told nothing for a while, for nothing of it was used."""
-        return self._num_unused % TRIAL_PERIOD >= TRIAL
+        return not is_trial(self._num_unused)
 
     @property
     def tells(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds import drafting
-from gateway.rounds.drafting import TRIAL, TRIAL_PERIOD, Drafting
+from gateway.rounds.drafting import MAX_TRIAL_PERIODS, TRIAL, TRIAL_PERIOD, Drafting, is_trial
 from gateway.rounds.session import Session
 from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
@@ -161,6 +161,13 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
     assert draft.names[-2:] == ["open", "advance"]
     other.note(verdict_of(hit=True, drafter="model"))
     assert side.model.drafts["draft-0"].num_unused(b"") == 0, "who comes next drafts at once"
+
+
+def test_trials_of_which_nothing_is_used_become_rare() -> None:
+    begins = [num for num in range(40_000) if is_trial(num) and not is_trial(num - 1)]
+    periods = [1, 2, 4, 8, 16, 32, *range(MAX_TRIAL_PERIODS, 40_000 // TRIAL_PERIOD + 1, MAX_TRIAL_PERIODS)]
+    assert begins == [TRIAL_PERIOD * (period - 1) for period in periods]
+    assert sum(map(is_trial, range(40_000))) == TRIAL * len(periods)
 
 
 def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
