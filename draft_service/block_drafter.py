@@ -161,7 +161,9 @@ class SequentialDrafter(MaskDrafter):
         path = feeder.runner.path
         assert isinstance(path, HeadPath) and isinstance(path.head, DFlashHead), "a head of this family"
         assert path.head.markov_head is not None, "a sequential head"
-        self._path, self._head, self._sequential = path, path.head, path.head.markov_head
+        self._path = path
+        self._head = path.head
+        self._sequential = path.head.markov_head
 
     def _take(self, filled: Sequence[DraftSlot], counts: Sequence[int], logits: Tensor) -> None:
         give_blocks(filled, counts, logits, self._path.hidden)

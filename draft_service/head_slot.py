@@ -52,7 +52,7 @@ class HeadSlot(Slot):
 
     @property
     def lacks_features(self) -> bool:
-        """Whether features are missing that drafting behind the committed tokens needs."""
+        """Return whether the slot has too few features to draft after its committed tokens."""
         return self.features.end < len(self.committed) - 1
 
     @property

@@ -37,7 +37,7 @@ class ModelState(Loaded):
     block: BlockShape | None = None
     """How it fills masks; None for a model that drafts a token at a time."""
     translations: list[pb.Translation] = field(default_factory=list)
-    """Of the targets' vocabularies that it translates for."""
+    """Descriptions of the vocabularies of targets for which it translates."""
     open_ahead: OpenAhead | None = None
     """Opens the drafter that has rows fed beside the nodes of a slot; None without one."""
 

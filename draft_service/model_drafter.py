@@ -46,7 +46,9 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         if fed is None:
             return None
         rows, logits = fed
-        found, host, index = list[NodeDistribution](), HostLogits(logits), 0
+        found = list[NodeDistribution]()
+        host = HostLogits(logits)
+        index = 0
         for request, row in rows:
             found += self._read(request, row, host, index)
             index += row.num_logits
@@ -56,8 +58,11 @@ class ModelDrafter(NodeDrafter[DraftSlot]):
         """Return a slot's row of the next forward: its committed tokens that are not cached, or nodes of its tree; then
         the rows ahead of these.
         """
-        slot, tree, nodes = cached(request.growing), request.growing.tree, request.nodes
-        num_cached, num_logits = len(slot.cached), len(nodes) + len(request.ahead)
+        slot = cached(request.growing)
+        tree = request.growing.tree
+        nodes = request.nodes
+        num_cached = len(slot.cached)
+        num_logits = len(nodes) + len(request.ahead)
         if _writes(slot):
             return Row(slot.table, slot.next_written(), num_cached, 1, slot.cached)
         if not tree.is_root_fed:

@@ -51,8 +51,8 @@ class WiringTest:
         """stub_of: returns a stub that calls the target at an address."""
         self._stub_of = stub_of
         self._tests: dict[str, tuple[int, asyncio.Task[OutriderError | None]]] = {}
-        """By the target's address its epoch, and the test there, which returns why the head may not be served. The
-        traceback of an error that it raised would keep the target's replies in memory.
+        """By the target's address: its epoch and the test there. A test returns the error for which the head may not be
+        served: the traceback of a raised one would keep the target's replies in memory.
         """
         self._state = state
         self._engine = engine

@@ -54,7 +54,7 @@ class Registration:
         self._epoch: int | None = None
         """Epoch of the target that the head was offered to last."""
         self._answer = asyncio.Future[OutriderError | None]()
-        """That target's answer: why it does not take the head, None where it does."""
+        """The target's answer: the error with which it refuses the head, or None where it accepts it."""
         self._offered_s = 0.0
         self._sending: asyncio.Task[None] | None = None
 

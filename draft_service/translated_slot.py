@@ -36,7 +36,7 @@ class TranslatedSlot(Slot):
 
     @property
     def writes(self) -> bool:
-        """Whether it drafts a text in its own tokens, and not tokens that are one in both vocabularies."""
+        """Return whether it drafts text in its own tokens, in place of tokens that both vocabularies have."""
         return self.params.greedy and self.translation.by_strings
 
     def next_written(self) -> list[int]:

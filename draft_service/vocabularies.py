@@ -45,7 +45,7 @@ class TargetVocabularies:
         self._default = default
         self._stub_of = stub_of
         self._of_targets: dict[str, tuple[int, SlotVocabulary]] = {}
-        """By the target's address its epoch, and its vocabulary."""
+        """By the target's address: its epoch and its vocabulary."""
         self._made: dict[Key, asyncio.Task[SlotVocabulary]] = {}
         self.infos: list[pb.Translation] = []
         """Descriptions of the vocabularies that are translated."""

@@ -43,7 +43,10 @@ def _parts(base: Base[Any]) -> Parts:
     from outrider.engine.worker.worker_handle import Parts
     from outrider.v1 import draft_pb2, draft_pb2_grpc
 
-    state, metrics, service, info = base.loaded, base.metrics, base.service, base.loaded.info()
+    state = base.loaded
+    metrics = base.metrics
+    service = base.service
+    info = state.info()
     offer = HeadOffer.of(state.head.opening) if info.needs_features else None
     deliverer = Deliverer(metrics, base.engine.submit, base.certificates, offer)
     checks = list[PairingCheck]()

@@ -102,7 +102,9 @@ class _DeviceStep:
     def _decide_greedy(self) -> None:
         """Choose the best token after each greedy row, or a draft token that is probable enough with lenience."""
         self._next_ids[self._up(self._greedy_rows)] = argmax(self._select(self._greedy_rows))
-        rows, draft_ids, log_lenience = list[int](), list[int](), list[float]()
+        rows = list[int]()
+        draft_ids = list[int]()
+        log_lenience = list[float]()
         for proposal, start in zip(self._proposals, self._step.starts, strict=False):
             params, tree = proposal.slot.params, proposal.tree
             if params.greedy and params.lenience < 1.0:  # of chains alone

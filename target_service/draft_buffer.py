@@ -148,7 +148,9 @@ class DraftBuffer:
         step ran. note: called with the rank of the committed token, or None, for each node that had children.
         """
         node = ROOT
-        num_before, num_path, num_late = len(self.tree), 0, 0
+        num_before = len(self.tree)
+        num_path = 0
+        num_late = 0
         for token_id in token_ids:
             child = self.tree.child(node, token_id)
             if note is not None and self.tree.children(node):

@@ -48,7 +48,9 @@ def explain(requests: Sequence[ExplainRequest], logits: Tensor) -> dict[SlotKey,
     host = HostLogits(logits[to_device(np.array(rows), logits.device)])
     explanations = dict[SlotKey, pb.Explanation]()
     for index, request in enumerate(requests):
-        proposal, decided, tree = request.proposal, request.decided, request.proposal.tree
+        proposal = request.proposal
+        decided = request.decided
+        tree = proposal.tree
         explanation = pb.Explanation(draft_us=_take_draft_us(proposal))
         for node, (token_id, parent) in enumerate(zip(tree.ids, tree.parents, strict=True)):
             kind = _kind(proposal, node)

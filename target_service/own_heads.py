@@ -90,7 +90,10 @@ def load_own_heads(config: TargetConfig, runner: ModelRunner, tokenizer_json: by
             param="heads",
         )
     settings = config.model_copy(update={"model": config.heads})
-    loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
+    try:
+        loaded = load_head(settings, config.model, MEDUSA, config.allow_pickle)
+    except ConfigError as error:  # it says model where the setting is heads
+        raise ConfigError(f"heads are {config.heads}: {error.message}", param="heads") from None
     _take_memory(runner, loaded, config.heads)
     ids = probe_ids(tokenizer_json, runner.facts.context_limit)
     taps = taps_to_probe(loaded.opening.spec.taps, loaded.num_layers)

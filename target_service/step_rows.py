@@ -72,7 +72,9 @@ class StepRows:
         """[D]."""
         self.distributions: list[RowLaw | None] = []
         """What each was drawn from; None: what is left of that of the draw before it, [D]."""
-        params, rounds, positions = list[SamplingParams](), list[int](), list[int]()
+        params = list[SamplingParams]()
+        rounds = list[int]()
+        positions = list[int]()
         for proposal in proposals:
             start = self.starts[-1]
             self.positions.append(len(proposal.slot.committed))

@@ -215,7 +215,7 @@ class Decoder:
 
     def _why_plain(self, verdict: tpb.Verdict, output: RoundOutput) -> str:
         """Return why the step has no drafts, if it has none."""
-        if self._speculation is None or (self._own is None and not self.model.drafts):
+        if self._speculation is None or (self._own is None and not self.model.draft_pools):
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"

@@ -26,8 +26,12 @@ class DraftWorkerUse(Enum):
     """Always, and their draft tokens lie in one merged tree with the other drafter's."""
 
 
+def _started_with(setting: str) -> str:
+    return f"takes a target started with --{setting} (outrider up --target-{setting})"
+
+
 _NEVER, _FALLBACK, _BESIDE = DraftWorkerUse
-_TEXT = "takes a target started with --drafter-text FILE or OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+_TEXT = _started_with("drafter-text FILE")
 _TREES = "takes a model and an attention_path that run token trees"
 
 
@@ -64,11 +68,11 @@ class Drafter(StrEnum):
     """The target, from how often tokens come in a text that it was started with."""
     BIGRAM = "bigram", _NEVER, _TEXT
     """The target, from how often tokens follow each other in that text."""
-    HEADS = "heads", _NEVER, "takes a target started with --heads FOLDER"
+    HEADS = "heads", _NEVER, _started_with("heads FOLDER")
     """The target, by Medusa's or blockwise heads that it was started with."""
     LOOKAHEAD = "lookahead", _NEVER, _TREES
     """The target, by n-grams that it writes beside its text."""
-    PASS = "pass", _NEVER, "takes a target started with --lookahead-embeddings FILE"
+    PASS = "pass", _NEVER, _started_with("lookahead-embeddings FILE")
     """The target, by look-ahead embeddings that it was started with."""
     NGRAM_MODEL = "ngram", _FALLBACK
     """NGRAM where it has seen the last tokens before, else a draft worker."""

@@ -125,7 +125,7 @@ def test_what_may_be_asked_for_is_told_and_the_rest_is_refused(stack: Stack, alo
             error = reply.json()["error"]
             assert (reply.status_code, error["param"]) == (400, "speculation.drafter")
             assert f"offered: {', '.join(expected)}" in error["message"]
-            assert ("TARGET_DRAFTER_TEXT=" in error["message"]) is (drafter == "bigram")
+            assert ("--target-drafter-text" in error["message"]) is (drafter == "bigram")
         reply = httpx.post(f"{http}/v1/completions", json=body | {"speculation": {"drafter": "lookup"}})
         assert reply.status_code == 200
     with Client(stack.grpc) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from outrider.engine.heads.medusa import MedusaHeads, read_medusa
 from outrider.engine.heads.network import UNMAPPED
 from outrider.engine.paths.forward_path import NORMED
 from outrider.wire.errors import ConfigError
-from outrider.wire.settings.config import DraftConfig
+from outrider.wire.settings.config import DraftConfig, TargetConfig
+from target_service.own_heads import load_own_heads
 from tests.engine.fake_cuda import fake_cuda
 from tests.engine.heads import DRAFT_VOCAB, VOCAB, WIDTH, target
 
@@ -205,3 +207,10 @@ def test_hidden_states_go_to_the_device_and_dtype_of_the_heads(target_folder: st
         heads = MedusaHeads.of(read.facts, {name: tensor.to("cuda") for name, tensor in read.tensors.items()})
         logits = heads(torch.randn(2, WIDTH).bfloat16())
         assert (logits.device.type, logits.shape) == ("cuda", (2, NUM_HEADS, VOCAB))
+
+
+def test_heads_of_the_target_that_are_not_there_are_named_by_their_setting() -> None:
+    runner: Any = SimpleNamespace(features_refusal=None)
+    config = TargetConfig(model="models/demo/target", heads="./nowhere")
+    with pytest.raises(ConfigError, match=r"^heads are \./nowhere: model is '\./nowhere', and there is no such folder"):
+        load_own_heads(config, runner, b"", runner)

@@ -472,6 +472,15 @@ async def test_targets_that_keep_losing_a_request_are_not_asked_for_ever() -> No
             await first
 
 
+async def test_steps_while_all_draft_workers_are_gone_are_not_steps_that_asked_for_none() -> None:
+    answer = Answer(drafts={})
+    answer.model.draft_pools = ("drafts",)
+    async with answer.begun() as first:
+        answer.target.says(3, [1], "p")
+        await first
+        assert answer.metric("spec_plain_steps_total", reason="no_draft") == 1
+
+
 async def test_without_a_draft_steps_are_plain_until_one_joins() -> None:
     answer = Answer(drafts={}, wish=SpeculationOptions(num_draft_tokens="auto"))
     async with answer.begun() as first:

@@ -135,7 +135,7 @@ def test_a_drafter_that_nobody_has_is_refused_with_those_there_are() -> None:
     facts = ServedFacts("m", 512, 128, 0, 320, None, (Drafter.NGRAM, Drafter.UNIGRAM))
     for drafter in (None, Drafter.NGRAM, Drafter.UNIGRAM):
         assert check_demand(demand(drafter), [facts]) is facts
-    refusal = r"drafter is bigram, .* offered: ngram, unigram; bigram takes .*OUTRIDER_TARGET_DRAFTER_TEXT=FILE"
+    refusal = r"drafter is bigram, .* offered: ngram, unigram; bigram takes .*--target-drafter-text FILE"
     with pytest.raises(InvalidRequest, match=refusal):
         check_demand(demand(Drafter.BIGRAM), [facts])
     for drafter in (Drafter.MODEL, Drafter.NGRAM_MODEL):

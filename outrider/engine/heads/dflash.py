@@ -34,7 +34,7 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 NAMES = ((r"encoder\.fc\.", "fc."), (r"encoder\.output_norm_enc\.", "hidden_norm."))
 RANK = ("markov_rank", "dspark_markov_rank")
 MAX_RANK = 1 << 16
-"""Of a sequential head: far above the width of any model."""
+"""Largest markov_rank of a sequential head: far above the width of any model."""
 UNSERVED = {
     "attention_sink_bias": "attention sinks",
     "use_swa": "windows that layer_types do not name",

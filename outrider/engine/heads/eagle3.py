@@ -178,7 +178,9 @@ def _taps(reader: HeadReader) -> tuple[int, ...]:
 
 def _take_opening(reader: HeadReader, facts: LlamaFacts) -> OpeningMap:
     """Take the opening map's tensors. config.json must not say otherwise of its norm."""
-    tensors, width, num_taps = reader.tensors, facts.target_width, len(facts.taps)
+    tensors = reader.tensors
+    width = facts.target_width
+    num_taps = len(facts.taps)
     for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
         configured, has = reader.config.get(key), name in tensors
         if configured is not None and bool(configured) != has:

@@ -42,7 +42,7 @@ PADDED = {
 }
 """Names of tensors that may have rows of padding, and the field of HeadFacts that counts the others."""
 MAX_NUMBER = 1 << 31
-"""Of whole numbers in config.json, where a key has no bound of its own."""
+"""Largest whole number that config.json may give, where a key has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
