@@ -32,6 +32,8 @@ from outrider.engine.worker.slot_keeper import SlotKeeper
 class BlockDrafter(NodeDrafter[DraftSlot]):
     """Reads the distributions after nodes from the blocks of their slots."""
 
+    fills_blocks = True
+
     def __init__(self, keeper: SlotKeeper[Any], num_positions: int) -> None:
         """num_positions: of a block."""
         self.max_depth = num_positions

@@ -45,6 +45,7 @@ class Draft:
         speculation: Speculation = AUTO,
         *,
         takes_trees: bool = True,
+        fills_blocks: bool = False,
         scale: float = 2.0,
         world: int = 0,
         max_tokens: int = MAX_TOKENS,
@@ -58,7 +59,7 @@ class Draft:
         self.state = SamplingState(self.params, PROMPT, [])
         self.shares = SlotShares(RankShares())
         self.slot = BareSlot((1, 1), self.committed, len(PROMPT), self.params)
-        drafter: Any = SimpleNamespace(takes_trees=takes_trees, max_depth=MAX_DRAFT_TOKENS)
+        drafter: Any = SimpleNamespace(takes_trees=takes_trees, fills_blocks=fills_blocks, max_depth=MAX_DRAFT_TOKENS)
         self.tree = GrowingTree(GrowthSetup(self.slot, speculation, self.shares, drafter, None, max_fed, ()))
         self.order: list[int] = []
         """Nodes and ROOT as they were fed, before anything was committed."""
@@ -127,6 +128,31 @@ RULES = pytest.mark.parametrize("rule", [{}, COUPLED, REJECTION], ids=["greedy",
 
 
 # What grows.
+
+
+@RULES
+@pytest.mark.parametrize("speculation", [AUTO, Speculation(3, 16)], ids=["auto", "K = 3"])
+def test_what_follows_a_token_that_a_block_did_not_begin_with_waits_for_the_next_block(
+    rule: dict[str, Any], speculation: Speculation
+) -> None:
+    draft = Draft(speculation=speculation, fills_blocks=True, **rule).grow()
+    tree = draft.tree
+    assert any(tree.children(node) for node in range(len(tree)))
+    for node in range(len(tree)):
+        assert tree.kinds[node] is not NodeKind.KEY
+        assert not tree.children(node) or tree.ranks[node] == 0
+    others = [node for node in tree.children(ROOT) if tree.ranks[node]]
+    assert bool(others) == (tree.kinds[0] is NodeKind.GUESS)
+    ids = [tree.ids[node] for node in others[:1]] or [VOCAB_SIZE - 1]
+    draft.commit(ids)
+    assert not len(tree) and [node for _, node in tree.offers(4)] == [ROOT]
+
+
+def test_a_named_tree_of_a_block_is_whole() -> None:
+    named = Speculation(tree=TreeShape.parse("2x2x2"), max_draft_tokens=16)
+    tree = Draft(speculation=named, fills_blocks=True).grow().tree
+    within = [node for node in range(len(tree)) if tree.depth(node) <= 3 and max(_ranks(tree, node)) < 2]
+    assert len(within) == 2 + 4 + 8
 
 
 @RULES

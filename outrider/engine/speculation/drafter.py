@@ -49,6 +49,9 @@ class NodeDrafter(Protocol[SlotT]):
     """Whether a node that left the cache can be fed again by its token alone."""
     max_depth: int = MAX_DRAFT_TOKENS
     """Depth under the last committed token up to which it has distributions."""
+    fills_blocks: bool = False
+    """Whether what it gives after a node hardly depends on the node: it was made with the last committed token alone.
+    What follows the target's own token is then made once that token is committed, and not before."""
 
     def propose(self, requests: Sequence[tuple[SlotT, Sequence[int]]], now: float) -> Sequence[NodeDistribution] | None:
         """Return the distributions after these nodes, or after those of them that have room now; and do other work that

@@ -26,13 +26,21 @@ Place = tuple[int, ...]
 class Plan:
     """How a slot's tree may grow: by what the request names, and by the chances of ranks."""
 
-    def __init__(self, speculation: Speculation, params: SamplingParams, shares: SlotShares, takes_trees: bool) -> None:
+    def __init__(
+        self,
+        speculation: Speculation,
+        params: SamplingParams,
+        shares: SlotShares,
+        takes_trees: bool,
+        fills_blocks: bool,
+    ) -> None:
+        """takes_trees, fills_blocks: of the drafter."""
         self.shares = shares
         self.first_candidate = CANDIDATES * speculation.place
         """Of the numbers that are its own among those of several drafts for a position."""
         self._is_determined = params.determined
         self._is_narrow = not takes_trees or speculation.sequential
-        self.has_keys = not self._is_narrow and not params.determined
+        self.has_keys = not self._is_narrow and not params.determined and not fills_blocks
         """Whether children are also proposed for what the target draws itself."""
         self.places: Mapping[Place, int] = {}
         """Number of nodes that the request names after each place under the last committed token."""

@@ -34,7 +34,8 @@ class GrowingTree(Growth):
         self._slot = setup.slot
         self.shares = setup.shares
         self.topk = setup.topk
-        self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, setup.drafter.takes_trees)
+        drafter = setup.drafter
+        self.plan = Plan(setup.speculation, setup.slot.params, setup.shares, drafter.takes_trees, drafter.fills_blocks)
         self.segments: dict[int, tuple[int, Place]] = {}
         """Under `rejection`, by node or ROOT: the committed length at which the segment begins of what is drawn after
         it, and the ranks from there to the node."""
@@ -112,6 +113,8 @@ class GrowingTree(Growth):
     def _may_follow(self, node: int, num_ahead: int = 0) -> bool:
         """Return whether a child of a node is of use, or of its first child's first child and so on."""
         if self.depth(node) + num_ahead >= self._max_depth:
+            return False
+        if self._setup.drafter.fills_blocks and node != ROOT and self.ranks[node] and not self._num_named(node):
             return False
         if self.plan.has_keys or num_ahead or self.kinds.get(node) is not NodeKind.LAW:
             return True
