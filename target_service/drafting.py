@@ -44,6 +44,13 @@ class Candidates:
     """Rows that the slot's drafter would have fed beside all of it, for later steps' sake."""
 
     @property
+    def num_expected(self) -> float:
+        """How many draft tokens are expected to be accepted: by acceptance probabilities of ranks, as long as what was
+        sampled might have been. Nothing of it follows from a sampled token.
+        """
+        return sum(offer.prob for offer in self.offers)
+
+    @property
     def demand(self) -> VerifyDemand:
         """What the budget reads of it: nothing that was sampled."""
         lease, shape, rows = self.lease, self.lease.speculation.tree, self.rows_beside
@@ -98,9 +105,8 @@ class Drafting:
     # candidates
 
     def candidates(self, lease: Lease) -> Candidates:
-        """Return what the slot's next step might verify: the tokens that its grammar forces, where these are more than
-        all else; its own drafter's, where that has some; else what is delivered. The choice follows from how many there
-        are of each and from the committed tokens.
+        """Return what the slot's next step might verify: of what its own drafters propose and what is delivered that of
+        which most tokens are expected; the tokens that its grammar forces, where these are more.
 
         A slot that names how many are verified waits for those, unless as many are forced.
         """
@@ -120,7 +126,7 @@ class Drafting:
         if not lease.slot.params.grammar:
             return found
         forced_ids = self.keeper.sampling_state(lease.slot).forced()[: _max_chain(lease)]
-        if len(forced_ids) <= sum(offer.prob for offer in found.offers):
+        if len(forced_ids) <= found.num_expected:
             return found
         tree = DraftTree.of(forced_ids, range(-1, len(forced_ids) - 1))
         forced = CandidateTree(tree, [None] * len(forced_ids), 1.0)
@@ -143,7 +149,7 @@ class Drafting:
     def _proposed(self, lease: Lease) -> Candidates:
         if not lease.max_drafts:
             return Candidates(lease)
-        slot, shape = lease.slot, lease.speculation.tree
+        slot, shape, found = lease.slot, lease.speculation.tree, list[Candidates]()
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
         for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
@@ -159,8 +165,9 @@ class Drafting:
             trees = {source: own}
             if drafter.is_merged and _is_exact(lease):
                 trees = {**self._delivered(lease), source: own}
-            return self._together(lease, trees)
-        return self._together(lease, self._delivered(lease))
+            found.append(self._together(lease, trees))
+        found.append(self._together(lease, self._delivered(lease)))
+        return max(found, key=lambda each: each.num_expected)
 
     def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
         """Return what each draft worker proposes.

@@ -146,7 +146,7 @@ class Decoder:
     @property
     def _asks_draft(self) -> bool:
         """Whether a draft worker may draft: always where the target has no drafter as was asked for."""
-        return self._speculation is not None and (self._own is None or self._drafter.needs_draft_worker)
+        return self._speculation is not None and (self._own is None or self._drafter.asks_draft_worker)
 
     def _speculate(self, target: Connection) -> Speculation | None:
         drafts = [draft.choose(self.target.member) for draft in self.drafts]
@@ -181,8 +181,8 @@ class Decoder:
         label: str | None = None
         if is_forced(verdict):
             label = GRAMMAR
-        elif verdict.drafter == Drafter.PREDICTION:
-            label = Drafter.PREDICTION
+        elif by_target.num_drafted:
+            label = Drafter(verdict.drafter).own
         elif self._own is not None:
             label = self._own.own
         verified = list[Drafting]()
@@ -193,7 +193,7 @@ class Decoder:
                 verified.append(draft)
         if label is not None and by_target.num_drafted:
             note_drafts(self.model.own_metrics(label), by_target)
-        if label is not None and not verified and (by_target.num_drafted or not self._drafter.needs_draft_worker):
+        if label is not None and not verified and (by_target.num_drafted or not self._drafter.asks_draft_worker):
             pair, record.draft = self.model.own_metrics(label), label
         else:
             verified = verified or self.drafts[:1]
@@ -219,9 +219,13 @@ class Decoder:
             return "off"
         if self.session.draft_room() + len(output.tokens) < 1:
             return "end"
-        kinds = [draft.member.kind for draft in self.drafts if draft.member is not None]
+        drafter = None if self._asks_draft and self.model.draft_pools else self._own
+        for draft in self.drafts:
+            if draft.member is not None:
+                drafter = draft.member.kind
         is_unprofitable = any(draft.is_unprofitable for draft in self.drafts)
-        return why_plain(verdict, kinds[0] if kinds else self._own, is_unprofitable=is_unprofitable)
+        is_busy = any(draft.usable and draft.load.full for draft in self.model.drafts.values())
+        return why_plain(verdict, drafter, is_unprofitable=is_unprofitable, is_busy=is_busy)
 
     def _truncate(self, verdict: tpb.Verdict, output: RoundOutput) -> None:
         """Tell both workers what was dropped. Nobody waits for it, and correctness does not depend on it."""

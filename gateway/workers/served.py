@@ -504,7 +504,7 @@ def _rank(draft: DraftMember, drafter: Drafter, searches: bool = False) -> tuple
     """Return where it stands, the best first; False, 0: it drafts as asked. +model asks for a model: the rest is the
     target's own.
     """
-    wanted = Drafter.MODEL if drafter.needs_draft_worker else drafter
+    wanted = Drafter.MODEL if drafter.asks_draft_worker else drafter
     cannot = searches and not (draft.link.info is not None and draft.link.info.beams)
     return cannot, 0 if draft.kind is wanted else 1 if draft.kind is Drafter.MODEL else 2
 

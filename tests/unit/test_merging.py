@@ -65,14 +65,15 @@ def chain_of(tokens: Sequence[Token], prob: float, max_len: int = 0) -> Candidat
 
 
 class Chain:
-    """The slot's own drafter: says these, as the part of a union."""
+    """The slot's own drafter: proposes these."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], name: Drafter) -> None:
         self._tokens = tokens
+        self._name = name
 
     def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
         if self._tokens:
-            yield UNION
+            yield self._name
 
     def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
         return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
@@ -83,9 +84,13 @@ def guesses(*ids: int) -> list[Token]:
 
 
 def made(
-    params: SamplingParams, own: Sequence[Token], probs: Sequence[float] = USUAL, **speculation: Any
+    params: SamplingParams,
+    own: Sequence[Token],
+    probs: Sequence[float] = USUAL,
+    name: Drafter = UNION,
+    **speculation: Any,
 ) -> tuple[Drafting, Lease]:
-    """probs: of what each draft says, and last of the chain."""
+    """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
     slot.key = (1, 1)
     *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
@@ -97,7 +102,7 @@ def made(
     lease = Lease(job, slot, spec, drafts, {Drafter.NGRAM: DraftSource(Drafter.NGRAM, of_own)}, 0.0)
     lease.begin_step(0.0)
     keeper: Any = SimpleNamespace(sampling_state=lambda slot: None)
-    chain: Any = Chain(own)
+    chain: Any = Chain(own, name)
     return Drafting(chain, keeper, cast(Any, None), METRICS, VOCAB, takes_trees=True, merge=merge), lease
 
 
@@ -244,13 +249,14 @@ class TestGuesses:
         deliver(lease, [[3, 4, 5], [3, 0, 5]])
         assert shown(tree_of(drafting.candidates(lease))) == {(5,), (1,), (1, 2)}
 
-    def test_with_lenience_the_chain_goes_first(self) -> None:
-        """Which is of chains alone."""
-        drafting, lease = made(SamplingParams(lenience=0.5), guesses(1, 2))
-        deliver(lease, [[3, 4]])
-        found = drafting.candidates(lease)
-        assert [source.drafter for source in found.trees] == [Drafter.NGRAM]
-        assert tree_of(found).ids == [1, 2]
+    def test_with_lenience_the_chain_that_promises_more_goes_alone(self) -> None:
+        """Lenience is of chains alone."""
+        for own, ids in (([1, 2, 5], [1, 2, 5]), ([1], [3, 4])):
+            drafting, lease = made(SamplingParams(lenience=0.5), guesses(*own), (0.5, 0.5))
+            deliver(lease, [[3, 4]])
+            found = drafting.candidates(lease)
+            assert len(found.trees) == 1
+            assert tree_of(found).ids == ids
 
     @pytest.mark.parametrize("fixed", ["auto", 2])
     def test_with_lenience_nobody_waits_for_a_second_draft_that_is_here(self, fixed: Any) -> None:
@@ -260,6 +266,33 @@ class TestGuesses:
         deliver(lease, [[5, 6]], draft=1)
         assert tree_of(drafting.candidates(lease)).ids == [3, 4]
         assert pending(drafting, lease) == []
+
+
+class TestChoice:
+    """Of a slot's own drafter and a draft worker that are not merged."""
+
+    @pytest.mark.parametrize(("own", "delivered"), [(0.6, 0.5), (0.5, 0.6)])
+    @pytest.mark.parametrize("fixed", ["auto", 3])
+    def test_nothing_that_was_sampled_decides_who_drafts(self, own: float, delivered: float, fixed: Any) -> None:
+        """Neither the tokens, nor their probabilities, nor how long a chain is that might have been longer."""
+        better = Drafter.NGRAM if own > delivered else Drafter.MODEL
+        for own_ids, ids in itertools.product([(0,), (1,), (0, 1), (2, 2, 2)], repeat=2):
+            tokens = [(each, EVEN) for each in own_ids]
+            drafting, lease = made(DRAWN, tokens, (delivered, own), Drafter.NGRAM, num_draft_tokens=fixed)
+            park(lease.first, [(each, EVEN) for each in ids])
+            (source,) = drafting.candidates(lease).trees
+            assert source.drafter is better
+
+    def test_guesses_that_are_matched_count_as_many_as_they_are(self) -> None:
+        drafting, lease = made(GREEDY, guesses(1), (0.5, 0.6), Drafter.NGRAM)
+        deliver(lease, [[3, 4, 5]])
+        assert tree_of(drafting.candidates(lease)).ids == [3, 4, 5]
+
+    def test_who_has_nothing_promises_nothing(self) -> None:
+        drafting, lease = made(DRAWN, [], (0.001, 0.9), Drafter.NGRAM)
+        assert not drafting.candidates(lease).offers
+        park(lease.first, [(1, EVEN)])
+        assert tree_of(drafting.candidates(lease)).ids == [1]
 
 
 class TestLearning:
