@@ -35,7 +35,7 @@ from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
 from outrider.wire.sampling_defaults import usable_defaults
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import MAX_DRAFTS
+from outrider.wire.speculation import AUTO, MAX_DRAFTS
 from outrider.wire.transport.rpc import describe_failure
 
 log = get_logger(__name__)
@@ -303,14 +303,18 @@ class ServedModel:
             self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return what the request asks for, a model where it asks for a tree, or else the gateway's default. What it
-        predicts comes before that.
+        """Return what the request asks for, or else the gateway's default: for a tree a model, and for `auto` too where
+        a number is named, so that the drafter is one and a seed gives the same text again. What the request predicts
+        comes before that.
         """
         options = request.speculation
         if request.params.beams is not None:
             return Drafter.MODEL
         default = self.config.drafter
+        num_draft_tokens = options.num_draft_tokens_or(self.config.num_draft_tokens)
         if options.tree is not None and not default.needs_pools:
+            default = Drafter.MODEL
+        if default is Drafter.AUTO and self.draft_pools and (self.config.tree or num_draft_tokens != AUTO):
             default = Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL
