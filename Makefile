@@ -32,7 +32,7 @@ up: $(STAMP)
 
 # A small chat model (98 MB, Apache-2.0), which drafts from its own text, until Ctrl-C. The first time it is fetched.
 chat: $(STAMP)
-	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft --drafter ngram $(ARGS)
+	@file=`$(BIN)/python -m models.chat.fetch` && $(BIN)/outrider up --target "$$file" --no-draft $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -49,7 +49,7 @@ Draft = Annotated[
 ]
 NoDraft = Annotated[
     bool,
-    typer.Option("--no-draft", help="The target alone: plain decoding, or what it drafts itself (--drafter ngram)."),
+    typer.Option("--no-draft", help="The target alone: it drafts for itself (--drafter)."),
 ]
 Host = Annotated[str | None, typer.Option(help="Address that HTTP and gRPC listen on; 127.0.0.1 unless set.")]
 HttpPort = Annotated[int | None, typer.Option("--port", help="HTTP port; 8000 unless set; 0 = a free one.")]
