@@ -4,10 +4,11 @@
 
 Whole answers over HTTP, greedy and sampled, alone and several at once, to texts of four kinds. A unit is as many
 answers as run at once. Every arm answers a unit in turn before the next unit, in another order each time, so that a
-drift of the machine hits all alike; each answer has a cache salt of its own. A ratio is that of two arms' times for one
-unit; in brackets the interval of 95 % from a bootstrap over units. The best arm of a cell is the one that was fastest
-in it, which is chosen after the fact: noise alone makes the ratio to it a little less than 1. What is measured is
-written, also where the run ends early.
+drift of the machine hits all alike; each answer has a cache salt of its own. The arms share one running system, and
+what it learns from the answers of one holds for all. A ratio is that of two arms' times for one unit; in brackets the
+interval of 95 % from a bootstrap over units. The best arm of a cell is the one that was fastest in it, which is chosen
+after the fact: noise alone makes the ratio to it a little less than 1. What is measured is written, also where the run
+ends early.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     DEFAULT: {},
 }
 """By name, what a request says of speculation."""
-DEMO, WIDENED, CHAT_MODEL = SYSTEMS = "demo", "widened", "chat-model"
-CODE, PROSE, CHAT, REPETITION = TEXTS = "code", "prose", "chat", "repetition"
+WIDENED, CHAT_MODEL = "widened", "chat-model"
+SYSTEMS = ("demo", WIDENED, CHAT_MODEL)
+CHAT, REPETITION = "chat", "repetition"
+TEXTS = ("code", "prose", CHAT, REPETITION)
 QUESTIONS = (
     "What is a hash table?",
     "Give me three tips for sleeping better.",
@@ -122,9 +125,12 @@ def serving(system: str, size: str) -> Iterator[str]:
     NotFetched.
     """
     if system == CHAT_MODEL:
-        target, draft = fetch(), None
+        target = fetch()
+    elif system == WIDENED:
+        target = widened(size)
     else:
-        target, draft = DEMO_TARGET if system == DEMO else widened(size), {"model": str(DEMO_DRAFT)}
+        target = DEMO_TARGET
+    draft = None if system == CHAT_MODEL else {"model": str(DEMO_DRAFT)}
     with running({"model": str(target)}, draft) as endpoints:
         yield endpoints.http
 
