@@ -120,10 +120,6 @@ bench-sampling: $(STAMP)
 bench-rules: $(STAMP)
 	$(BIN)/python -m benchmarks.arms rules $(ARGS)
 
-# Drafts without a model, on text that repeats itself and on text that does not.
-bench-drafters: $(STAMP)
-	$(BIN)/python -m benchmarks.arms drafters $(ARGS)
-
 # Lookahead decoding and PaSS beside a chain and n-grams: tokens a pass and speed; five minutes.
 bench-scaffolds: $(STAMP)
 	$(BIN)/python -m benchmarks.arms scaffolds $(ARGS)
@@ -160,17 +156,13 @@ bench-tune: $(STAMP)
 coupled-parity: $(STAMP)
 	$(BIN)/python -m benchmarks.coupled_parity $(ARGS)
 
-# K that adapts beside plain decoding, from 1 to 64 answers at once, with a good, a poor, a slow and no draft: an hour.
-bench-never-slower: $(STAMP)
-	$(BIN)/python -m benchmarks.never_slower $(ARGS)
-
 # Overlapped rounds beside the same pair in one process and the round before: half an hour a group, one file each.
 # With --apart the draft sleeps for most of a step: what it would be on hardware of its own.
 # make bench-overlap BASE=COMMIT ARGS='--groups 0.1-greedy-0'
 bench-overlap: $(STAMP)
 	BASE=$(BASE) $(BIN)/python -m benchmarks.overlap $(ARGS)
 
-# The default beside plain decoding and each drafter by name, and the best of them: an hour and a half.
+# The default beside plain decoding and each drafter by name, and the best of them: three quarters of an hour.
 # Some cells: make bench-default ARGS='--systems demo --temperatures 1 --concurrency 1'
 bench-default: $(STAMP)
 	$(BIN)/python -m benchmarks.default $(ARGS)
@@ -208,7 +200,7 @@ bench-wiring: $(STAMP)
 bench-long: $(STAMP)
 	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
-.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-default bench-host bench-overlap bench-drafters bench-trees bench-alpha bench-tune bench-papers papers coupled-parity bench-never-slower
+.PHONY: bench-fairness bench-long bench-tokenizers bench-scaffolds bench-unions bench-beams bench-heads bench-features bench-wiring bench-predictions bench-structured bench-default bench-host bench-overlap bench-trees bench-alpha bench-tune bench-papers papers coupled-parity
 
 # On a machine with a GPU: what is right and how fast it is, four minutes each. Both run without make, too:
 # python3 -m benchmarks.gpu right
