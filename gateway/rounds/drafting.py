@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gateway.rounds.draft_limits import asked_speculation, speculation_of
 from gateway.rounds.session import Session
+from gateway.workers.draft_use import DraftUse
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.served import ServedModel
@@ -25,29 +26,9 @@ from outrider.wire.transport.streams import Replies
 
 log = get_logger(__name__)
 
-TRIAL = 16
-"""Verdicts in a row for which a draft is told what is committed though nothing of it is used."""
-TRIAL_PERIOD = 128
-"""Verdicts from the first such trial to the second. Each later one comes after twice as many."""
-MAX_TRIAL_PERIODS = 64
-"""Such periods from one trial to the next, at most: 16 verdicts of 8,192, half a minute of one answer that gains 250
-tokens a second."""
 MISSING_VERDICTS = 64
 """Verdicts in a row by which nothing of a draft has come to the target. Doubled, an answer stays twice as long with a
 draft that does not reach its target; halved, it leaves one that only takes long to read a prompt."""
-_DELIVERED = (Drafter.MODEL, *(drafter for drafter in Drafter if drafter.is_merged))
-"""Drafters of verdicts of steps that verified what a draft delivered."""
-
-
-def is_trial(num_unused: int) -> bool:
-    """Return whether a draft is tried after so many verdicts in a row that used nothing of it.
-
-    Periods 1, 2, 4, 8, ... begin with a trial, and every MAX_TRIAL_PERIODS-th: after 0, 128, 384, 896, ... verdicts.
-    """
-    num_periods, place = divmod(num_unused, TRIAL_PERIOD)
-    num_periods += 1
-    is_due = num_periods.bit_count() == 1 or num_periods % MAX_TRIAL_PERIODS == 0
-    return is_due and place < TRIAL
 
 
 class DraftAssignment:
@@ -160,7 +141,7 @@ class Drafting:
         self._session = session
         self._place = place
         request, config = session.request, model.config
-        self._caller = request.scheduling.caller
+        self._caller = request.scheduling.caller, request.params.greedy
         self._is_fixed = asked_speculation(request, config).is_fixed
         """Whether the target waits for drafts rather than taking what pays."""
         searches = request.params.beams is not None
@@ -173,10 +154,10 @@ class Drafting:
         """The lease that a draft was told of last."""
         self._num_missing = 0
         """Verdicts in a row by which nothing had come."""
-        self._num_unused = 0
-        """Verdicts in a row that used nothing of the draft's, though the target might have."""
+        self._use = DraftUse()
         self.is_unprofitable = False
-        """Whether the last step was plain because drafts do not pay. It holds while the draft pauses."""
+        """Whether draft tokens of the last step were passed over or little was accepted. It holds while the draft
+        pauses."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -206,7 +187,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            self._num_unused = 0 if self._is_fixed else self.member.num_unused(self._caller)
+            self._use = DraftUse() if self._is_fixed else self.member.use_for(self._caller)
             self.is_unprofitable = self.member.is_unprofitable
         return is_left
 
@@ -230,8 +211,8 @@ class Drafting:
 
     @property
     def _pauses(self) -> bool:
-        """Whether the draft is told nothing for a while, for nothing of it was used."""
-        return not is_trial(self._num_unused)
+        """Whether the draft is told nothing for a while, for it added little."""
+        return not self._use.is_asked
 
     @property
     def tells(self) -> bool:
@@ -274,24 +255,19 @@ class Drafting:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """Count for how long nothing of the draft was used, here and in all answers of its caller: new ones begin
-        there.
+        """Learn whether the draft is worth asking, here and for all answers of its caller: new ones begin there. The
+        target waits for a draft of a request that names a number, whatever that brings.
         """
         draft = self.member
-        if draft is None:
+        if draft is None or self._is_fixed:
             return
-        if not self._pauses:
-            self.is_unprofitable = verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
-        if outcome.is_verified:
-            self._num_unused = 0
-            draft.note_used(self._caller)
-        elif self._is_fixed:
-            return  # the target waits for it in each step, also where it has nothing to propose
-        elif verdict.drafter in _DELIVERED or (not verdict.drafter and not verdict.num_drafted):
-            if outcome.hit or self._pauses:
-                draft.note_unused(self._caller)
-                draft.is_unprofitable = self.is_unprofitable
-            self._num_unused += 1
+        is_asked, num_tokens = self._use.is_asked, len(verdict.token_ids) or len(verdict.levels)
+        if is_asked:
+            self.is_unprofitable = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
+        self._use.note(outcome.num_accepted, num_tokens)
+        if outcome.hit or not is_asked:
+            draft.note_use(self._caller, outcome.num_accepted, num_tokens)
+            draft.is_unprofitable = self.is_unprofitable
 
     def close(self) -> None:
         """Free the slot."""

@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from gateway.workers.draft_use import DraftUse
 from gateway.workers.links import Connection, WorkerLink
 from gateway.workers.membership import MemberSpec
 from gateway.workers.placement import WorkerLoad
@@ -27,6 +28,10 @@ SILENT_S = 1.0
 Doubled, so many more requests go to one that hangs."""
 MAX_CALLERS = 1024
 """Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
+
+
+Caller = tuple[bytes, bool]
+"""A caller, and whether its answers are greedy: what a draft adds to those says little of the others."""
 
 
 class Room:
@@ -197,23 +202,21 @@ class DraftMember(Member):
         """By target, the last."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
-        self._num_unused: dict[bytes, int] = {}
-        """By caller: the verdicts in a row, over all its answers, that used nothing of this draft. Counted for each
-        caller, so that nobody's drafts depend on how well others' are accepted."""
+        self._uses: dict[Caller, DraftUse] = {}
+        """What it adds to the answers of each caller: nobody's drafts depend on how well another's are accepted."""
         self.is_unprofitable = False
-        """Whether the last of these was plain because drafts do not pay."""
+        """Whether the last draft tokens were passed over or little was accepted."""
 
-    def num_unused(self, caller: bytes) -> int:
-        """Return the verdicts in a row for which nothing of it was used by this caller's answers."""
-        return self._num_unused.get(caller, 0)
+    def use_for(self, caller: Caller) -> DraftUse:
+        """Return a copy of what it adds to this caller's answers."""
+        return replace(self._uses.get(caller, DraftUse()))
 
-    def note_used(self, caller: bytes) -> None:
-        self._num_unused.pop(caller, None)
-
-    def note_unused(self, caller: bytes) -> None:
-        self._num_unused[caller] = self._num_unused.pop(caller, 0) + 1
-        if len(self._num_unused) > MAX_CALLERS:
-            del self._num_unused[next(iter(self._num_unused))]  # who was noted longest ago
+    def note_use(self, caller: Caller, num_added: int, num_tokens: int) -> None:
+        """Record a verdict on an answer of this caller, as `DraftUse.note` has it."""
+        use = self._uses[caller] = self._uses.pop(caller, DraftUse())
+        use.note(num_added, num_tokens)
+        if len(self._uses) > MAX_CALLERS:
+            del self._uses[next(iter(self._uses))]  # who was noted longest ago
 
     @property
     def kind(self) -> Drafter:

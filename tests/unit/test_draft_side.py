@@ -9,8 +9,9 @@ import pytest
 
 from gateway.generation import GenerationRequest, SpeculationOptions
 from gateway.rounds import drafting
-from gateway.rounds.drafting import MAX_TRIAL_PERIODS, TRIAL, TRIAL_PERIOD, Drafting, is_trial
+from gateway.rounds.drafting import Drafting
 from gateway.rounds.session import Session
+from gateway.workers.draft_use import TRIAL, TRIAL_PERIOD
 from gateway.workers.member import MAX_CALLERS
 from outrider.v1 import common_pb2 as pb
 from outrider.v1 import target_pb2 as tpb
@@ -159,15 +160,9 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
         other.note(verdict_of())
     other.advance(2, side.target, side.member)
     assert draft.names[-2:] == ["open", "advance"]
-    other.note(verdict_of(hit=True, drafter="model"))
-    assert side.model.drafts["draft-0"].num_unused(b"") == 0, "who comes next drafts at once"
-
-
-def test_trials_of_which_nothing_is_used_become_rare() -> None:
-    begins = [num for num in range(40_000) if is_trial(num) and not is_trial(num - 1)]
-    periods = [1, 2, 4, 8, 16, 32, *range(MAX_TRIAL_PERIODS, 40_000 // TRIAL_PERIOD + 1, MAX_TRIAL_PERIODS)]
-    assert begins == [TRIAL_PERIOD * (period - 1) for period in periods]
-    assert sum(map(is_trial, range(40_000))) == TRIAL * len(periods)
+    for _ in range(TRIAL):
+        other.note(verdict_of(hit=True, drafter="model", num_drafted=1, num_accepted=1))
+    assert side.model.drafts["draft-0"].use_for((b"", True)).num_verdicts == 0, "who comes next drafts at once"
 
 
 def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
@@ -184,8 +179,9 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
     member = side.model.drafts["draft-0"]
     for number in range(MAX_CALLERS):
-        member.note_unused(b"%d" % number)
-    assert member.num_unused(b"") == 0 and member.num_unused(b"0") == 1, "it remembers so many callers, the last ones"
+        member.note_use((b"%d" % number, True), 0, 1)
+    known = [member.use_for((caller, True)).num_verdicts for caller in (b"", b"0")]
+    assert known == [0, 1], "it remembers so many callers, the last ones"
 
 
 @pytest.mark.parametrize(
@@ -205,9 +201,10 @@ def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, 
     other = Drafting(side.model, Session(side.session.request, side.model.reference.tokenizer, 2))
     other.place(side.member)
     assert other.is_unprofitable is is_unprofitable, "a new answer begins where others are"
-    side.drafting.note(verdict_of(num_drafted=1, drafter="model"))
-    side.goes_on(num_tokens=1)
-    assert not side.drafting.is_unprofitable
+    for _ in range(TRIAL_PERIOD - TRIAL - 4):
+        side.drafting.note(verdict_of())
+    side.drafting.note(verdict_of())
+    assert not side.drafting.is_unprofitable, "a new trial begins"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +214,7 @@ def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: 
     """The target waits for it in each step."""
     side = Side(wish=wish)
     for _ in range(TRIAL):
-        side.model.drafts["draft-0"].note_unused(b"")
+        side.model.drafts["draft-0"].note_use((b"", True), 0, 1)
     side.goes_on()
     for _ in range(TRIAL + 4):
         side.goes_on(num_tokens=1)
