@@ -265,7 +265,7 @@ class Drafting:
         if is_asked:
             self.is_unprofitable = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         self._use.note(outcome.num_accepted, num_tokens)
-        if outcome.hit or not is_asked:
+        if outcome.HasField("hit") or not is_asked:
             draft.note_use(self._caller, outcome.num_accepted, num_tokens)
             draft.is_unprofitable = self.is_unprofitable
 

@@ -12,8 +12,8 @@ MAX_TRIAL_PERIODS = 64
 """Such periods from one trial to the next, at most: 16 verdicts of 8,192, half a minute of one answer that gains 250
 tokens a second."""
 MIN_GAIN = 0.2
-"""Tokens that a draft has to add in a trial to each token that came without it. A draft that works takes from the memory
-bandwidth, the power and the cores of others on its host: 9 % of each step on two cores."""
+"""Tokens that a draft has to add in a trial to each token that came without it. A draft that works takes memory
+bandwidth and power from others on its host: 9 % of each step of a target on two cores."""
 
 
 @dataclass(slots=True)
