@@ -4,10 +4,11 @@
 
 Whole answers over HTTP, greedy and sampled, alone and several at once, to texts of four kinds. A unit is as many
 answers as run at once. Every arm answers a unit in turn before the next unit, in another order each time, so that a
-drift of the machine hits all alike; each answer has a cache salt of its own. The arms share one running system, and
-what it learns from the answers of one holds for all. A ratio is that of two arms' times for one unit; in brackets the
-interval of 95 % from a bootstrap over units. The best arm of a cell is the one that was fastest in it, which is chosen
-after the fact: noise alone makes the ratio to it a little less than 1. What is measured is written, also where the run
+drift of the machine hits all alike. The answers of a cell and arm have one cache salt, as those of one caller. The
+arms share one running system, and what its target learns of a drafter from one holds for all. A ratio is that of two
+arms' times for one unit; in brackets the interval of 95 % from a bootstrap over units. The best arm of a cell is the
+one that was fastest in it, which is chosen after the fact: noise alone makes the ratio to it a little less than 1.
+What is measured is written, also where the run
 ends early.
 """
 
@@ -155,7 +156,7 @@ async def answer_unit(client: httpx.AsyncClient, unit: Sequence[Mapping[str, Any
 
     async def answer(index: int, request: Mapping[str, Any]) -> None:
         path = "/v1/chat/completions" if "messages" in request else "/v1/completions"
-        body = {**request, **rest, "seed": index, "cache_salt": f"{rest['cache_salt']} {index}"}
+        body = {**request, **rest, "seed": index}
         reply = await client.post(path, json=body)
         reply.raise_for_status()
         num_tokens = reply.json()["usage"]["completion_tokens"]
@@ -185,7 +186,7 @@ async def measure(client: httpx.AsyncClient, cell: Cell, units: range, rest: Map
         unit = requests[index * cell.concurrency : (index + 1) * cell.concurrency]
         first = index % len(cell.arms)
         for arm in (*cell.arms[first:], *cell.arms[:first]):
-            own = {"temperature": cell.temperature, "cache_salt": f"{cell.name} {index} {arm}", **ARMS[arm]}
+            own = {"temperature": cell.temperature, "cache_salt": f"{cell.name} {arm}", **ARMS[arm]}
             before = await count_steps(client)
             cell.seconds.setdefault(arm, []).append(await answer_unit(client, unit, {**rest, **own}))
             if arm == DEFAULT:

@@ -155,9 +155,8 @@ class Drafting:
         self._num_missing = 0
         """Verdicts in a row by which nothing had come."""
         self._use = DraftUse()
-        self.is_unprofitable = False
-        """Whether draft tokens of the last step were passed over or little was accepted. It holds while the draft
-        pauses."""
+        self._was_ready = False
+        """Draft tokens were there in the last trial, or on their way when a step did not wait for them."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -188,7 +187,7 @@ class Drafting:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
             self._use = DraftUse() if self._is_fixed else self.member.use_for(self._caller)
-            self.is_unprofitable = self.member.is_unprofitable
+            self._was_ready = self.member.was_ready
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -213,6 +212,11 @@ class Drafting:
     def _pauses(self) -> bool:
         """Whether the draft is told nothing for a while, for it added little."""
         return not self._use.is_asked
+
+    @property
+    def is_unprofitable(self) -> bool:
+        """Whether it pauses though its draft tokens were there: they added little."""
+        return self._pauses and self._was_ready
 
     @property
     def tells(self) -> bool:
@@ -262,12 +266,13 @@ class Drafting:
         if draft is None or self._is_fixed:
             return
         is_asked, num_tokens = self._use.is_asked, len(verdict.token_ids) or len(verdict.levels)
+        is_ready = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
         if is_asked:
-            self.is_unprofitable = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
+            self._was_ready = is_ready or (self._was_ready and not self._use.begins_trial)
         self._use.note(outcome.num_accepted, num_tokens)
-        if outcome.HasField("hit") or not is_asked:
+        if outcome.HasField("hit") or is_ready or not is_asked:
             draft.note_use(self._caller, outcome.num_accepted, num_tokens)
-            draft.is_unprofitable = self.is_unprofitable
+            draft.was_ready = self._was_ready
 
     def close(self) -> None:
         """Free the slot."""
@@ -275,7 +280,7 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
-        self.is_unprofitable = False
+        self._was_ready = False
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

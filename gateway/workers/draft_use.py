@@ -38,6 +38,10 @@ class DraftUse:
         is_due = num_periods.bit_count() == 1 or num_periods % MAX_TRIAL_PERIODS == 0
         return is_due and place < TRIAL
 
+    @property
+    def begins_trial(self) -> bool:
+        return self.is_asked and self.num_verdicts % TRIAL == 0
+
     def note(self, num_added: int, num_tokens: int) -> None:
         """Record a verdict on num_tokens, of which the draft proposed num_added."""
         self.num_verdicts += 1

@@ -204,8 +204,8 @@ class DraftMember(Member):
         """By target: whether what it delivers arrives there."""
         self._uses: dict[Caller, DraftUse] = {}
         """What it adds to the answers of each caller: nobody's drafts depend on how well another's are accepted."""
-        self.is_unprofitable = False
-        """Whether the last draft tokens were passed over or little was accepted."""
+        self.was_ready = False
+        """Whether draft tokens of it were there in the last trial."""
 
     def use_for(self, caller: Caller) -> DraftUse:
         """Return a copy of what it adds to this caller's answers."""
