@@ -200,7 +200,8 @@ class Explanation:
 
 
 PLAIN_ADVICE = {
-    "off": "drafts were not asked for, or there is nobody to draft; start with --draft MODEL or --drafter ngram",
+    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has nobody to draft: "
+    "start it with --draft MODEL or --drafter ngram",
     "end": "the answer was too short for drafts",
     "no_draft": "no draft is connected; the drafter ngram needs none (--drafter ngram)",
     "none_parked": "no drafts were there in time; with num_draft_tokens=5 (-K 5) steps wait for them",
