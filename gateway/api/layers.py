@@ -102,7 +102,10 @@ class LayerAnswer:
                     outputs.append(output)
                 for _ in form.push(output):
                     pass
-        return form.whole() | (self._speculation(joined(outputs), answers.requests[0]) if outputs else {})
+        whole = form.whole()
+        if outputs:
+            whole |= self._speculation(joined(outputs), answers.requests[0])
+        return whole
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events, those of one round together."""

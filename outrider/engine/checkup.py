@@ -87,7 +87,8 @@ class Model:
     """What its files say that may surprise, a sentence each."""
 
     def __str__(self) -> str:
-        info, footprint = self.info, self.footprint
+        info = self.info
+        footprint = self.footprint
         part = ", text only" if info.text_only else ""
         return (
             f"{self.class_name}{part}, context {info.context_limit}, vocabulary {info.vocab_size}, weights "
