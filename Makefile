@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 		{ echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, Outrider needs Python 3.11 or later; say make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Set-up, once: Outrider and what it needs into $(VENV). Most of it is torch and transformers, fetched and'
-	@echo 'unpacked: a minute and a half with packages at hand, more by your network; 2.3 GB on disk'
+	@echo 'unpacked: a minute and a half with packages at hand, more by your network.'
+	@echo "On disk 2.3 GB with torch's build for CPUs, 6.1 GB with the one for CUDA, which PyPI has"
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[engine,ray,trace,certs,dev]'
 	@touch $@
 

@@ -30,8 +30,9 @@ from outrider.wire.settings.api_keys import digest_of, write_keys
 from outrider.wire.settings.pools import Values
 from outrider.wire.settings.system import merged, read_yaml
 
-_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to ')
-"""Finds, in either form of log, the lines shown without --verbose: faults, and pools that grow or shrink."""
+_ALARMING = re.compile(r' (WARNING|ERROR|CRITICAL) |"level": "(warning|error|critical)"|^scaling to | is back\b')
+"""Finds, in either form of log, the lines shown without --verbose: faults, workers that are back after one, and pools
+that grow or shrink."""
 
 Model = Annotated[
     str | None,

@@ -200,7 +200,8 @@ class Explanation:
 
 
 PLAIN_ADVICE = {
-    "off": "drafts were not asked for, or there is nobody to draft; start with --draft MODEL or --drafter auto",
+    "off": "K is 0 or speculation off, for this request or as the server's default; or the server has nobody to draft: "
+    "start it with --draft MODEL or --drafter auto",
     "end": "the answer was too short for drafts",
     "no_draft": "no draft is connected; the drafters auto and ngram go on without",
     "busy": "no draft has a slot free; give drafts more slots, or add one",
