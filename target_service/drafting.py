@@ -13,6 +13,7 @@ from outrider.engine.speculation.nodes import NodeKind
 from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.engine.worker.slot_keeper import SlotKeeper
 from outrider.engine.worker.slots import Slot
+from outrider.wire.drafters import Drafter
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.speculation import AUTO
 from outrider.wire.transport.codec import BadTensor
@@ -40,6 +41,9 @@ class Candidates:
     """What each drafter proposes, in the order in which draws are tested; none of a beam search."""
     offers: Sequence[Offer] = ()
     """Best first, where the request names no number. Some may bring no token."""
+    drafter: Drafter | None = None
+    """The target's own drafter that makes its draft tokens once it is known how many are verified, since most of them
+    never are; None: they are made."""
     rows_beside: ExtraRows | None = None
     """Rows that the slot's drafter would have fed beside all of it, for later steps' sake."""
 
@@ -135,7 +139,7 @@ class Drafting:
     def with_rows_beside(self, found: Candidates) -> Candidates:
         """Return the candidates with the rows that the slot's drafter would have fed beside all of them."""
         lease = found.lease
-        if not lease.own_sources or not lease.max_drafts:
+        if not self.own.feeds_rows(lease.slot) or not lease.max_drafts:
             return found  # there will be no later draft tokens
         return replace(found, rows_beside=self._rows_beside(lease, join(list(found.trees.values()), found.offers).tree))
 
@@ -152,14 +156,19 @@ class Drafting:
         slot, shape, found = lease.slot, lease.speculation.tree, list[Candidates]()
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
+        must_be_seen = lease.speculation.is_fixed or bool(slot.params.grammar) or self.own.feeds_rows(slot)
         for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
-            max_len = _max_chain(lease)
+            max_len = _likely_chain(lease, source)
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
-            state = self.keeper.sampling_state(slot)
-            own = self.own.candidates(slot, drafter, state, source.shares, max_len)
+            if not (must_be_seen or drafter.is_merged):
+                nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
+                offers = [Offer(prob, ((0, depth),)) for depth, prob in enumerate(source.chain_probs(max_len))]
+                found.append(Candidates(lease, {source: nothing}, offers, drafter))
+                continue
+            own = self._made(lease, drafter, source, max_len)
             if not own.tree.ids:
                 continue
             trees = {source: own}
@@ -168,6 +177,11 @@ class Drafting:
             found.append(self._together(lease, trees))
         found.append(self._together(lease, self._delivered(lease)))
         return max(found, key=lambda each: each.num_expected)
+
+    def _made(self, lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> CandidateTree:
+        """Return at most max_len draft tokens of one of the target's own drafters."""
+        state = self.keeper.sampling_state(lease.slot)
+        return self.own.candidates(lease.slot, drafter, state, source.shares, max_len)
 
     def _delivered(self, lease: Lease) -> dict[DraftSource, CandidateTree]:
         """Return what each draft worker proposes.
@@ -198,6 +212,8 @@ class Drafting:
         elif is_determined and not lease.speculation.is_fixed and _is_exact(lease):
             shape = TreeShape(num_nodes=max_len, max_depth=max_len)
         if shape is None or not self.takes_trees:
+            if shape is None:
+                max_len = _likely_chain(lease, draft)
             nodes = buffer.chain(max_len if shape is None else shape.depth)
             probs = draft.chain_probs(len(nodes))
         else:
@@ -281,6 +297,12 @@ class Drafting:
         lease = found.lease
         if not choice.num_drafts and not choice.with_extra_rows:
             return Proposal(lease.slot, NO_DRAFT_TOKENS)
+        if found.drafter is not None:
+            (source,) = found.trees
+            own = self._made(lease, found.drafter, source, choice.num_drafts)
+            if not own.tree.ids:
+                return Proposal(lease.slot, NO_DRAFT_TOKENS)
+            found = Candidates(lease, {source: own}, own.offers())
         joined = join(list(found.trees.values()), found.offers[: choice.num_drafts])
         draws = self._draws(found, joined)
         if draws is None:
@@ -340,6 +362,12 @@ def _is_exact(lease: Lease) -> bool:
 def _max_chain(lease: Lease) -> int:
     """Return how long a chain of draft tokens may be."""
     return lease.speculation.chain_len(lease.max_drafts)
+
+
+def _likely_chain(lease: Lease, source: DraftSource) -> int:
+    """Return how long a source's chain of draft tokens may be: where no number is named, as long as it is likely."""
+    max_len = _max_chain(lease)
+    return max_len if lease.speculation.is_fixed else source.shares.likely_len(max_len)
 
 
 def _num_named(lease: Lease) -> int:

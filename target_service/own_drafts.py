@@ -95,6 +95,10 @@ class OwnDrafts:
             known[asked] = self._drafters[name].propose(slot, state, shares, max_tokens)
         return known[asked]
 
+    def feeds_rows(self, slot: Slot) -> bool:
+        """Return whether one of the slot's drafters has rows fed beside a step's draft tokens."""
+        return any(drafter.feeds_rows for drafter in self._of(slot.key).values())
+
     def rows_beside(self, slot: Slot, parents: Sequence[int]) -> ExtraRows | None:
         """Return what the slot's next step is to feed beside draft tokens with these parents; None for nothing. Call it
         with all that the step might verify, and again with the first of them that it does.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -74,6 +75,9 @@ class Chain:
     def asked(self, slot: Any, **how: bool) -> Iterator[Drafter]:
         if self._tokens:
             yield self._name
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return False
 
     def candidates(self, slot: Any, name: Drafter, state: Any, shares: Any, max_tokens: int) -> CandidateTree:
         return chain_of(self._tokens[:max_tokens], shares.share(0), max_tokens)
@@ -283,10 +287,20 @@ class TestChoice:
             (source,) = drafting.candidates(lease).trees
             assert source.drafter is better
 
-    def test_guesses_that_are_matched_count_as_many_as_they_are(self) -> None:
-        drafting, lease = made(GREEDY, guesses(1), (0.5, 0.6), Drafter.NGRAM)
-        deliver(lease, [[3, 4, 5]])
-        assert tree_of(drafting.candidates(lease)).ids == [3, 4, 5]
+    @pytest.mark.parametrize(("delivered", "ids"), [([3, 4, 5], [3, 4, 5]), ([3], [1, 2])])
+    def test_guesses_that_were_delivered_count_as_many_as_they_are(self, delivered: list[int], ids: list[int]) -> None:
+        drafting, lease = made(GREEDY, guesses(1, 2), (0.7, 0.5), Drafter.NGRAM)
+        deliver(lease, [delivered])
+        found = drafting.candidates(lease)
+        assert proposal_of(drafting, found, len(found.offers)).tree.ids == ids
+
+    def test_the_targets_own_draft_tokens_are_made_once_it_is_known_how_many_are_verified(self) -> None:
+        drafting, lease = made(DRAWN, [(0, EVEN), (1, EVEN), (2, EVEN)], (0.5, 0.6), Drafter.NGRAM)
+        drafting.own.candidates = mock = Mock(side_effect=drafting.own.candidates)  # type: ignore[method-assign]
+        found = drafting.candidates(lease)
+        assert len(found.offers) == 9 and not mock.called, "0.6 to the tenth is below 0.01"
+        assert not proposal_of(drafting, found, 0).tree.ids and not mock.called
+        assert proposal_of(drafting, found, 2).tree.ids == [0, 1] and mock.call_args.args[-1] == 2
 
     def test_who_has_nothing_promises_nothing(self) -> None:
         drafting, lease = made(DRAWN, [], (0.001, 0.9), Drafter.NGRAM)

@@ -48,6 +48,9 @@ class TargetDrafter(Protocol):
     have rows fed beside a step's. Methods that return something here are those that a drafter may leave out.
     """
 
+    feeds_rows: bool = False
+    """Whether it has rows fed beside a step's draft tokens."""
+
     def open(self, job: OpenJob, slot: Slot) -> None:
         """Begin to draft for a slot, of which nothing is known."""
         return
