@@ -22,12 +22,14 @@ from outrider.engine.speculation.candidates import CandidateTree, join
 from outrider.engine.speculation.draft_tree import ROOT, DraftTree
 from outrider.engine.speculation.nodes import Delivery, NodeKind
 from outrider.engine.speculation.ranks import RankShares, SlotShares
+from outrider.engine.speculation.target_drafter import ExtraRows
 from outrider.v1 import target_pb2 as tpb
 from outrider.wire.drafters import Drafter
 from outrider.wire.errors import InvalidRequest
 from outrider.wire.kinds import AcceptanceRule
 from outrider.wire.metrics import WorkerMetrics
 from outrider.wire.params import SamplingParams
+from outrider.wire.scheduling import Scheduling
 from outrider.wire.speculation import Speculation
 from outrider.wire.transport.codec import DenseRows
 from outrider.wire.tree_shape import TreeShape
@@ -96,6 +98,7 @@ def made(
 ) -> tuple[Drafting, Lease]:
     """probs: of what each draft says, and last of the chain. name: of the slot's own drafter."""
     slot: Any = SimpleNamespace(committed=list(PROMPT), cached=PROMPT[:-1], max_len=99, most_cached=99, params=params)
+    slot.scheduling = Scheduling()
     slot.key = (1, 1)
     *of_drafts, of_own = (SlotShares(RankShares()) for _ in probs)
     for shares, prob in zip((*of_drafts, of_own), probs, strict=True):
@@ -278,11 +281,14 @@ class TestChoice:
     @pytest.mark.parametrize(("own", "delivered"), [(0.6, 0.5), (0.5, 0.6)])
     @pytest.mark.parametrize("fixed", ["auto", 3])
     def test_nothing_that_was_sampled_decides_who_drafts(self, own: float, delivered: float, fixed: Any) -> None:
-        """Neither the tokens, nor their probabilities, nor how long a chain is that might have been longer."""
+        """Neither the tokens, nor how long a chain is that might have been longer, nor the numbers that accept."""
         better = Drafter.NGRAM if own > delivered else Drafter.MODEL
-        for own_ids, ids in itertools.product([(0,), (1,), (0, 1), (2, 2, 2)], repeat=2):
+        chains = [(0,), (1,), (0, 1), (2, 2, 2)]
+        for own_ids, ids, seed in itertools.product(chains, chains, range(3)):
             tokens = [(each, EVEN) for each in own_ids]
-            drafting, lease = made(DRAWN, tokens, (delivered, own), Drafter.NGRAM, num_draft_tokens=fixed)
+            drafting, lease = made(
+                replace(DRAWN, seed=seed), tokens, (delivered, own), Drafter.NGRAM, num_draft_tokens=fixed
+            )
             park(lease.first, [(each, EVEN) for each in ids])
             (source,) = drafting.candidates(lease).trees
             assert source.drafter is better
@@ -307,6 +313,34 @@ class TestChoice:
         assert not drafting.candidates(lease).offers
         park(lease.first, [(1, EVEN)])
         assert tree_of(drafting.candidates(lease)).ids == [1]
+
+
+class _WithRows(Chain):
+    """It has a row fed behind the last of a step's draft tokens."""
+
+    def feeds_rows(self, slot: Any) -> bool:
+        return True
+
+    def rows_beside(self, slot: Any, parents: Sequence[int]) -> ExtraRows:
+        return ExtraRows(Drafter.NGRAM, [2], [len(parents) - 1], width=1, depth=1)
+
+
+class TestRowsBeside:
+    def test_they_hang_under_the_draft_tokens_that_the_step_verifies(self) -> None:
+        drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
+        drafting = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM))
+        found = drafting.with_rows_beside(drafting.candidates(lease))
+        parents = [drafting.proposal(found, VerifyChoice(num, True)).rows_beside for num in (2, 1, 0)]
+        assert [rows and rows.parents for rows in parents] == [[1], [0], [-1]]
+
+    def test_the_draft_tokens_that_earlier_ones_brought_are_paid_for_with_them(self) -> None:
+        drafting, lease = made(GREEDY, [], name=Drafter.NGRAM)
+        own, nobodys = replace(drafting, own=_WithRows(guesses(0, 1), Drafter.NGRAM)), _WithRows([], Drafter.NGRAM)
+        costs = list[int]()
+        deliver(lease, [[0]])
+        for each in (own, replace(drafting, own=nobodys)):
+            costs.append(each.with_rows_beside(each.candidates(lease)).demand.extra_cost_rows)
+        assert costs == [3, 1], "what a draft worker delivered came of none"
 
 
 class TestLearning:
