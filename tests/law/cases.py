@@ -262,8 +262,8 @@ def _cases() -> list[Case]:
         *_group("best tree", best_tree, list(PARAMETERS)),
         *_group("coupled tree", coupled_tree, [*some, *GRAMMARS]),
         *(
-            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=wish.drafter))
-            for name, wish in drafters.items()
+            Case(COUPLED_DRAFTERS, name, SamplingParams(**EVERYTHING), replace(coupled, drafter=Drafter(name)))
+            for name in ("auto", *drafters)
         ),
         *_group(ADAPTS[0], replace(full, num_draft_tokens="auto"), ["nothing", "everything"]),
         *_group("coupled best tree", coupled_best_tree, [*some, "choice"]),

@@ -97,7 +97,7 @@ def test_variables_that_are_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cores_that_are_shared_or_rationed(tmp_path: Path) -> None:
     four = frozenset(range(4))
     assert text_of(machine.cores(four, 1, tmp_path), "ok") == "cores: 4: the target gets 3, a draft 1 -> "
-    assert "--no-draft --drafter ngram" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
+    assert "or --no-draft: workers" in text_of(machine.cores(frozenset({0}), 1, tmp_path), "warning")
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
