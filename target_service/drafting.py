@@ -88,7 +88,7 @@ class Candidates:
         """Return how many tokens the slot's cache holds after a step with this choice."""
         num_tokens = len(self.lease.slot.cached) + self.lease.num_pending
         for offer in self.offers[: choice.num_drafts]:
-            num_tokens += bool(offer.nodes)
+            num_tokens += bool(offer.nodes or self.drafter)
         if choice.with_extra_rows and self.rows_beside is not None:
             num_tokens += len(self.rows_beside.ids)
         return num_tokens
@@ -109,8 +109,9 @@ class Drafting:
     # candidates
 
     def candidates(self, lease: Lease) -> Candidates:
-        """Return what the slot's next step might verify: of what its own drafters propose and what is delivered that of
-        which most tokens are expected; the tokens that its grammar forces, where these are more.
+        """Return what the slot's next step might verify: what the drafter proposes of which most tokens are expected,
+        or the tokens that the grammar forces, where these are more. Where a number or a tree is named, it is the first
+        of the target's own drafters that has something, or else what is delivered.
 
         A slot that names how many are verified waits for those, unless as many are forced.
         """
@@ -154,18 +155,20 @@ class Drafting:
         if not lease.max_drafts:
             return Candidates(lease)
         slot, shape, found = lease.slot, lease.speculation.tree, list[Candidates]()
+        delivered = self._delivered(lease)
         is_drafted = any(is_drafted for _, is_drafted in lease.job.tickets)
         insists = lease.speculation.num_draft_tokens != AUTO
         must_be_seen = lease.speculation.is_fixed or bool(slot.params.grammar) or self.own.feeds_rows(slot)
+        must_be_seen = must_be_seen or any(candidates.tree.ids for candidates in delivered.values())
         for drafter in self.own.asked(slot, insists=insists, is_drafted=is_drafted):
             assert drafter.own is not None, "a draft worker's drafter in the target"
             source = lease.own_sources[drafter.own]
-            max_len = _likely_chain(lease, source)
+            max_len = min(_likely_chain(lease, source), self.own.max_len(drafter))
             if drafter.is_merged and shape is not None:
                 max_len = min(max_len, shape.depth)
             if not (must_be_seen or drafter.is_merged):
                 nothing = CandidateTree(NO_DRAFT_TOKENS, (), source.shares.share(0))
-                offers = [Offer(prob, ((0, depth),)) for depth, prob in enumerate(source.chain_probs(max_len))]
+                offers = [Offer(prob, ()) for prob in source.chain_probs(max_len)]
                 found.append(Candidates(lease, {source: nothing}, offers, drafter))
                 continue
             own = self._made(lease, drafter, source, max_len)
@@ -173,9 +176,11 @@ class Drafting:
                 continue
             trees = {source: own}
             if drafter.is_merged and _is_exact(lease):
-                trees = {**self._delivered(lease), source: own}
+                trees = {**delivered, source: own}
             found.append(self._together(lease, trees))
-        found.append(self._together(lease, self._delivered(lease)))
+            if lease.speculation.is_fixed:
+                return found[0]
+        found.append(self._together(lease, delivered))
         return max(found, key=lambda each: each.num_expected)
 
     def _made(self, lease: Lease, drafter: Drafter, source: DraftSource, max_len: int) -> CandidateTree:
@@ -243,7 +248,8 @@ class Drafting:
 
     def pending(self, found: Candidates) -> list[PendingDraft]:
         """Return the drafts of which more tokens may arrive than are here, each with the chance that its next one would
-        be accepted. There are none where the step verifies its own drafter's tokens alone, or forced ones.
+        be accepted and no other drafter's. There are none where forced tokens are verified, or a named number of the
+        target's own.
         """
         lease, pending = found.lease, list[PendingDraft]()
         if lease.beams is not None:
@@ -251,9 +257,13 @@ class Drafting:
             if prob is not None and lease.first.is_active:
                 pending.append(PendingDraft(lease, lease.first, 1.0 if lease.speculation.is_fixed else prob))
             return pending
-        if found.trees and found.trees.keys().isdisjoint(lease.drafts):
+        is_forced = any(source.drafter is None for source in found.trees)
+        is_own = bool(found.trees) and found.trees.keys().isdisjoint(lease.drafts)
+        if is_forced or (is_own and lease.speculation.is_fixed):
             return pending
         num_here = {source: len(candidates.tree) for source, candidates in found.trees.items()}
+        if found.drafter is not None:
+            num_here = dict.fromkeys(found.trees, len(found.offers))
         num_left = lease.speculation.max_draft_tokens
         are_sampled = len(lease.drafts) > 1 and not lease.slot.params.determined
         for draft in lease.drafts:

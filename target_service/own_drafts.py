@@ -95,6 +95,10 @@ class OwnDrafts:
             known[asked] = self._drafters[name].propose(slot, state, shares, max_tokens)
         return known[asked]
 
+    def max_len(self, name: Drafter) -> int:
+        """Return the most draft tokens that a drafter proposes."""
+        return self._drafters[name].max_len
+
     def feeds_rows(self, slot: Slot) -> bool:
         """Return whether one of the slot's drafters has rows fed beside a step's draft tokens."""
         return any(drafter.feeds_rows for drafter in self._of(slot.key).values())

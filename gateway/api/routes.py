@@ -74,8 +74,8 @@ from gateway.api.responses_schemas import ResponsesBody
 from gateway.api.schemas import ChatBody, CompletionBody, parse_body
 from gateway.api.vllm_schemas import DetokenizeBody, TokenizeBody
 from gateway.generation import AnswerUsage, GenerationRequest, RoundOutput, ServedFacts
-from gateway.rounds.draft_limits import asked_speculation
 from gateway.tokenizer import Tokenizer
+from gateway.workers.draft_limits import asked_speculation
 from outrider import __version__
 from outrider.wire.params import check_token_ids
 

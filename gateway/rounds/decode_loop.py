@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from gateway.generation import OutputTimings, RoundOutput
-from gateway.rounds.draft_limits import speculation_of
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.explaining import is_forced
 from gateway.rounds.session import Session
 from gateway.rounds.verification import GoElsewhere, Verification
 from gateway.telemetry.request_record import RoundRecord, current_record
 from gateway.telemetry.round_metrics import note_drafts, note_lookups, note_round, note_truncate, why_plain
+from gateway.workers.draft_limits import speculation_of
 from gateway.workers.links import Connection
 from gateway.workers.served import ServedModel
 from outrider.v1 import common_pb2 as pb

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.rounds.draft_limits import asked_speculation, speculation_of
 from gateway.rounds.session import Session
+from gateway.workers.draft_limits import asked_speculation, speculation_of
 from gateway.workers.draft_use import DraftUse
 from gateway.workers.links import Connection, WorkerSlot
 from gateway.workers.member import DraftMember, TargetMember
@@ -155,8 +155,6 @@ class Drafting:
         self._num_missing = 0
         """Verdicts in a row by which nothing had come."""
         self._use = DraftUse()
-        self._was_ready = False
-        """Draft tokens were there in the last trial, or on their way when a step did not wait for them."""
         self._is_unfit = False
         """A draft refused the request itself: no other would take it."""
 
@@ -186,8 +184,7 @@ class Drafting:
         if not self._is_unfit and self._assignment.take(target) and self.member is not had:
             assert self.member is not None, "it was taken"
             self._draft_name = self._model.draft_name(self.member)
-            self._use = DraftUse() if self._is_fixed else self.member.use_for(self._caller)
-            self._was_ready = self.member.was_ready
+            self._use = DraftUse() if self._is_fixed else replace(self.member.use_of(self._caller))
         return is_left
 
     def advance(self, ticket: int, target: Connection, member: TargetMember) -> None:
@@ -216,7 +213,7 @@ class Drafting:
     @property
     def is_unprofitable(self) -> bool:
         """Whether it pauses though its draft tokens were there: they added little."""
-        return self._pauses and self._was_ready
+        return self._pauses and self._use.was_ready
 
     @property
     def tells(self) -> bool:
@@ -259,20 +256,19 @@ class Drafting:
             self._assignment.undelivered()
 
     def _note_use(self, verdict: tpb.Verdict, outcome: tpb.DraftOutcome) -> None:
-        """Learn whether the draft is worth asking, here and for all answers of its caller: new ones begin there. The
-        target waits for a draft of a request that names a number, whatever that brings.
+        """Learn whether the draft is worth asking, here and for all answers of its caller: new ones begin there.
+
+        The target waits for a draft of a request that names a number, whatever that brings. While nothing of a draft
+        has come it may be reading the prompt: MISSING_VERDICTS bounds that.
         """
-        draft = self.member
-        if draft is None or self._is_fixed:
+        draft, has_come = self.member, outcome.HasField("hit")
+        if draft is None or self._is_fixed or not (has_come or self._pauses):
             return
-        is_asked, num_tokens = self._use.is_asked, len(verdict.token_ids) or len(verdict.levels)
+        num_tokens = len(verdict.token_ids) or len(verdict.levels)
+        num_added = max(0, min(outcome.num_accepted, num_tokens - 1))  # not behind the answer's end
         is_ready = outcome.hit or verdict.fallback == tpb.FALLBACK_REASON_DOES_NOT_PAY
-        if is_asked:
-            self._was_ready = is_ready or (self._was_ready and not self._use.begins_trial)
-        self._use.note(outcome.num_accepted, num_tokens)
-        if outcome.HasField("hit") or is_ready or not is_asked:
-            draft.note_use(self._caller, outcome.num_accepted, num_tokens)
-            draft.was_ready = self._was_ready
+        self._use.note(num_added, num_tokens, is_ready=is_ready)
+        draft.use_of(self._caller).note(num_added, num_tokens, is_ready=is_ready)
 
     def close(self) -> None:
         """Free the slot."""
@@ -280,7 +276,6 @@ class Drafting:
         self._forget()
         self.slot.close()
         self._assignment.leave()
-        self._was_ready = False
 
     def _open(self, draft: Connection, target: Connection, member: TargetMember) -> bool:
         """Return False where this draft can do nothing for the request."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from gateway.workers.draft_use import DraftUse
@@ -30,7 +30,7 @@ MAX_CALLERS = 1024
 """Callers of whom a draft's use is remembered: some 100 KB. Any client of a gateway without keys may name new ones."""
 
 
-Caller = tuple[bytes, bool]
+UseKey = tuple[bytes, bool]
 """A caller, and whether its answers are greedy: what a draft adds to those says little of the others."""
 
 
@@ -202,21 +202,15 @@ class DraftMember(Member):
         """By target, the last."""
         self.deliveries: defaultdict[str, Health] = defaultdict(Health)
         """By target: whether what it delivers arrives there."""
-        self._uses: dict[Caller, DraftUse] = {}
+        self._uses: dict[UseKey, DraftUse] = {}
         """What it adds to the answers of each caller: nobody's drafts depend on how well another's are accepted."""
-        self.was_ready = False
-        """Whether draft tokens of it were there in the last trial."""
 
-    def use_for(self, caller: Caller) -> DraftUse:
-        """Return a copy of what it adds to this caller's answers."""
-        return replace(self._uses.get(caller, DraftUse()))
-
-    def note_use(self, caller: Caller, num_added: int, num_tokens: int) -> None:
-        """Record a verdict on an answer of this caller, as `DraftUse.note` has it."""
-        use = self._uses[caller] = self._uses.pop(caller, DraftUse())
-        use.note(num_added, num_tokens)
+    def use_of(self, key: UseKey) -> DraftUse:
+        """Return what it adds to the answers of a caller."""
+        use = self._uses[key] = self._uses.pop(key, DraftUse())
         if len(self._uses) > MAX_CALLERS:
             del self._uses[next(iter(self._uses))]  # who was noted longest ago
+        return use
 
     @property
     def kind(self) -> Drafter:

@@ -21,6 +21,7 @@ from gateway.generation import GenerationRequest, ServedFacts
 from gateway.telemetry.vllm_names import EndedAnswers, ModelLoad
 from gateway.tokenizer import Tokenizer, read_tokenizer
 from gateway.workers.comparison import difference_between
+from gateway.workers.draft_limits import asked_speculation
 from gateway.workers.links import WorkerLink
 from gateway.workers.member import DraftMember, TargetMember
 from gateway.workers.membership import PoolSpec
@@ -35,7 +36,7 @@ from outrider.wire.metrics import GatewayMetrics, PairMetrics
 from outrider.wire.pair import fits, misfit
 from outrider.wire.sampling_defaults import usable_defaults
 from outrider.wire.settings.config import GatewayConfig
-from outrider.wire.speculation import AUTO, MAX_DRAFTS
+from outrider.wire.speculation import MAX_DRAFTS
 from outrider.wire.transport.rpc import describe_failure
 
 log = get_logger(__name__)
@@ -311,10 +312,10 @@ class ServedModel:
         if request.params.beams is not None:
             return Drafter.MODEL
         default = self.config.drafter
-        num_draft_tokens = options.num_draft_tokens_or(self.config.num_draft_tokens)
+        is_fixed = asked_speculation(request, self.config).is_fixed
         if options.tree is not None and not default.needs_pools:
             default = Drafter.MODEL
-        if default is Drafter.AUTO and self.draft_pools and (self.config.tree or num_draft_tokens != AUTO):
+        if default is Drafter.AUTO and self.draft_pools and is_fixed:
             default = Drafter.MODEL
         if request.prediction_ids and default is Drafter.MODEL:
             default = Drafter.PREDICTION_MODEL

@@ -162,7 +162,7 @@ def test_a_draft_of_which_nothing_is_used_is_told_now_and_then_and_a_new_answer_
     assert draft.names[-2:] == ["open", "advance"]
     for _ in range(TRIAL):
         other.note(verdict_of(hit=True, drafter="model", num_drafted=1, num_accepted=1))
-    assert side.model.drafts["draft-0"].use_for((b"", True)).num_verdicts == 0, "who comes next drafts at once"
+    assert side.model.drafts["draft-0"].use_of((b"", True)).num_verdicts == 0, "who comes next drafts at once"
 
 
 def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
@@ -179,21 +179,21 @@ def test_a_caller_is_drafted_for_whatever_becomes_of_anothers_drafts() -> None:
     assert draft.names == ["open", *["advance"] * TRIAL, "open", "advance"]
     member = side.model.drafts["draft-0"]
     for number in range(MAX_CALLERS):
-        member.note_use((b"%d" % number, True), 0, 1)
-    known = [member.use_for((caller, True)).num_verdicts for caller in (b"", b"0")]
-    assert known == [0, 1], "it remembers so many callers, the last ones"
+        member.use_of((b"%d" % number, True)).note(0, 1, is_ready=True)
+    known = [member.use_of((caller, True)).num_verdicts for caller in (b"0", b"")]
+    assert known == [1, 0], "it remembers so many callers, the last ones"
 
 
 @pytest.mark.parametrize(
     ("fallback", "is_unprofitable"),
     [(tpb.FALLBACK_REASON_DOES_NOT_PAY, True), (tpb.FALLBACK_REASON_UNSPECIFIED, False)],
-    ids=["passed over", "never arrived"],
+    ids=["passed over", "late"],
 )
 def test_while_a_draft_pauses_the_reason_for_which_it_does_holds(fallback: Any, is_unprofitable: bool) -> None:
     side = Side()
     side.goes_on()
     for _ in range(TRIAL):
-        side.goes_on(num_tokens=1, fallback=fallback)
+        side.goes_on(num_tokens=1, hit=False, fallback=fallback)
     num_sent = len(side.drafts[0].sent)
     for _ in range(4):
         side.goes_on(num_tokens=1)
@@ -214,7 +214,7 @@ def test_a_draft_of_an_answer_that_names_how_much_is_drafted_never_pauses(wish: 
     """The target waits for it in each step."""
     side = Side(wish=wish)
     for _ in range(TRIAL):
-        side.model.drafts["draft-0"].note_use((b"", True), 0, 1)
+        side.model.drafts["draft-0"].use_of((b"", True)).note(0, 1, is_ready=True)
     side.goes_on()
     for _ in range(TRIAL + 4):
         side.goes_on(num_tokens=1)

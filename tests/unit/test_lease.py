@@ -164,6 +164,9 @@ class _TwoDrafters:
     def asked(self, slot: Any, *, insists: bool, is_drafted: bool) -> Any:
         yield from (Drafter.NGRAM, Drafter.LOOKUP)
 
+    def max_len(self, drafter: Drafter) -> int:
+        return 64
+
     def feeds_rows(self, slot: Any) -> bool:
         return False
 

@@ -78,6 +78,9 @@ class Chain:
         if self._tokens:
             yield self._name
 
+    def max_len(self, drafter: Drafter) -> int:
+        return 64
+
     def feeds_rows(self, slot: Any) -> bool:
         return False
 
@@ -279,19 +282,28 @@ class TestChoice:
     """Of a slot's own drafter and a draft worker that are not merged."""
 
     @pytest.mark.parametrize(("own", "delivered"), [(0.6, 0.5), (0.5, 0.6)])
-    @pytest.mark.parametrize("fixed", ["auto", 3])
-    def test_nothing_that_was_sampled_decides_who_drafts(self, own: float, delivered: float, fixed: Any) -> None:
+    def test_nothing_that_was_sampled_decides_who_drafts(self, own: float, delivered: float) -> None:
         """Neither the tokens, nor how long a chain is that might have been longer, nor the numbers that accept."""
         better = Drafter.NGRAM if own > delivered else Drafter.MODEL
         chains = [(0,), (1,), (0, 1), (2, 2, 2)]
         for own_ids, ids, seed in itertools.product(chains, chains, range(3)):
             tokens = [(each, EVEN) for each in own_ids]
-            drafting, lease = made(
-                replace(DRAWN, seed=seed), tokens, (delivered, own), Drafter.NGRAM, num_draft_tokens=fixed
-            )
+            drafting, lease = made(replace(DRAWN, seed=seed), tokens, (delivered, own), Drafter.NGRAM)
             park(lease.first, [(each, EVEN) for each in ids])
             (source,) = drafting.candidates(lease).trees
             assert source.drafter is better
+
+    def test_where_a_number_is_named_the_first_that_has_something_drafts(self) -> None:
+        """So that what is learnt from other requests changes no text that a seed gives."""
+        drafting, lease = made(DRAWN, [(0, EVEN)], (0.9, 0.1), Drafter.NGRAM, num_draft_tokens=3)
+        park(lease.first, [(1, EVEN), (2, EVEN)])
+        (source,) = drafting.candidates(lease).trees
+        assert source.drafter is Drafter.NGRAM and pending(drafting, lease) == []
+
+    def test_a_step_may_wait_for_a_draft_whose_tokens_promise_more_than_the_targets_own(self) -> None:
+        drafting, lease = made(DRAWN, [(0, EVEN)], (0.8, 0.1), Drafter.NGRAM)
+        ((draft, prob),) = pending(drafting, lease)
+        assert draft is lease.first and prob == pytest.approx(0.8 * 0.9)
 
     @pytest.mark.parametrize(("delivered", "ids"), [([3, 4, 5], [3, 4, 5]), ([3], [1, 2])])
     def test_guesses_that_were_delivered_count_as_many_as_they_are(self, delivered: list[int], ids: list[int]) -> None:

@@ -70,5 +70,8 @@ class SlotShares:
         self.first = min(1.0 - _LEAST, max(_LEAST, first))
 
     def forget(self) -> None:
-        """Move a little towards the probabilities of all slots: nothing was verified here."""
+        """Move a little towards the probabilities of all slots, and these towards the prior: nothing was verified here.
+        What is not verified for its low probability would never be tried again.
+        """
+        self._all.shares[0] += _WEIGHT * _SLOT_WEIGHT * (_PRIOR[0] - self._all.shares[0])
         self.first += _SLOT_WEIGHT * _SLOT_WEIGHT * (self._all.shares[0] - self.first)
