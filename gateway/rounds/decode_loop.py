@@ -183,7 +183,7 @@ class Decoder:
             label = GRAMMAR
         elif by_target.num_drafted:
             label = Drafter(verdict.drafter).own
-        elif self._own is not None:
+        elif self._own is not None and self._own is not Drafter.AUTO:
             label = self._own.own
         verified = list[Drafting]()
         for draft, outcome in zip(self.drafts, outcomes, strict=True):

@@ -304,9 +304,10 @@ class ServedModel:
             self._draft_name = ""
 
     def drafter_for(self, request: GenerationRequest) -> Drafter:
-        """Return what the request asks for, or else the gateway's default: for a tree a model, and for `auto` too where
-        a number is named, so that the drafter is one and a seed gives the same text again. What the request predicts
-        comes before that.
+        """Return who drafts for a request: whom it names, or the gateway's default.
+
+        A tree needs a model. Where a number is named, `auto` is a model, too, if there is one: the drafter is then one,
+        and a seed gives the same text again. A prediction is drafted from beside a model.
         """
         options = request.speculation
         if request.params.beams is not None:

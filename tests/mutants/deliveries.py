@@ -87,7 +87,7 @@ DELIVERIES = (
     ),
     Mutant(
         "gateway.workers:DraftUse.note",
-        comparison(">", to="True"),
+        comparison(">", "MIN_GAIN", to="True"),
         "a draft that adds little is asked on, and takes of every step",
         ("tests/unit/test_draft_use.py",),
     ),
