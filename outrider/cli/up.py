@@ -70,7 +70,7 @@ DrafterOption = Annotated[
     Drafter | None,
     typer.Option(
         "--drafter",
-        help="Who drafts for requests that do not say; auto unless set. model and those with +model need a draft worker.",
+        help="Who drafts for requests that do not say; auto unless set. Those with model need a draft worker.",
     ),
 ]
 Tree = Annotated[
